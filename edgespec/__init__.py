@@ -1,0 +1,50 @@
+"""EdgeSpec: run a GGUF model larger than memory at chat speed, with speculative token trees.
+
+import edgespec
+
+with edgespec.load("model.gguf", draft="small.gguf") as engine:
+    for chunk in engine.stream("Why is the sky blue?"):
+        print(chunk.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import EdgeSpecError
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+    from edgespec.generation import GenerationConfig
+    from edgespec.loading import load
+    from edgespec.session import Session
+
+__version__ = "0.1.0"
+
+__all__ = ["EdgeSpecError", "Engine", "GenerationConfig", "Session", "__version__", "load"]
+
+_HOMES = {
+    "Engine": "edgespec.engine",
+    "GenerationConfig": "edgespec.generation",
+    "Session": "edgespec.session",
+    "load": "edgespec.loading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: llama.cpp takes a fifth of a second, which `edgespec --help` must not."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'edgespec' has no attribute '{name}'")
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "llama_cpp":
+            raise
+        from edgespec.errors import BackendError
+
+        raise BackendError(
+            "llama-cpp-python is not installed.",
+            "Run 'python3 scripts/setup.py' in EdgeSpec's folder, or: pip install llama-cpp-python==0.3.36",
+        ) from error

@@ -1,0 +1,1 @@
+"""The command line: one module a command, each thin. Results go to stdout, everything else to stderr."""

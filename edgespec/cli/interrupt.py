@@ -1,0 +1,97 @@
+"""Ctrl-C stops the answer, not the program.
+
+A Python signal handler waits until the C call in progress returns, and a pass over a streamed model takes
+seconds. So the signal also wakes a thread, through the descriptor that Python's own C handler writes to,
+and that thread cancels the answer at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+_AGAIN_S = 0.05
+
+
+class Cancellable(Protocol):
+    """What can be stopped from another thread."""
+
+    def cancel(self) -> None:
+        """End the running answer."""
+
+
+class Interruption:
+    """Whether a signal came, and which.
+
+    Attributes:
+        signal: its number; 0 while none came.
+    """
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def __bool__(self) -> bool:
+        return self.signal != 0
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a program that this signal ended: 130 for Ctrl-C."""
+        return 128 + self.signal
+
+
+@contextmanager
+def cancelling(engine: Cancellable, *signals: signal.Signals) -> Iterator[Interruption]:
+    """While this lasts, SIGINT and `signals` cancel the engine's answer; a second one raises KeyboardInterrupt.
+
+    Outside the main thread, where Python delivers no signals, it does nothing.
+    """
+    interruption = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if interruption:
+            raise KeyboardInterrupt
+        interruption.signal = number
+        engine.cancel()
+
+    watched = {signal.SIGINT, *signals}
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    watcher = threading.Thread(target=_watch, args=(reader, watched, engine), daemon=True)
+    earlier_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    earlier = {number: signal.signal(number, on_signal) for number in watched}
+    watcher.start()
+    try:
+        yield interruption
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(earlier_fd)
+        writer.close()
+        watcher.join()
+        reader.close()
+
+
+def _watch(reader: socket.socket, watched: set[signal.Signals], engine: Cancellable) -> None:
+    """Cancel once a watched signal's number is read, until the other end is closed."""
+    came = False
+    while True:
+        try:
+            numbers = reader.recv(64)
+        except TimeoutError:
+            numbers = b"\0"
+        if not numbers:
+            return
+        if not came and not watched.isdisjoint(numbers):
+            came = True
+            # An answer that is only just beginning may miss the first call, so it is repeated.
+            reader.settimeout(_AGAIN_S)
+        if came:
+            engine.cancel()

@@ -1,0 +1,126 @@
+"""The program `edgespec`: its commands, and what becomes of every failure.
+
+Only what `--help` needs is imported here; a command imports the rest when it runs. A failure is printed
+as one line that says what happened and one that says what to do. Exit codes: 0 done, 1 failed, 2 usage,
+130 interrupted, 143 terminated.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from edgespec import __version__
+from edgespec.cli.chat import chat
+from edgespec.cli.generate import generate
+from edgespec.errors import EdgeSpecError
+
+app = typer.Typer(
+    name="edgespec",
+    help="Run a GGUF model larger than memory at chat speed: a small model drafts, the large one verifies.",
+    epilog="Every option has an environment variable: EDGESPEC_MEMORY=8GiB is --memory 8GiB.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    invoke_without_command=True,
+)
+app.command(
+    epilog="Examples:  edgespec chat  |  edgespec chat large.gguf --draft small.gguf --memory 12GiB",
+)(chat)
+app.command(
+    epilog="Examples:  edgespec generate -p 'Why is the sky blue?'  |  "
+    "edgespec generate --input prompts.jsonl --output answers.jsonl",
+)(generate)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"edgespec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        # Typer prints its help itself, and returns what is left to print.
+        typer.echo(context.get_help(), nl=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    _escape_what_cannot_be_printed()
+    try:
+        code = app(args=arguments, prog_name="edgespec", standalone_mode=False)
+        _flush_results()
+    except Exception as error:
+        _abandon_results()
+        return _report(error, verbose=_verbose(arguments))
+    except KeyboardInterrupt:
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: Exception, *, verbose: bool) -> int:
+    """Print a failure for people; returns the exit code that goes with it."""
+    match error:
+        case EdgeSpecError():
+            what, hint, code = error.what, error.hint, error.exit_code
+        case typer.TyperException():
+            what, hint, code = error.format_message(), _help_hint(error), error.exit_code
+        case typer.Abort() | BrokenPipeError():
+            return 1  # nobody is listening any more
+        case MemoryError():
+            what, code = "There is not enough memory.", 1
+            hint = "Ask for a smaller --context or --tree-budget, or take a smaller model."
+        case OSError():
+            what, hint, code = f"The system refused: {error}.", "", 1
+        case _:
+            what, code = f"This is a bug in EdgeSpec: {type(error).__name__}: {error}", 1
+            hint = "" if verbose else "Run it again with --verbose and report what it prints."
+            if verbose:
+                import traceback
+
+                traceback.print_exception(error)
+    from edgespec.cli.terminal import print_error
+
+    print_error(what, hint)
+    return code
+
+
+def _help_hint(error: typer.TyperException) -> str:
+    context: Any = getattr(error, "ctx", None)
+    return f"See '{context.command_path} --help'." if context is not None else ""
+
+
+def _verbose(arguments: Sequence[str]) -> bool:
+    return "--verbose" in arguments or bool(os.environ.get("EDGESPEC_VERBOSE"))
+
+
+def _escape_what_cannot_be_printed() -> None:
+    """A terminal that is not UTF-8 shows '\\u2026' instead of ending the program."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _flush_results() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _abandon_results() -> None:
+    """After a failed write: what is left in the buffer must not fail again when Python ends."""
+    try:
+        _flush_results()
+    except (OSError, ValueError):
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115

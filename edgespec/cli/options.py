@@ -1,0 +1,242 @@
+"""The options that commands share, each written once.
+
+A group is a dataclass whose fields are Typer options. A command takes whole groups as parameters;
+`with_options` shows Typer the single options and hands the command the filled groups. Where a default
+belongs to the library, the option is None until somebody sets it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from edgespec.errors import UsageError
+from edgespec.generation import GenerationConfig
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+
+_DEFAULTS = GenerationConfig()
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4} | {
+    f"{prefix}b": 1000**power for power, prefix in enumerate(["", "k", "m", "g", "t"])
+}
+_UNITS |= {f"{prefix}ib": _UNITS[prefix] for prefix in "kmgt"}
+
+
+def _option(panel: str, flag: str, help_text: str, **more: Any) -> Any:
+    """An option in a panel of `--help`, with an environment variable named after its first flag."""
+    name = flag.split("/")[0].removeprefix("--").replace("-", "_").upper()
+    return typer.Option(
+        flag, help=help_text, rich_help_panel=panel, envvar=f"EDGESPEC_{name}", show_envvar=False, **more
+    )
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What is loaded, and how: the arguments of `edgespec.load`."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Path of a GGUF file, or a name. Default: a small model that comes along.",
+            envvar="EDGESPEC_MODEL",
+            show_envvar=False,
+        ),
+    ] = None
+    memory: Annotated[
+        str | None,
+        _option("Model", "--memory", "Memory to use. Default: what is available.", metavar="SIZE"),
+    ] = None
+    context: Annotated[
+        int | None,
+        _option(
+            "Model", "--context", "Most tokens of prompt and answer.", metavar="N", show_default="4096"
+        ),
+    ] = None
+    threads: Annotated[
+        int | None, _option("Model", "--threads", "CPU threads. Default: all cores.", metavar="N")
+    ] = None
+    gpu_layers: Annotated[
+        int | None,
+        _option(
+            "Model", "--gpu-layers", "Layers for the GPU; -1 is all.", metavar="N", show_default="0"
+        ),
+    ] = None
+    offload: Annotated[
+        str | None,
+        _option(
+            "Model",
+            "--offload",
+            "Where weights live that do not fit.",
+            metavar="auto|stream|mmap|none",
+            show_default="auto",
+        ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        _option(
+            "Speculation",
+            "--draft",
+            "Small model that drafts.",
+            metavar="PATH|NAME|auto|none",
+            show_default="auto",
+        ),
+    ] = None
+    drafter: Annotated[
+        str | None,
+        _option("Speculation", "--drafter", "Kind of drafter, if open.", metavar="model|lookup"),
+    ] = None
+    tree_budget: Annotated[
+        str | None,
+        _option(
+            "Speculation",
+            "--tree-budget",
+            "Most nodes in a token tree.",
+            metavar="N|auto",
+            show_default="auto",
+        ),
+    ] = None
+    exact: Annotated[
+        bool | None,
+        _option(
+            "Speculation",
+            "--exact/--no-exact",
+            "Same text bit for bit with any drafter. Default: where it is nearly free.",
+            show_default=False,
+        ),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """What was asked for, as arguments of `edgespec.load`.
+
+        Raises:
+            UsageError: a size or a number cannot be read.
+        """
+        wishes = asdict(self)
+        if self.memory is not None:
+            wishes["memory"] = parse_size(self.memory)
+        if self.tree_budget is not None:
+            wishes["tree_budget"] = _parse_tree_budget(self.tree_budget)
+        return {name: value for name, value in wishes.items() if value is not None}
+
+    def load(self, on_progress: Callable[[str, float], None]) -> Engine:
+        """Load the target and its drafter; raises what `edgespec.load` raises."""
+        arguments = self.arguments()
+        import edgespec
+
+        return edgespec.load(**arguments, on_progress=on_progress)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How answers are generated: the fields of GenerationConfig that have a flag."""
+
+    max_tokens: Annotated[
+        int | None,
+        _option("Sampling", "--max-tokens", "Most tokens to generate. Default: till the end.", metavar="N"),
+    ] = _DEFAULTS.max_tokens
+    temperature: Annotated[
+        float, _option("Sampling", "--temperature", "0 takes the likeliest token.", metavar="T")
+    ] = _DEFAULTS.temperature
+    top_k: Annotated[
+        int, _option("Sampling", "--top-k", "Only the k likeliest tokens; 0 is all.", metavar="K")
+    ] = _DEFAULTS.top_k
+    top_p: Annotated[
+        float, _option("Sampling", "--top-p", "Only the likeliest tokens that sum up to P.", metavar="P")
+    ] = _DEFAULTS.top_p
+    min_p: Annotated[
+        float,
+        _option("Sampling", "--min-p", "Drop tokens under P times the likeliest one.", metavar="P"),
+    ] = _DEFAULTS.min_p
+    repeat_penalty: Annotated[
+        float, _option("Sampling", "--repeat-penalty", "Over 1 avoids repetition.", metavar="X")
+    ] = _DEFAULTS.repeat_penalty
+    frequency_penalty: Annotated[
+        float,
+        _option("Sampling", "--frequency-penalty", "Taken off for each earlier use.", metavar="X"),
+    ] = _DEFAULTS.frequency_penalty
+    presence_penalty: Annotated[
+        float, _option("Sampling", "--presence-penalty", "Taken off once for earlier use.", metavar="X")
+    ] = _DEFAULTS.presence_penalty
+    seed: Annotated[
+        int | None, _option("Sampling", "--seed", "Makes sampled text repeatable.", metavar="N")
+    ] = _DEFAULTS.seed
+    stop: Annotated[
+        list[str] | None,
+        _option("Sampling", "--stop", "End before this text; may be repeated.", metavar="TEXT"),
+    ] = None
+
+    def config(self) -> GenerationConfig:
+        """The same, checked.
+
+        Raises:
+            UsageError: a value is out of its range.
+        """
+        return GenerationConfig(**(asdict(self) | {"stop": tuple(self.stop or ())}))
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What is told besides the answer."""
+
+    as_json: Annotated[bool, _option("Output", "--json", "Print answers as JSON objects.")] = False
+    quiet: Annotated[bool, _option("Output", "--quiet", "Only results and errors.")] = False
+    verbose: Annotated[bool, _option("Output", "--verbose", "More on what happens.")] = False
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take groups of options as parameters; the groups come after its own options."""
+    hints = get_type_hints(command, include_extras=True)
+    hints.pop("return")
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
+    parameters = [p.replace(annotation=hints[p.name]) for p in own]
+    for group in groups.values():
+        types = get_type_hints(group, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+            )
+            for field in fields(group)
+        ]
+
+    def run(**values: Any) -> None:
+        filled = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **filled)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def parse_size(text: str) -> int:
+    """Bytes from '12GiB', '800MB', '1.5G' (binary) or plain bytes.
+
+    Raises:
+        UsageError: it is no size, or not above 0.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower(), re.ASCII)
+    if match is None or match[2] not in _UNITS:
+        raise UsageError(f"'{text}' is not a size.", "Write it like 12GiB, 800MB or 4000000000.")
+    size = int(Decimal(match[1]) * _UNITS[match[2]])
+    if not 0 < size < 2**63:
+        raise UsageError(f"A size of {text} makes no sense.", "It must be above 0 and below 8 EiB.")
+    return size
+
+
+def _parse_tree_budget(text: str) -> int | None:
+    if text.strip().lower() == "auto":
+        return None
+    if not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):
+        raise UsageError(f"The tree budget is '{text}'.", "It must be a number of nodes, or auto.")
+    return int(text)

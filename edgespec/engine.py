@@ -1,0 +1,260 @@
+"""The engine: draft, verify, accept, commit.
+
+A pass of the target is expensive, and costs about the same for one token as for a tree of them. So a
+drafter guesses how the text goes on, as a tree; the target reads the whole tree in one pass; the path it
+agrees with is accepted; and the target's own choice after that path comes on top. Decoding without a
+drafter is the same loop with a tree of one node.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+
+from edgespec.answer import AnswerBuilder
+from edgespec.encoding import Encoder, Prompt
+from edgespec.errors import ContextLengthError, UsageError
+from edgespec.generation import (
+    Chunk,
+    FinishReason,
+    Generation,
+    GenerationConfig,
+    MemoryUse,
+    PassRecord,
+)
+from edgespec.hardware.probe import peak_rss
+from edgespec.models.runtime import AbortFlag, DecodeAborted
+from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.ranking import ranking_for
+from edgespec.speculation.sampling import Sampler
+from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
+from edgespec.speculation.verification import sample_and_look_up
+from edgespec.target import Target
+
+
+class Engine:
+    """One target and one drafter, generating one answer at a time.
+
+    Attributes:
+        context: most tokens of a text, prompt and answer together.
+        notes: what a person might wonder about, in plain sentences.
+        last_generation: the latest answer.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        encoder: Encoder,
+        abort: AbortFlag,
+        *,
+        context: int,
+        tree_budget: int | None = None,
+        limits: TreeLimits | None = None,
+        notes: Sequence[str] = (),
+        load_s: float = 0.0,
+        memory: MemoryUse | None = None,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.encoder = encoder
+        self.context = context
+        self.notes = list(notes)
+        self.last_generation: Generation | None = None
+        most = limits or TreeLimits(budget=target.max_nodes)
+        most = replace(
+            most,
+            budget=min(tree_budget or most.budget, target.max_nodes),
+            leaves=min(most.leaves, target.max_leaves),
+        )
+        self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most)
+        self._load_s = load_s
+        self._memory = memory or MemoryUse()
+        self._abort = abort
+        self._busy = threading.Lock()
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the target can hold a conversation."""
+        return self.encoder.has_template
+
+    @property
+    def description(self) -> str:
+        """Target, drafter and mode in one line."""
+        mode = "exact" if self.target.rule else "not bit-exact"
+        return f"{self.target.model.path.name}, drafted by {self.drafter.name}, {mode}"
+
+    def passes(self, text: list[int], sampler: Sampler, max_tokens: int) -> Iterator[PassRecord]:
+        """The loop. Appends accepted tokens to `text` and yields a record for each pass.
+
+        The cache must hold all of `text` but its last token, which becomes the root of the first tree.
+        """
+        ranking = ranking_for(sampler.config, sampler.noise)
+        end = len(text) + max_tokens
+        while len(text) < end:
+            start = time.perf_counter()
+            limits = self._sizer.limits()
+            limits = replace(limits, depth=min(limits.depth, end - len(text) - 1))
+            tree = self.drafter.draft(text, limits, ranking)
+
+            drafted = time.perf_counter()
+            logits = self.target.verify(tree)
+
+            verified = time.perf_counter()
+
+            def choose(node: int) -> int:
+                if node:
+                    text.append(int(tree.tokens[node]))
+                return sampler.choose(logits[node], text)
+
+            accepted = sample_and_look_up(tree, choose)
+            text.append(accepted.bonus)
+            self.target.commit(tree, accepted.path)
+
+            record = PassRecord(
+                nodes=len(tree),
+                accepted=len(accepted.path) - 1,
+                draft_s=drafted - start,
+                verify_s=verified - drafted,
+                accept_s=time.perf_counter() - verified,
+            )
+            self._sizer.record(record)
+            yield record
+
+    def stream(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        raw: bool = False,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Chunk]:
+        """Generate, giving text as soon as it is accepted; the last chunk carries the whole answer.
+
+        Args:
+            prompt: a question, put into the model's chat template if it has one; or chat messages; or
+                token ids.
+            raw: go on with the text as it stands, without a template.
+            on_prefill: told (tokens read, tokens to read) while the prompt is read.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room for an answer.
+            TemplateError: messages were given and the model has no template, or a broken one.
+            UsageError: the prompt is empty, or the engine is busy with another answer.
+        """
+        config = config or GenerationConfig()
+        tokens = self.encoder.encode(prompt, raw=raw)
+        room = self.context - len(tokens)
+        if not tokens:
+            raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
+        if room < 1:
+            raise ContextLengthError(
+                f"The prompt has {len(tokens)} tokens, and the context holds {self.context}.",
+                f"Shorten it, or ask for --context {_round_up(len(tokens) + 512, 1024)}.",
+            )
+        if not self._busy.acquire(blocking=False):
+            raise UsageError(
+                "The engine is busy with another answer.", "Read that one to its end, or close it."
+            )
+        try:
+            yield from self._answer(tokens, room, config, on_prefill)
+        finally:
+            self._busy.release()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        raw: bool = False,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Generation:
+        """The whole answer at once; see `stream`."""
+        generation = None
+        for chunk in self.stream(prompt, config, raw=raw, on_prefill=on_prefill):
+            generation = chunk.generation
+        assert generation is not None
+        return generation
+
+    def cancel(self) -> None:
+        """End the running answer; safe from other threads and from signal handlers."""
+        self._abort.set()
+
+    def close(self) -> None:
+        """Free the models and their caches."""
+        self.encoder.close()
+        self.drafter.close()
+        self.target.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _answer(
+        self,
+        prompt: list[int],
+        room: int,
+        config: GenerationConfig,
+        on_prefill: Callable[[int, int], None] | None,
+    ) -> Iterator[Chunk]:
+        answer = self._new_answer(len(prompt), config)
+        builder = AnswerBuilder(answer, self.target.model.vocabulary, config.stop)
+        sampler = Sampler(config, self.target.model.vocabulary.n_tokens, answer.seed)
+        timings = answer.timings
+        text = list(prompt)
+        most = room if config.max_tokens is None else min(config.max_tokens, room)
+        reason: FinishReason = "cancelled"
+        try:
+            start = time.perf_counter()
+            self.target.prefill(text[:-1], on_prefill)
+            timings.prefill_s = time.perf_counter() - start
+            for record in self.passes(text, sampler, most):
+                answer.passes.append(record)
+                timings.draft_s += record.draft_s
+                timings.verify_s += record.verify_s
+                timings.io_wait_s += record.wait_s
+                timings.decode_s += record.seconds
+                new = text[len(prompt) + len(answer.tokens) :]
+                yield Chunk(builder.take(new), tuple(new), record)
+                if builder.ended or self._abort.is_set:
+                    break
+            else:
+                reason = "length"
+        except DecodeAborted:
+            pass
+        finally:
+            rest = builder.finish(reason)
+            self.target.settle(len(prompt) + builder.tokens_to_cache)
+            answer.context_full = reason == "length" and len(answer.tokens) == room
+            answer.memory.peak_rss_bytes = peak_rss()
+        yield Chunk(rest, generation=answer)
+
+    def _new_answer(self, prompt_tokens: int, config: GenerationConfig) -> Generation:
+        self._abort.clear()
+        seed = secrets.randbits(32) if config.seed is None else config.seed
+        answer = Generation(
+            prompt_tokens=prompt_tokens,
+            seed=0 if config.greedy else seed,
+            exact=self.target.rule is not None,
+            memory=replace(self._memory),
+        )
+        # Loading is paid once, by the first answer.
+        answer.timings.load_s, self._load_s = self._load_s, 0.0
+        self.last_generation = answer
+        return answer
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,70 @@
+"""Every failure a person can cause, as one family of exceptions.
+
+    EdgeSpecError            exit code 1
+    ├── UsageError           exit code 2: a wrong flag, number or input line
+    ├── ModelFileError       a path that is no model, a damaged or hostile GGUF
+    ├── PairingError         a drafter that cannot serve its target
+    ├── MemoryLimitError     more memory needed than there is
+    ├── ContextLengthError   a prompt longer than the context
+    ├── TemplateError        a chat template that is missing, broken or hostile
+    ├── OutputError          a file that cannot be written
+    └── BackendError         llama.cpp is missing, or refused what it was asked
+
+Each carries what happened and what to do about it; the command line prints both.
+"""
+
+from __future__ import annotations
+
+
+class EdgeSpecError(Exception):
+    """A failure with a message for people.
+
+    Attributes:
+        what: what happened, one sentence, naming the value at fault.
+        hint: what to do about it; may be empty.
+        exit_code: the process exit status the command line ends with.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.hint}".rstrip()
+
+
+class UsageError(EdgeSpecError):
+    """A wrong flag, an absurd number, or an input line that cannot be read."""
+
+    exit_code = 2
+
+
+class ModelFileError(EdgeSpecError):
+    """A path that is no model, or a GGUF file that is damaged."""
+
+
+class PairingError(EdgeSpecError):
+    """A drafter whose vocabulary does not fit the target's."""
+
+
+class MemoryLimitError(EdgeSpecError):
+    """More memory is needed than there is, or than the budget allows."""
+
+
+class ContextLengthError(EdgeSpecError):
+    """A prompt that does not fit the context."""
+
+
+class TemplateError(EdgeSpecError):
+    """A chat template that is missing, broken, or does not end."""
+
+
+class OutputError(EdgeSpecError):
+    """A result that cannot be written where it was asked for."""
+
+
+class BackendError(EdgeSpecError):
+    """llama.cpp is missing, or refused what it was asked to do."""

@@ -1,0 +1,318 @@
+"""From names and wishes to an engine that is ready."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from edgespec.encoding import Encoder
+from edgespec.engine import Engine
+from edgespec.errors import BackendError, MemoryLimitError, UsageError
+from edgespec.generation import MemoryUse
+from edgespec.hardware.probe import available_memory, usable_cores
+from edgespec.models import catalog, gguf
+from edgespec.models.footprint import Footprint, footprint, readable
+from edgespec.models.pairing import check_pair
+from edgespec.models.rows import MOST_ROWS, RowRule, RowRuleStore
+from edgespec.models.runtime import AbortFlag, Context, Model
+from edgespec.models.template import ChatTemplate
+from edgespec.models.vocabulary import Vocabulary
+from edgespec.speculation.drafters.base import Drafter, NoDrafter
+from edgespec.speculation.drafters.lookup import LookupDrafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.tree import MAX_LEAVES
+from edgespec.target import Target
+
+Progress = Callable[[str, float], None]
+
+DEFAULT_CONTEXT = 4096
+
+_PREFILL_ROWS = 512
+_DEFAULT_BUDGET = 64
+_MODEL_DRAFT_DEPTH = 16
+_SPARE_CELLS = 512  # for trees behind the text, and rejected cells that wait to be cleared away
+_PROCESS_BYTES = 300 << 20  # the interpreter and its libraries
+_NO_MODEL = {"auto", "none", "lookup"}
+
+
+def load(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    draft: str | os.PathLike[str] = "auto",
+    drafter: str | None = None,
+    context: int = DEFAULT_CONTEXT,
+    threads: int | None = None,
+    memory: int | None = None,
+    tree_budget: int | None = None,
+    exact: bool | None = None,
+    gpu_layers: int = 0,
+    offload: str = "auto",
+    on_progress: Progress | None = None,
+) -> Engine:
+    """Load a target and its drafter.
+
+    Args:
+        model: path of a GGUF file or a catalog name; None is the default model.
+        draft: path or name of a small model with the same vocabulary; "lookup" drafts from the text
+            itself; "auto" picks what is there; "none" decodes plainly.
+        drafter: the kind, "model" or "lookup", where `draft` leaves it open.
+        context: most tokens of prompt and answer together.
+        threads: CPU threads; None means all cores this process may use.
+        memory: bytes EdgeSpec may use; None means what is available.
+        tree_budget: most nodes a pass; None sizes trees by measured cost.
+        exact: hold the kernels to one row rule, so that the text is the same bit for bit whatever the
+            drafter and tree; None does so where it costs next to nothing.
+        gpu_layers: layers for the GPU, where the llama.cpp build has one.
+        offload: "none" keeps all weights in memory, "mmap" lets the system page them, "auto" chooses.
+        on_progress: told (what is being done, fraction done).
+
+    Raises:
+        EdgeSpecError: its kinds say what is wrong: UsageError, ModelFileError, PairingError,
+            MemoryLimitError, BackendError.
+    """
+    wish = _Wish(
+        context, threads or usable_cores(), memory, tree_budget, exact, gpu_layers, offload
+    )
+    wish.check()
+    return _Loader(wish, on_progress or _ignore).load(
+        catalog.find(model), os.fspath(draft), drafter
+    )
+
+
+@dataclass(frozen=True)
+class _Wish:
+    context: int
+    threads: int
+    memory: int | None
+    tree_budget: int | None
+    exact: bool | None
+    gpu_layers: int
+    offload: str
+
+    def check(self) -> None:
+        _require(16 <= self.context <= 10_000_000, "context", self.context, "from 16 to 10000000")
+        _require(1 <= self.threads <= 1024, "threads", self.threads, "from 1 to 1024")
+        _require(self.memory is None or self.memory > 0, "memory", self.memory, "above 0")
+        budget = self.tree_budget
+        _require(budget is None or 1 <= budget <= 4096, "tree budget", budget, "from 1 to 4096")
+        _require(self.gpu_layers >= -1, "gpu layers", self.gpu_layers, "0 or more, or -1 for all")
+        _require(
+            self.offload in ("auto", "mmap", "none"), "offload", self.offload, "auto, mmap or none"
+        )
+        if self.exact and budget is not None and budget > MOST_ROWS:
+            raise UsageError(
+                f"The tree budget is {budget}, and exact decoding allows {MOST_ROWS}.",
+                f"Ask for --tree-budget {MOST_ROWS} or less, or for --no-exact.",
+            )
+
+
+class _Loader:
+    """The steps of loading, with what they share."""
+
+    def __init__(self, wish: _Wish, on_progress: Progress) -> None:
+        self._wish = wish
+        self._on_progress = on_progress
+        self._abort = AbortFlag()
+        self._notes: list[str] = []
+        self._opened: list[Model | Context | ChatTemplate] = []
+
+    def load(self, path: Path, draft: str, kind: str | None) -> Engine:
+        start = time.perf_counter()
+        try:
+            return self._load(path, draft, kind, start)
+        except BaseException:
+            for opened in reversed(self._opened):
+                opened.close()
+            raise
+
+    def _load(self, path: Path, draft: str, kind: str | None, start: float) -> Engine:
+        wish = self._wish
+        draft_path = _draft_path(draft, kind)
+        if draft_path is not None:
+            # Over a second, which it can spend while the weights are read.
+            threading.Thread(target=__import__, args=("torch",), daemon=True).start()
+        header = gguf.read_header(path)
+        draft_header = gguf.read_header(draft_path) if draft_path else None
+        headers = [header, draft_header] if draft_header else [header]
+        prints = [footprint(h, n_cells=self._cells, n_outputs=self._nodes) for h in headers]
+        memory_map, budget = self._plan_memory(prints)
+        exact = bool(wish.exact)
+
+        model = self._open_model(path, prints[0], memory_map)
+        if model.keeps_recurrent_state:
+            if exact:
+                raise BackendError(
+                    f"'{path.name}' keeps a running state, and exact decoding needs a cache of cells.",
+                    "Use --no-exact.",
+                )
+            self._notes.append(
+                "The target keeps a running state, which branches cannot share: drafting chains, not trees."
+            )
+        template = self._open_template(model)
+        context = Context(
+            model,
+            n_cells=self._cells,
+            n_rows=max(_PREFILL_ROWS, self._nodes),
+            n_outputs=self._nodes,
+            n_sequences=_sequences(model, self._nodes),
+            n_threads=wish.threads,
+            abort=self._abort,
+        )
+        self._opened.append(context)
+        target = Target(
+            model, context, self._row_rule(context, header.fingerprint) if exact else None
+        )
+        limits = TreeLimits(self._nodes, depth=self._nodes, width=max(8, self._nodes // 8))
+        drafter: Drafter
+        if draft_path is not None:
+            limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
+            drafter = self._open_drafter(draft_path, prints[1], model.vocabulary, limits)
+        else:
+            drafter = NoDrafter() if draft == "none" else LookupDrafter()
+            if draft == "auto":
+                self._notes.append("No drafter was given; drafting from the text itself.")
+        return Engine(
+            target,
+            drafter,
+            Encoder(model.vocabulary, template),
+            self._abort,
+            context=wish.context,
+            tree_budget=wish.tree_budget,
+            limits=limits,
+            notes=self._notes,
+            load_s=time.perf_counter() - start,
+            memory=MemoryUse(budget_bytes=budget, resident_bytes=sum(p.weights for p in prints)),
+        )
+
+    @property
+    def _cells(self) -> int:
+        return self._wish.context + _SPARE_CELLS + (self._wish.tree_budget or 0)
+
+    @property
+    def _nodes(self) -> int:
+        return max(self._wish.tree_budget or 0, _DEFAULT_BUDGET)
+
+    def _plan_memory(self, prints: list[Footprint]) -> tuple[bool, int]:
+        """Whether the system must page the weights, and the budget in bytes.
+
+        Raises:
+            MemoryLimitError: not even the caches fit, or the weights must fit and do not.
+        """
+        available = available_memory()
+        budget = min(self._wish.memory or available, available)
+        least = _PROCESS_BYTES + sum(p.total - p.weights for p in prints)
+        whole = least + sum(p.weights for p in prints)
+        had = f"there are {readable(budget)}" + (" in the budget" if self._wish.memory else "")
+        if budget < least:
+            raise MemoryLimitError(
+                f"A context of {self._wish.context} tokens needs {readable(least)} of memory besides the "
+                f"weights, and {had}.",
+                "Ask for a smaller --context, or for more --memory.",
+            )
+        if budget >= whole:
+            return self._wish.offload != "none", budget
+        if self._wish.offload == "none":
+            raise MemoryLimitError(
+                f"The model needs {readable(whole)} of memory, and {had}.",
+                "Leave out --offload none, ask for more --memory, or take a smaller quantization.",
+            )
+        self._notes.append(
+            f"The model needs {readable(whole)} of memory and {had}: its weights are paged in from disk "
+            "by the system, which is slow."
+        )
+        return True, budget
+
+    def _open_model(self, path: Path, needs: Footprint, memory_map: bool) -> Model:
+        self._on_progress(f"Loading {path.name}", 0.0)
+        fits = needs.total + _PROCESS_BYTES <= available_memory()
+        model = Model(
+            path,
+            gpu_layers=self._wish.gpu_layers,
+            memory_map=memory_map,
+            repack=fits,  # repacked weights are a copy that cannot be paged out
+            on_progress=lambda fraction: self._on_progress(f"Loading {path.name}", fraction),
+        )
+        self._opened.append(model)
+        return model
+
+    def _open_template(self, model: Model) -> ChatTemplate | None:
+        source = model.chat_template
+        if source is None:
+            return None
+        vocabulary = model.vocabulary
+        bos, eos = (
+            vocabulary.text(t).decode("utf-8", "replace") for t in (vocabulary.bos, vocabulary.eos)
+        )
+        template = ChatTemplate(source, bos, eos)
+        self._opened.append(template)
+        template.start()  # its process gets ready while the context is set up
+        return template
+
+    def _open_drafter(
+        self, path: Path, needs: Footprint, vocabulary: Vocabulary, limits: TreeLimits
+    ) -> Drafter:
+        model = self._open_model(path, needs, memory_map=True)
+        check_pair(vocabulary, model.vocabulary, path.name)
+        context = Context(
+            model,
+            n_cells=self._cells,
+            n_rows=_PREFILL_ROWS,
+            n_outputs=limits.width,
+            n_sequences=_sequences(model, self._nodes),
+            n_threads=self._wish.threads,
+            abort=self._abort,
+        )
+        self._opened.append(context)
+        from edgespec.speculation.drafters.model import ModelDrafter
+
+        return ModelDrafter(model, context, vocabulary.n_tokens)
+
+    def _row_rule(self, context: Context, fingerprint: str) -> RowRule:
+        self._on_progress("Finding the rule for exact decoding (once a model)", 0.0)
+        rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, context)
+        if rule is None:
+            raise BackendError(
+                "No row rule gives identical results with this model on this machine, so decoding cannot "
+                "be exact here.",
+                "Use --no-exact: the text may then differ at near-ties between tokens.",
+            )
+        return rule
+
+
+def _draft_path(draft: str, kind: str | None) -> Path | None:
+    """The drafter's file, if it is a model.
+
+    Raises:
+        UsageError: kind and name contradict each other.
+    """
+    if kind not in (None, "model", "lookup"):
+        raise UsageError(f"There is no drafter kind '{kind}'.", "The kinds are model and lookup.")
+    if kind == "lookup" and draft not in _NO_MODEL:
+        raise UsageError(
+            "The lookup drafter needs no model.", "Leave out --draft, or --drafter lookup."
+        )
+    if kind == "model" and draft in _NO_MODEL:
+        raise UsageError("The model drafter needs a model.", "Name it with --draft PATH.")
+    return None if draft in _NO_MODEL else catalog.find(draft)
+
+
+def _sequences(model: Model, nodes: int) -> int:
+    """Sequence ids for trees of so many nodes; each id costs a row of logits, used or not."""
+    if model.keeps_recurrent_state:
+        return 1
+    return MAX_LEAVES if nodes > _DEFAULT_BUDGET else _DEFAULT_BUDGET
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise UsageError(f"The {name} is {value}.", f"It must be {wanted}.")
+
+
+def _ignore(_what: str, _fraction: float) -> None:
+    pass

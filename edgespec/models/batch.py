@@ -1,0 +1,94 @@
+"""The rows of one llama.cpp decode call, as flat arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokens to decode together.
+
+    A row may belong to several sequences. It attends to the cells that share its first one, at
+    positions up to its own.
+
+    Attributes:
+        tokens: (rows,) token ids.
+        positions: (rows,) positions in the text, the first token at 0.
+        sequence_ids: flat; row i belongs to sequence_ids[offsets[i]:offsets[i + 1]].
+        offsets: (rows + 1,).
+        wants_logits: (rows,) bool.
+    """
+
+    tokens: IntArray
+    positions: IntArray
+    sequence_ids: IntArray
+    offsets: NDArray[np.int64]
+    wants_logits: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def run(
+        cls, tokens: Sequence[int] | IntArray, start: int, n_sequences: int, logits: str = "none"
+    ) -> Batch:
+        """Consecutive tokens from position `start`, in sequences 0 .. n_sequences - 1.
+
+        `logits` names the rows that want them: "none", "last" or "all".
+        """
+        n = len(tokens)
+        wants = np.full(n, logits == "all", dtype=np.bool_)
+        if logits == "last":
+            wants[-1] = True
+        return cls(
+            tokens=np.asarray(tokens, dtype=np.int32),
+            positions=np.arange(start, start + n, dtype=np.int32),
+            sequence_ids=np.tile(np.arange(n_sequences, dtype=np.int32), n),
+            offsets=np.arange(n + 1, dtype=np.int64) * n_sequences,
+            wants_logits=wants,
+        )
+
+    def padded(self, rows: int, sequence_id: int) -> Batch:
+        """The same batch with rows nobody reads appended, in a sequence of their own."""
+        extra = rows - len(self)
+        if extra <= 0:
+            return self
+        return Batch(
+            tokens=np.concatenate([self.tokens, np.repeat(self.tokens[:1], extra)]),
+            positions=np.concatenate([self.positions, np.arange(extra, dtype=np.int32)]),
+            sequence_ids=np.concatenate(
+                [self.sequence_ids, np.full(extra, sequence_id, dtype=np.int32)]
+            ),
+            offsets=np.concatenate([self.offsets, self.offsets[-1] + np.arange(1, extra + 1)]),
+            wants_logits=np.concatenate([self.wants_logits, np.zeros(extra, dtype=np.bool_)]),
+        )
+
+    def to_llama(self) -> tuple[llama_cpp.llama_batch, tuple[object, ...]]:
+        """The C struct, and the arrays it points into, which must outlive it."""
+        tokens = np.ascontiguousarray(self.tokens, dtype=np.int32)
+        positions = np.ascontiguousarray(self.positions, dtype=np.int32)
+        ids = np.ascontiguousarray(self.sequence_ids, dtype=np.int32)
+        counts = np.diff(self.offsets).astype(np.int32)
+        # One pointer a row into the flat ids: address arithmetic instead of a loop over rows.
+        pointers = (ids.ctypes.data + self.offsets[:-1] * ids.itemsize).astype(np.uintp)
+        wants = np.ascontiguousarray(self.wants_logits, dtype=np.int8)
+        int32 = ctypes.POINTER(ctypes.c_int32)
+        batch = llama_cpp.llama_batch(
+            n_tokens=len(self),
+            token=tokens.ctypes.data_as(int32),
+            embd=None,
+            pos=positions.ctypes.data_as(int32),
+            n_seq_id=counts.ctypes.data_as(int32),
+            seq_id=pointers.ctypes.data_as(ctypes.POINTER(int32)),
+            logits=wants.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+        return batch, (tokens, positions, ids, counts, pointers, wants)

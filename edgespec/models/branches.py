@@ -1,0 +1,133 @@
+"""The key-value cache of one text with branches at its end.
+
+llama.cpp tells branches apart by sequence ids: a row attends to the cells that share its first id. Here
+ids 0 .. paths - 1 all hold the committed text; the rows of a tree carry the ids of the leaves below
+them. Committing a path gives its cells to every id, so that the long text is never copied, only its end.
+
+With `ordered`, new rows always take cells behind all earlier ones, so that every query sums its cells in
+the order plain decoding would, and rounding is the same: rejected cells are not freed, as later tokens
+would fill them out of order, but parked under a graveyard id that no query uses. When the tail runs out,
+the text is saved, the cache cleared, and the text put back in consecutive cells, bit for bit.
+"""
+
+from __future__ import annotations
+
+from edgespec.models.batch import Batch
+from edgespec.models.runtime import Context, NoRoomInCache
+
+
+class BranchingCache:
+    """Which cells belong to the committed text, and which to branches being tried.
+
+    Attributes:
+        length: committed tokens.
+        max_paths: most leaves a tree may have.
+        compactions: how often the cells were moved together.
+    """
+
+    def __init__(self, context: Context, *, ordered: bool) -> None:
+        self.context = context
+        self.ordered = ordered
+        # Ordered caches keep two ids back: for rows nobody reads, and for rejected cells.
+        self.max_paths = context.n_sequences - (2 if ordered else 0)
+        self.length = 0
+        self.compactions = 0
+        self._padding_id = context.n_sequences - 2
+        self._graveyard_id = context.n_sequences - 1
+        self._open = 1  # ids 0 .. _open - 1 hold the committed text
+        self._tail = 0  # no cell at or behind this one is in use
+
+    @property
+    def open_paths(self) -> int:
+        """How many ids hold the committed text."""
+        return self._open
+
+    def open(self, paths: int) -> None:
+        """Let ids 0 .. paths - 1 hold the committed text."""
+        for path in range(self._open, paths):
+            self.context.copy(0, path, 0, self.length)
+        self._open = max(self._open, paths)
+
+    def append(self, batch: Batch) -> None:
+        """Decode consecutive tokens that are part of the text from the start."""
+        self._decode(batch)
+        self.length += len(batch)
+
+    def try_branches(self, batch: Batch, rows: int = 0) -> None:
+        """Decode rows behind the committed text, of which `commit` keeps one path.
+
+        Args:
+            batch: rows in ids 0 .. paths - 1, which must be open.
+            rows: pad to this many rows, so that the row count does not choose the kernels; for
+                ordered caches.
+        """
+        padded = batch.padded(rows, self._padding_id)
+        self._decode(padded)
+        if len(padded) > len(batch):
+            self.context.copy(self._padding_id, self._graveyard_id, 0, -1)
+            self.context.remove(self._padding_id)
+
+    def fork(self, path: int, new_path: int, length: int) -> None:
+        """Let `new_path`, which must be open, share the branch of `path` up to `length` tokens."""
+        if length > self.length:
+            self.context.copy(path, new_path, self.length, length)
+
+    def commit(self, path: int, n_tokens: int, used_paths: int, n_rows: int) -> None:
+        """Keep the first `n_tokens` of a branch and drop everything else that was tried.
+
+        Args:
+            path: an id that holds the branch.
+            n_tokens: tokens of it to keep.
+            used_paths: ids 0 .. used_paths - 1 were tried.
+            n_rows: rows that were tried in all.
+        """
+        start, end = self.length, self.length + n_tokens
+        if n_tokens < n_rows:
+            if self.ordered:
+                for other in range(used_paths):
+                    self.context.copy(other, self._graveyard_id, start, -1)
+            for other in range(used_paths):
+                self.context.remove(other, start if other != path else end)
+        if n_tokens:
+            for other in range(self._open):
+                if other != path:
+                    self.context.copy(path, other, start, end)
+        self.length = end
+
+    def rewind(self, length: int) -> None:
+        """Forget the committed text from `length` on."""
+        if length < self.length:
+            for path in range(self._open):
+                self.context.remove(path, length)
+            self.length = length
+
+    def settle(self, length: int) -> None:
+        """Forget what stands behind `length` at the end of an answer, as plain decoding never read it."""
+        self.rewind(length)
+
+    def compact(self) -> None:
+        """Move the text's cells to the front, in order, and free all others."""
+        if self._tail == self.length:
+            return
+        state = self.context.save(0) if self.length else None
+        self.context.clear()
+        if state is not None:
+            self.context.restore(0, state)
+        self._tail = self.length
+        paths, self._open = self._open, 1
+        self.open(paths)
+        self.compactions += 1
+
+    def clear(self) -> None:
+        """Forget the text."""
+        self.context.clear()
+        self.length = self._tail = 0
+
+    def _decode(self, batch: Batch) -> None:
+        # Unordered caches reuse freed cells wherever they lie, so only llama.cpp knows when they are full.
+        if self.ordered and self._tail + len(batch) > self.context.n_cells:
+            self.compact()
+            if self._tail + len(batch) > self.context.n_cells:
+                raise NoRoomInCache
+        self.context.decode(batch)
+        self._tail = min(self._tail + len(batch), self.context.n_cells)

@@ -1,0 +1,38 @@
+"""What a target or a drafter asks of its cache, whichever kind the model has."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edgespec.models.batch import Batch
+from edgespec.models.branches import BranchingCache
+from edgespec.models.chains import ChainCache
+from edgespec.models.runtime import Context
+
+
+class TextCache(Protocol):
+    """A committed text, and guesses at its end; see BranchingCache for what the verbs mean."""
+
+    ordered: bool
+    max_paths: int
+    length: int
+    compactions: int
+
+    @property
+    def open_paths(self) -> int: ...
+    def open(self, paths: int) -> None: ...
+    def append(self, batch: Batch) -> None: ...
+    def try_branches(self, batch: Batch, rows: int = 0) -> None: ...
+    def fork(self, path: int, new_path: int, length: int) -> None: ...
+    def commit(self, path: int, n_tokens: int, used_paths: int, n_rows: int) -> None: ...
+    def rewind(self, length: int) -> None: ...
+    def settle(self, length: int) -> None: ...
+    def compact(self) -> None: ...
+    def clear(self) -> None: ...
+
+
+def open_cache(context: Context, *, ordered: bool) -> TextCache:
+    """The cache that fits the model: with branches where cells can be shared, without elsewhere."""
+    if context.model.keeps_recurrent_state:
+        return ChainCache(context)
+    return BranchingCache(context, ordered=ordered)

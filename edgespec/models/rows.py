@@ -1,0 +1,104 @@
+"""The row rule: how many rows a pass may have so that the row count does not change the result.
+
+llama.cpp picks kernels by the number of rows, and kernels round differently, so a token's logits depend
+on what was decoded beside it. Within a rule (pad to a multiple, at least so many, at most so many) they
+do not, and the text is the same bit for bit whatever the tree. Which rule holds depends on the model's
+quantizations and on the CPU, so it is found by trying and remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.models.batch import Batch
+from edgespec.models.runtime import Context, FloatArray, build_identity
+
+# From 64 rows on attention runs in tiles of keys, whose rounding depends on where cells lie.
+MOST_ROWS = 60
+
+_SHAPES = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 47, 59)
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """Pad a pass to a multiple of `multiple` rows, at least `minimum`, and never above `maximum`."""
+
+    multiple: int
+    minimum: int
+    maximum: int = MOST_ROWS
+
+    def padded(self, rows: int) -> int:
+        """Rows to decode for a tree of `rows` nodes."""
+        return max(self.minimum, -(-rows // self.multiple) * self.multiple)
+
+
+# Cheapest first. One row alone is never among them: beyond 512 cells it takes a kernel that splits
+# the keys between threads.
+CANDIDATES = (RowRule(1, 2), RowRule(2, 2), RowRule(4, 4), RowRule(4, 8), RowRule(8, 8, 56))
+
+
+def find_row_rule(context: Context) -> RowRule | None:
+    """The cheapest rule under which every row count tried gives identical logits, if there is one.
+
+    The context must be empty, and is left empty.
+    """
+    rng = np.random.default_rng(0)
+    n_vocab = context.model.vocabulary.n_tokens
+    tokens = rng.integers(0, n_vocab, MOST_ROWS).astype(np.int32)
+    return next((rule for rule in CANDIDATES if _holds(context, rule, tokens)), None)
+
+
+def _holds(context: Context, rule: RowRule, tokens: np.ndarray) -> bool:
+    reference = _logits(context, tokens[: rule.maximum], rule)
+    return all(
+        np.array_equal(_logits(context, tokens[:rows], rule), reference[:rows])
+        for rows in _SHAPES
+        if rows <= rule.maximum
+    )
+
+
+def _logits(context: Context, tokens: np.ndarray, rule: RowRule) -> FloatArray:
+    """Logits of a chain decoded in one batch under the rule."""
+    batch = Batch.run(tokens, start=0, n_sequences=1, logits="all")
+    context.decode(batch.padded(rule.padded(len(batch)), sequence_id=1))
+    logits = context.logits().copy()
+    context.clear()
+    return logits
+
+
+class RowRuleStore:
+    """Rules already found, one small file for each model, llama.cpp build and CPU."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, fingerprint: str, context: Context) -> RowRule | None:
+        """The rule for a model with this header fingerprint: remembered, or found now and kept."""
+        path = self._folder / f"{self._key(fingerprint)}.json"
+        try:
+            stored = json.loads(path.read_text())
+            return RowRule(**stored["rule"]) if stored["rule"] else None
+        except (OSError, ValueError, TypeError, KeyError):
+            pass  # not tried yet, or unreadable: try (again)
+        rule = find_row_rule(context)
+        self._put(path, rule)
+        return rule
+
+    def _key(self, fingerprint: str) -> str:
+        identity = f"{fingerprint} {build_identity()} {CANDIDATES} {_SHAPES}"
+        return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+
+    def _put(self, path: Path, rule: RowRule | None) -> None:
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps({"rule": asdict(rule) if rule else None}))
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)  # it is found anew next time

@@ -1,0 +1,173 @@
+"""The child process that renders chat templates, apart from everything they could harm.
+
+Run by `template.py` as a script with an isolated interpreter, so it imports the standard library
+and jinja2 only; its one argument, if any, is the folder that jinja2 is installed in. It says
+`{"ready": true}` once, then answers each line of JSON
+
+    {"source", "bos", "eos", "messages", "add_generation_prompt", "max_chars", "timeout_s"}
+
+with `{"text": str}` or `{"error": str, "kind": "refused" | "syntax" | "too_long" | "memory" |
+"failed"}`, and ends with its standard input. Text from a template is data: it never decides which
+fields an answer has.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_MEMORY_BYTES = 2**30
+
+
+class Refused(Exception):
+    """The template called `raise_exception`."""
+
+
+class TooLong(Exception):
+    """The rendered text passed the limit."""
+
+
+def main() -> None:
+    # Ctrl-C in the terminal reaches this process too; whether it ends is its parent's choice.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path.extend(sys.argv[1:2])
+    try:
+        render = make_renderer()
+    except ImportError as error:
+        _answer({"ready": False, "error": str(error)})
+        return
+    _limit_memory()
+    _answer({"ready": True})
+    for line in sys.stdin.buffer:
+        _answer(_respond(render, json.loads(line)))
+
+
+def make_renderer() -> Callable[[Mapping[str, Any]], str]:
+    """Import jinja2 and return what renders one request."""
+    environment = _make_environment()
+    compiled: dict[str, Any] = {}
+
+    def render(request: Mapping[str, Any]) -> str:
+        source = request["source"]
+        if source not in compiled:
+            compiled[source] = environment.from_string(source)
+        variables = {
+            "messages": request["messages"],
+            "tools": None,
+            "documents": None,
+            "bos_token": request["bos"],
+            "eos_token": request["eos"],
+            "add_generation_prompt": request["add_generation_prompt"],
+        }
+        pieces = []
+        room = request["max_chars"]
+        for piece in compiled[source].generate(variables):
+            room -= len(piece)
+            if room < 0:
+                raise TooLong
+            pieces.append(piece)
+        return "".join(pieces)
+
+    return render
+
+
+def _make_environment() -> ImmutableSandboxedEnvironment:
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationBlock(Extension):
+        """`{% generation %}` marks the assistant's part for training; here it only wraps it."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _respond(
+    render: Callable[[Mapping[str, Any]], str], request: Mapping[str, Any]
+) -> dict[str, str]:
+    from jinja2 import TemplateSyntaxError
+
+    _end_self_after(2 * request["timeout_s"] + 1)
+    try:
+        return {"text": render(request)}
+    except Refused as error:
+        return {"kind": "refused", "error": str(error)}
+    except TooLong:
+        return {"kind": "too_long", "error": ""}
+    except MemoryError:
+        return {"kind": "memory", "error": ""}
+    except TemplateSyntaxError as error:
+        return {"kind": "syntax", "error": f"line {error.lineno}: {error.message}"}
+    except Exception as error:  # whatever a template does is its own failure, and is reported
+        return {"kind": "failed", "error": str(error) or type(error).__name__}
+    finally:
+        _end_self_after(0)
+
+
+def _answer(message: Mapping[str, Any]) -> None:
+    sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _limit_memory() -> None:
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    except (ImportError, ValueError, OSError):
+        pass  # Windows, and some macOS versions: the time limit and the output limit remain
+
+
+def _end_self_after(seconds: float) -> None:
+    """End this process then, were the parent that should end it gone; 0 takes it back."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes <, > and & for HTML, which models were not trained on.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise Refused(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+if __name__ == "__main__":
+    main()

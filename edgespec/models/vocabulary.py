@@ -1,0 +1,104 @@
+"""Text to tokens and back, by the tokenizer in the GGUF file."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cached_property
+from typing import Any
+
+import llama_cpp
+
+from edgespec.errors import BackendError
+
+
+class Vocabulary:
+    """A model's tokens. Borrowed from the model: use it only while that is open."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.n_tokens = int(llama_cpp.llama_vocab_n_tokens(handle))
+        self._piece_buffer = ctypes.create_string_buffer(512)
+
+    @property
+    def kind(self) -> int:
+        """llama.cpp's vocabulary type: byte-pair, SentencePiece and so on."""
+        return int(llama_cpp.llama_vocab_type(self._handle))
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether texts begin with the begin-of-text token."""
+        return bool(llama_cpp.llama_vocab_get_add_bos(self._handle))
+
+    @property
+    def bos(self) -> int:
+        """The begin-of-text token; -1 if there is none."""
+        return int(llama_cpp.llama_vocab_bos(self._handle))
+
+    @property
+    def eos(self) -> int:
+        """The end-of-text token; -1 if there is none."""
+        return int(llama_cpp.llama_vocab_eos(self._handle))
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends an answer (end of text, end of turn)."""
+        return bool(llama_cpp.llama_vocab_is_eog(self._handle, token))
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is a control token, which no user's text may spell."""
+        return bool(llama_cpp.llama_vocab_is_control(self._handle, token))
+
+    def text(self, token: int) -> bytes:
+        """The token as it stands in the file, escapes and all."""
+        if not 0 <= token < self.n_tokens:
+            return b""
+        return bytes(llama_cpp.llama_vocab_get_text(self._handle, token) or b"")
+
+    @cached_property
+    def control_texts(self) -> tuple[str, ...]:
+        """The texts that stand for control tokens, longest first."""
+        texts = {
+            self.text(token).decode("utf-8", "replace")
+            for token in range(self.n_tokens)
+            if self.is_control(token)
+        }
+        return tuple(sorted(texts - {""}, key=lambda text: (-len(text), text)))
+
+    def tokenize(self, text: str, *, control: bool, bos: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            control: whether texts such as "<|im_end|>" become control tokens; true only for text
+                that a chat template wrote.
+            bos: put the begin-of-text token in front, if the model wants one.
+        """
+        data = text.encode(
+            "utf-8", "replace"
+        )  # half surrogates, from undecodable arguments, become "?"
+        capacity = len(data) + 8
+        while True:
+            buffer = (llama_cpp.llama_token * capacity)()
+            n = llama_cpp.llama_tokenize(
+                self._handle, data, len(data), buffer, capacity, bos, control
+            )
+            if n >= 0:
+                return list(buffer[:n])
+            if -n <= capacity:
+                raise BackendError("llama.cpp could not tokenize the text.")
+            capacity = -n
+
+    def controls_in(self, text: str) -> list[str]:
+        """The control-token texts that occur in `text`."""
+        # Nearly always the answer is none, and two tokenizations say so without a walk over the vocabulary.
+        if self.tokenize(text, control=True) == self.tokenize(text, control=False):
+            return []
+        return [control for control in self.control_texts if control in text]
+
+    def piece(self, token: int, *, control: bool = False) -> bytes:
+        """The bytes a token adds to the text; control tokens add none unless asked for."""
+        n = llama_cpp.llama_token_to_piece(
+            self._handle, token, self._piece_buffer, len(self._piece_buffer), 0, control
+        )
+        if n < 0:
+            self._piece_buffer = ctypes.create_string_buffer(-n)
+            return self.piece(token, control=control)
+        return self._piece_buffer.raw[:n]

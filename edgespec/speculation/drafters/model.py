@@ -1,0 +1,180 @@
+"""The model drafter: a small resident model grows the tree, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from edgespec.models.batch import Batch
+from edgespec.models.cache import open_cache
+from edgespec.models.runtime import Context, DecodeAborted, Model
+from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow_best_first
+from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.tree import TokenTree
+
+
+@dataclass
+class _Branches:
+    """The nodes of the last tree that the drafter has read, and where their keys and values are.
+
+    Attributes:
+        paths: node -> sequence id whose branch ends at the node, or runs on below it.
+        extended: nodes whose sequence id a child has taken over.
+        children: (parent, token) -> node, for the nodes read.
+        used_paths: sequence ids in use.
+    """
+
+    paths: dict[int, int] = field(default_factory=dict)
+    extended: set[int] = field(default_factory=set)
+    children: dict[tuple[int, int], int] = field(default_factory=dict)
+    used_paths: int = 0
+
+
+class ModelDrafter(Drafter):
+    """Drafts with a model whose vocabulary is the target's.
+
+    The cache holds the text and, until the next call, the branches of the last tree; the branch that the
+    target accepted is kept, so that nothing accepted is read twice.
+    """
+
+    def __init__(self, model: Model, context: Context, target_vocabulary: int) -> None:
+        self.name = model.path.stem
+        self._model = model
+        self._context = context
+        self._cache = open_cache(context, ordered=False)
+        # Padding at the end of one vocabulary is no token of the other.
+        self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
+        self._read: list[int] = []
+        self._pending: list[int] = []
+        self._branches = _Branches()
+        self._ranking: Ranking
+        self._limits: TreeLimits
+
+    def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
+        """A tree of at most `limits.budget` nodes below the last token of the text.
+
+        Raises:
+            DecodeAborted: stopped from outside; the next call goes on from what was read.
+        """
+        if not limits.allows_drafting:
+            return TokenTree.root_only(text[-1])
+        self._catch_up(text)
+        self._limits, self._ranking = limits, ranking
+        return grow_best_first(text[-1], self._expand, limits)
+
+    def close(self) -> None:
+        """Free the context and the weights."""
+        self._context.close()
+        self._model.close()
+
+    def _catch_up(self, text: Sequence[int]) -> None:
+        """Keep the part of the last tree that became text; what is left to read is pending."""
+        last, self._branches = self._branches, _Branches()
+        known = len(self._read)
+        path = [0]
+        if list(text[:known]) == self._read:
+            # The last token must be read in any case: its logits are where the tree begins.
+            for token in text[known:-1]:
+                child = last.children.get((path[-1], token))
+                if child is None:
+                    break
+                path.append(child)
+        self._cache.commit(
+            last.paths.get(path[-1], 0), len(path) - 1, last.used_paths, len(last.paths)
+        )
+        self._read.extend(text[known : known + len(path) - 1])
+        shared = _shared_prefix(self._read, text[:-1])
+        if shared < len(self._read):
+            self._cache.rewind(shared)
+            del self._read[self._cache.length :]
+        self._pending = list(text[len(self._read) :])
+
+    def _expand(self, frontier: Frontier) -> Children:
+        """One draft step."""
+        if frontier.nodes[0] == 0:
+            self._read_pending()
+            rows = [0]
+        else:
+            rows = self._read_nodes(frontier)
+        logits = torch.from_numpy(self._context.logits())[:, : self._n_vocab]
+        positions = [len(self._read) + int(depth) for depth in frontier.depths[rows]]
+        best = self._ranking.best(logits, positions, self._limits.branching)
+        if len(rows) == len(frontier.nodes):
+            return best
+        tokens = np.zeros((len(frontier.nodes), best.tokens.shape[1]), dtype=np.int32)
+        logprobs = np.full(tokens.shape, -np.inf, dtype=np.float32)
+        tokens[rows], logprobs[rows] = best.tokens, best.logprobs
+        return Children(tokens, logprobs)
+
+    def _read_pending(self) -> None:
+        """Read the text up to the root, the root's logits with it."""
+        step = self._context.n_rows
+        for start in range(0, len(self._pending), step):
+            piece = self._pending[start : start + step]
+            last = start + step >= len(self._pending)
+            self._cache.append(
+                Batch.run(
+                    piece, len(self._read), self._cache.open_paths, "last" if last else "none"
+                )
+            )
+            self._read.extend(piece)
+        self._pending = []
+
+    def _read_nodes(self, frontier: Frontier) -> list[int]:
+        """Read nodes into their branches; those that found no sequence id are left out."""
+        rows, paths = [], []
+        for row, (node, token, parent, depth) in enumerate(
+            zip(
+                frontier.nodes.tolist(),
+                frontier.tokens.tolist(),
+                frontier.parents.tolist(),
+                frontier.depths.tolist(),
+                strict=True,
+            )
+        ):
+            path = self._path_for(parent, depth)
+            if path is None:
+                continue
+            self._branches.paths[node] = path
+            self._branches.children[parent, token] = node
+            rows.append(row)
+            paths.append(path)
+        batch = Batch(
+            tokens=frontier.tokens[rows],
+            positions=frontier.depths[rows] + np.int32(len(self._read) - 1),
+            sequence_ids=np.array(paths, dtype=np.int32),
+            offsets=np.arange(len(rows) + 1, dtype=np.int64),
+            wants_logits=np.ones(len(rows), dtype=np.bool_),
+        )
+        try:
+            self._cache.try_branches(batch)
+        except DecodeAborted:
+            self._branches.children.clear()  # these nodes were not read: none of the tree can be kept
+            raise
+        return rows
+
+    def _path_for(self, parent: int, depth: int) -> int | None:
+        """A sequence id whose branch ends at `parent`: its own for the first child, then copies."""
+        branches = self._branches
+        if parent in branches.paths and parent not in branches.extended:
+            branches.extended.add(parent)
+            return branches.paths[parent]
+        if branches.used_paths == self._cache.max_paths:
+            return None
+        path = branches.used_paths
+        branches.used_paths += 1
+        self._cache.open(path + 1)
+        if parent in branches.paths:
+            self._cache.fork(branches.paths[parent], path, len(self._read) + depth - 1)
+        return path
+
+
+def _shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    shorter = min(len(a), len(b))
+    if list(a[:shorter]) == list(b[:shorter]):
+        return shorter
+    return next(i for i in range(shorter) if a[i] != b[i])

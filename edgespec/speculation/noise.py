@@ -1,0 +1,37 @@
+"""Shared noise: one Gumbel vector for each (seed, position), the same in every run.
+
+The token at a position is the argmax of log-probability plus noise, which is a draw from the
+distribution (Gumbel-max). The draw depends on the seed and the target alone, not on drafter, tree or
+memory, so any run can be repeated and compared token by token; and a drafter that ranks its candidates
+with the same noise tends to draw the same token (Daliri et al. 2025, drafter-invariant sampling).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class GumbelNoise:
+    """Noise by position, from Philox: a counter-based generator, so any position can be asked for."""
+
+    def __init__(self, seed: int, n_vocab: int) -> None:
+        self.seed = seed
+        self._n_vocab = n_vocab
+        # A tree spans few positions, and each is asked for by drafter and target.
+        self._bits = lru_cache(maxsize=32)(self._draw)
+
+    def at(self, position: int, tokens: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
+        """Gumbel(0, 1) noise at a position, for some tokens or, without, for the whole vocabulary."""
+        bits = self._bits(position)
+        if tokens is not None:
+            bits = bits[tokens]
+        # 53 random bits, centred in their interval: never 0, never 1.
+        uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        return -np.log(-np.log(uniform))
+
+    def _draw(self, position: int) -> NDArray[np.uint64]:
+        generator = np.random.Philox(key=self.seed, counter=[0, position, 0, 0])
+        return generator.random_raw(self._n_vocab)  # type: ignore[no-any-return]

@@ -1,0 +1,86 @@
+"""The target's choice of the next token: penalties, filters, temperature, and the draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.generation import GenerationConfig
+from edgespec.speculation.noise import GumbelNoise
+
+FloatArray = NDArray[np.float32]
+
+# Tokens this far below the best together hold too little to matter in a search for the top-p set; the
+# search checks that, and widens if they do.
+_NEAR = 16.0
+
+
+class Sampler:
+    """Chooses tokens from logits, the same ones for the same seed.
+
+    Filters apply in llama.cpp's order: penalties, top-k, top-p, min-p, temperature.
+    """
+
+    def __init__(self, config: GenerationConfig, n_vocab: int, seed: int = 0) -> None:
+        self.config = config
+        self.noise = GumbelNoise(seed, n_vocab)
+        self._penalizes = (
+            config.repeat_penalty,
+            config.frequency_penalty,
+            config.presence_penalty,
+        ) != (1, 0, 0)
+
+    def choose(self, logits: FloatArray, text: Sequence[int]) -> int:
+        """The token that follows `text`.
+
+        Args:
+            logits: (n_vocab,) the target's, after the last token of the text.
+            text: all tokens before the one to choose; its length is the position.
+        """
+        if self._penalizes:
+            logits = self.penalized(logits, text)
+        if self.config.greedy:
+            return int(logits.argmax())
+        tokens, scores = self.distribution(logits)
+        return int(tokens[np.argmax(scores + self.noise.at(len(text), tokens))])
+
+    def penalized(self, logits: FloatArray, text: Sequence[int]) -> FloatArray:
+        """A copy of the logits with tokens seen before made less likely."""
+        c = self.config
+        window = text[-c.penalty_window :] if c.penalty_window else text
+        seen, counts = np.unique(np.asarray(window, dtype=np.int64), return_counts=True)
+        result = logits.copy()
+        values = result[seen]
+        values = np.where(values > 0, values / c.repeat_penalty, values * c.repeat_penalty)
+        result[seen] = values - counts * c.frequency_penalty - c.presence_penalty
+        return result
+
+    def distribution(self, logits: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The tokens that may be drawn and their log-probabilities, up to a common constant."""
+        c = self.config
+        tokens = np.arange(len(logits))
+        if 0 < c.top_k < len(logits):
+            tokens = np.argpartition(logits, -c.top_k)[-c.top_k :]
+        scores = logits[tokens].astype(np.float64)
+        if c.top_p < 1:
+            kept = _top_p(scores, c.top_p)
+            tokens, scores = tokens[kept], scores[kept]
+        if c.min_p > 0:
+            kept = np.flatnonzero(scores >= scores.max() + np.log(c.min_p))
+            tokens, scores = tokens[kept], scores[kept]
+        return tokens, scores / c.temperature
+
+
+def _top_p(scores: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
+    """The smallest set of the likeliest entries whose probability reaches top_p, as indices."""
+    best = scores.max()
+    weights = np.exp(scores - best)
+    wanted = top_p * weights.sum()
+    near = np.flatnonzero(scores >= best - _NEAR)
+    if weights[near].sum() < wanted:
+        near = np.arange(len(scores))
+    order = near[np.argsort(-scores[near], kind="stable")]
+    reached = int(np.searchsorted(np.cumsum(weights[order]), wanted))
+    return order[: reached + 1]

@@ -1,0 +1,111 @@
+"""How large the next tree should be, from what the passes so far have cost and yielded.
+
+A node is worth its place if the chance that it is accepted, times the seconds a token takes otherwise,
+exceeds the seconds it adds to the pass. Where passes cost the same for one row as for many, large trees
+follow; where every row costs, small ones; and where speculation does not pay at all, none.
+"""
+
+from __future__ import annotations
+
+import math
+
+from edgespec.generation import PassRecord
+from edgespec.speculation.growth import TreeLimits
+
+_FIRST_BUDGET = 16  # before anything is known
+_MEMORY = 0.9  # weight of the past in a running mean, per pass
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 256  # passes
+_PATIENCE = 4  # rounds with a tree before they are judged
+
+
+class FixedSizer:
+    """Always the same budget."""
+
+    def __init__(self, limits: TreeLimits) -> None:
+        self._limits = limits
+
+    def limits(self) -> TreeLimits:
+        """What the next tree may cost."""
+        return self._limits
+
+    def record(self, record: PassRecord) -> None:
+        """Learn from a pass: nothing to learn."""
+
+
+class AdaptiveSizer:
+    """Follows the measured cost of rows and the measured yield of trees."""
+
+    def __init__(self, most: TreeLimits) -> None:
+        self._most = most
+        self._passes = _LineFit()
+        self._plain_s: float | None = None  # seconds of a pass over the root alone
+        self._round_s = 0.0  # running means over rounds with a tree
+        self._round_tokens = 0.0
+        self._rounds = 0
+        self._pause = 0
+        self._next_pause = _SHORTEST_PAUSE
+
+    def limits(self) -> TreeLimits:
+        """What the next tree may cost; a budget of 1 means plain decoding."""
+        if self._plain_s is None or self._pause > 0:
+            return self._replace(budget=1)
+        per_row = self._passes.slope
+        if per_row is None:
+            return self._replace(budget=min(_FIRST_BUDGET, self._most.budget))
+        per_token = self._plain_s
+        if self._rounds >= _PATIENCE:
+            per_token = min(per_token, self._round_s / self._round_tokens)
+        chance = min(max(per_row / per_token, 1e-6), 1.0)
+        return self._replace(budget=self._most.budget, min_logprob=math.log(chance))
+
+    def record(self, record: PassRecord) -> None:
+        """Learn from a pass."""
+        self._passes.add(record.nodes, record.verify_s)
+        self._pause = max(self._pause - 1, 0)
+        seconds = record.seconds
+        if record.nodes == 1:
+            # The shortest is the least disturbed by other programs, and a pass only gets dearer slowly.
+            self._plain_s = min(seconds, 1.05 * (self._plain_s or math.inf))
+            if record.draft_s < 0.01 * seconds:
+                return
+        self._rounds += 1
+        weight = max(1 / self._rounds, 1 - _MEMORY)
+        self._round_s += weight * (seconds - self._round_s)
+        self._round_tokens += weight * (record.accepted + 1 - self._round_tokens)
+        if self._rounds >= _PATIENCE and self._plain_s is not None:
+            self._judge(self._plain_s)
+
+    def _judge(self, plain_s: float) -> None:
+        if self._round_s / self._round_tokens <= plain_s:
+            self._next_pause = _SHORTEST_PAUSE
+            return
+        self._pause = self._next_pause
+        self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
+        self._rounds = 0
+
+    def _replace(self, budget: int, min_logprob: float = -math.inf) -> TreeLimits:
+        m = self._most
+        return TreeLimits(budget, m.depth, m.leaves, m.width, m.branching, min_logprob)
+
+
+class _LineFit:
+    """Seconds of a pass as a straight line over its rows, the past fading."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        fade = 0.98
+        self._n = fade * self._n + 1
+        self._x = fade * self._x + x
+        self._y = fade * self._y + y
+        self._xx = fade * self._xx + x * x
+        self._xy = fade * self._xy + x * y
+
+    @property
+    def slope(self) -> float | None:
+        """Seconds a row adds; None while all passes had about as many rows."""
+        spread = self._n * self._xx - self._x * self._x
+        if spread < self._n:
+            return None
+        return max((self._n * self._xy - self._x * self._y) / spread, 0.0)

@@ -1,0 +1,120 @@
+"""The target: one slow model, asked about a whole token tree at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgespec.models.batch import Batch
+from edgespec.models.cache import open_cache
+from edgespec.models.rows import RowRule
+from edgespec.models.runtime import Context, FloatArray, Model
+from edgespec.speculation.tree import TokenTree
+
+
+class Target:
+    """Verifies trees in one pass each, and keeps the accepted path in its cache.
+
+    Attributes:
+        rule: the row rule in force; None lets the row count choose the kernels.
+        max_nodes: most nodes a tree may have.
+        max_leaves: most leaves a tree may have.
+    """
+
+    def __init__(self, model: Model, context: Context, rule: RowRule | None) -> None:
+        self.model = model
+        self.rule = rule
+        self.context = context
+        self.cache = open_cache(context, ordered=rule is not None)
+        self.max_nodes = min(context.n_rows, rule.maximum) if rule else context.n_rows
+        self.max_leaves = self.cache.max_paths
+        self._tokens: list[int] = []
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens whose keys and values are in the cache."""
+        return self._tokens
+
+    def prefill(
+        self, tokens: Sequence[int], on_progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Bring the cache to hold exactly `tokens`, reusing what it already has of them.
+
+        Returns:
+            How many tokens had to be decoded.
+
+        Raises:
+            DecodeAborted: stopped from outside; what was read until then is kept.
+        """
+        shared = _common_prefix(self._tokens, tokens)
+        self.rewind(shared)
+        missing = tokens[self.cache.length :]
+        if missing:
+            # Large batches take kernels whose rounding depends on where cells lie: put them in order.
+            if self.cache.ordered:
+                self.cache.compact()
+            for start in range(0, len(missing), self.context.n_rows):
+                piece = missing[start : start + self.context.n_rows]
+                self.cache.append(Batch.run(piece, self.cache.length, self.cache.open_paths))
+                self._tokens.extend(piece)
+                if on_progress is not None:
+                    on_progress(start + len(piece), len(missing))
+        return len(missing)
+
+    def verify(self, tree: TokenTree) -> FloatArray:
+        """One pass over the tree behind the cached text.
+
+        Returns:
+            (nodes, n_vocab) logits after each node; a view, valid until the next pass.
+
+        Raises:
+            DecodeAborted: stopped from outside; the cache is as it was before.
+        """
+        n_paths = len(tree.leaves)
+        self.cache.open(n_paths)
+        batch = tree_batch(tree, self.cache.length)
+        self.cache.try_branches(batch, self.rule.padded(len(tree)) if self.rule else 0)
+        return self.context.logits()
+
+    def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Keep the nodes of `path`, which begins at the root, and drop the rest of the tree."""
+        numbers, offsets = tree.sequences
+        leaf = int(numbers[offsets[path[-1]]])
+        self.cache.commit(leaf, len(path), used_paths=len(tree.leaves), n_rows=len(tree))
+        self._tokens.extend(int(tree.tokens[node]) for node in path)
+
+    def rewind(self, length: int) -> None:
+        """Forget the cached text from `length` on."""
+        self.cache.rewind(length)
+        del self._tokens[self.cache.length :]
+
+    def settle(self, length: int) -> None:
+        """End an answer: forget what plain decoding would not have read by now."""
+        self.cache.settle(length)
+        del self._tokens[self.cache.length :]
+
+    def close(self) -> None:
+        """Free the context and the weights."""
+        self.context.close()
+        self.model.close()
+
+
+def tree_batch(tree: TokenTree, start: int) -> Batch:
+    """The rows that decode a tree whose root stands at position `start`; every node wants logits."""
+    numbers, offsets = tree.sequences
+    return Batch(
+        tokens=tree.tokens,
+        positions=tree.depths + start,
+        sequence_ids=numbers,
+        offsets=offsets,
+        wants_logits=np.ones(len(tree), dtype=np.bool_),
+    )
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens two texts share."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:  # the usual case, compared in C
+        return shorter
+    return next(i for i in range(shorter) if a[i] != b[i])

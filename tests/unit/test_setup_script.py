@@ -1,0 +1,179 @@
+"""The checks and choices of scripts/setup.py; nothing is downloaded or compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "setup.py"
+PIP = ["pip", "install", "--no-input", "--constraint", "constraints.txt"]
+
+
+@pytest.fixture(scope="module")
+def setup() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("edgespec_setup", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*arguments: str | Path, path: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the script as a person would, with nothing but PATH in its environment."""
+    keep = {name: os.environ[name] for name in ("SYSTEMROOT", "HOME") if name in os.environ}
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        env={**keep, "PATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="compilers are not found by PATH there")
+@pytest.mark.parametrize("programs", [[], ["gcc"]], ids=["none", "no C++"])
+def test_no_compiler(programs: list[str], setup: ModuleType, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for program in programs:
+        (tools / program).touch(mode=0o755)
+    done = run("--venv", tmp_path / "venv", path=tools)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == (
+        "setup: llama.cpp is compiled on your machine, and there is no C and C++ compiler here.\n"
+        f"{setup.compiler_advice(sys.platform)}\n"
+    )
+    assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="compilers are not found by PATH there")
+def test_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
+    tools, folder = tmp_path / "tools", tmp_path / "precious"
+    tools.mkdir()
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    for program in ("cc", "c++"):
+        (tools / program).touch(mode=0o755)
+    done = run("--venv", folder, path=tools)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"setup: {folder} is there and is no virtual environment.\n"
+        "Choose another place: --venv PATH\n"
+    )
+    assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
+
+
+def test_too_little_disk(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "has_nvidia", lambda: False)
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**30))
+    environment = setup.Environment(tmp_path / "sub" / "venv")
+    with pytest.raises(setup.SetupError) as caught:
+        setup.check_machine(environment, {"llama-cpp-python": "1"}, {"llama-cpp-python": "1"})
+    assert str(caught.value) == (
+        f"1.0 GiB are free at {tmp_path}; the installation needs about 3 GiB.\n"
+        "Free some space, or choose another place: --venv PATH"
+    )
+
+
+def test_advice_names_the_command_to_type(setup: ModuleType) -> None:
+    assert "sudo apt install build-essential" in setup.compiler_advice("linux")
+    assert "sudo dnf install gcc-c++" in setup.compiler_advice("linux")
+    assert "xcode-select --install" in setup.compiler_advice("darwin")
+    assert "Visual Studio Build Tools" in setup.compiler_advice("win32")
+
+
+def test_old_python(setup: ModuleType) -> None:
+    assert setup.python_problem((3, 9)) == (
+        "This is Python 3.9; EdgeSpec needs 3.10 or later.\n"
+        "Run this script with a newer one, for example: python3.10 scripts/setup.py"
+    )
+    assert setup.python_problem((3, 10)) == setup.python_problem((3, 14)) == ""
+
+
+@pytest.mark.parametrize(
+    ("platform", "nvidia"),
+    [("linux", True), ("darwin", False), ("win32", False), ("win32", True)],
+)
+def test_torch_is_the_default_build(platform: str, nvidia: bool, setup: ModuleType) -> None:
+    commands = setup.torch_commands(platform, nvidia, "2.13.0", "python")
+    assert commands == [[[*PIP, "torch==2.13.0"]]]
+
+
+def test_torch_without_nvidia_on_linux_is_the_cpu_build(setup: ModuleType) -> None:
+    by_pip, by_uv = setup.torch_commands("linux", False, "2.13.0", "/venv/bin/python")
+    assert by_pip == [[*PIP, "--only-binary", ":all:", "torch==2.13.0+cpu"]]
+    assert by_uv == [
+        [*PIP, "uv"],
+        [
+            *("uv", "pip", "install", "--python", "/venv/bin/python"),
+            *("--constraint", "constraints.txt", "--torch-backend=cpu", "torch==2.13.0"),
+        ],
+    ]
+
+
+def test_every_version_it_installs_is_pinned(setup: ModuleType) -> None:
+    pins = setup.read_pins(SCRIPT.parents[1] / "constraints.txt")
+    by_name = ["torch", "llama-cpp-python", *setup.MODELS, *setup.TEST_MODELS]
+    assert [name for name in by_name if name not in pins] == []
+    assert pins["torch"] == "2.13.0"
+
+
+def test_pins_skip_what_depends_on_the_python(setup: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "constraints.txt"
+    file.write_text('# a==1\nTyping_Extensions==4.16.0\nnumpy==2.4.6; python_version >= "3.11"\n')
+    assert setup.read_pins(file) == {"typing-extensions": "4.16.0"}
+
+
+@pytest.mark.parametrize(
+    ("installed", "dev", "current"),
+    [
+        ({"torch": "2.13.0", "rich": "15.0.0"}, False, True),
+        ({"torch": "2.13.0", "rich": "15.0.0", "extra": "1"}, False, True),
+        ({"torch": "2.13.0", "rich": "14.0.0"}, False, False),
+        ({"torch": "2.13.0"}, False, False),
+        ({"torch": "2.13.0", "rich": "15.0.0"}, True, False),
+    ],
+    ids=["same", "more", "other version", "removed", "dev asked for"],
+)
+def test_second_run_notices_what_changed(
+    installed: dict[str, str], dev: bool, current: bool, setup: ModuleType, tmp_path: Path
+) -> None:
+    environment = setup.Environment(tmp_path)
+    mark = (
+        f'{{"inputs": "{setup.inputs_digest()}", "dev": false, "cmake_args": "", '
+        '"packages": {"torch": "2.13.0", "rich": "15.0.0"}}'
+    )
+    (tmp_path / "setup.json").write_text(mark)
+    assert environment.is_current(installed, dev=dev) is current
+
+
+def test_other_cmake_arguments_ask_for_a_new_build(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = setup.Environment(tmp_path)
+    (tmp_path / "setup.json").write_text('{"cmake_args": "-DGGML_CUDA=on"}')
+    for arguments, built in [("", True), ("-DGGML_CUDA=on", True), ("-DGGML_VULKAN=on", False)]:
+        monkeypatch.setattr(setup, "CMAKE_ARGS", arguments)
+        assert environment.has_build() is built
+
+
+def test_failure_shows_the_end_of_the_log(setup: ModuleType, tmp_path: Path) -> None:
+    environment = setup.Environment(tmp_path)
+    environment.python = Path(sys.executable)
+    environment.log.write_text("".join(f"line {n}\n" for n in range(100)))
+    assert environment.run("no_such_module") is False
+    lines = str(environment.failure("Try again.")).splitlines()
+    assert lines[0] == "this failed:"
+    assert len(lines) == 1 + setup.LOG_TAIL + 2
+    assert lines[-3].endswith("No module named no_such_module")
+    assert lines[-2:] == ["Try again.", f"The whole output is in {environment.log}"]
