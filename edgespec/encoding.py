@@ -52,7 +52,7 @@ class Encoder:
             return list(self.conversation([{"role": "user", "content": prompt}]).tokens)
         if prompt and isinstance(prompt[0], Mapping):
             return list(self.conversation(prompt).tokens)  # type: ignore[arg-type]
-        return [int(token) for token in prompt]  # type: ignore[arg-type, call-overload]
+        return [int(token) for token in prompt]  # type: ignore[arg-type]
 
     def conversation(self, messages: Sequence[Message], known: Encoded | None = None) -> Encoded:
         """A conversation, up to where the model answers.

@@ -30,7 +30,7 @@ from edgespec.hardware.probe import peak_rss
 from edgespec.models.runtime import AbortFlag, DecodeAborted
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.ranking import ranking_for
+from edgespec.speculation.ranking import Ranking, ranking_for
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 from edgespec.speculation.verification import sample_and_look_up
@@ -72,6 +72,8 @@ class Engine:
             budget=min(tree_budget or most.budget, target.max_nodes),
             leaves=min(most.leaves, target.max_leaves),
         )
+        if most.leaves == 1:
+            most = replace(most, width=1, branching=1)
         self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most)
         self._load_s = load_s
         self._memory = memory or MemoryUse()
@@ -90,41 +92,46 @@ class Engine:
         return f"{self.target.model.path.name}, drafted by {self.drafter.name}, {mode}"
 
     def passes(self, text: list[int], sampler: Sampler, max_tokens: int) -> Iterator[PassRecord]:
-        """The loop. Appends accepted tokens to `text` and yields a record for each pass.
+        """The loop: appends accepted tokens to `text` and yields a record of each pass.
 
         The cache must hold all of `text` but its last token, which becomes the root of the first tree.
         """
         ranking = ranking_for(sampler.config, sampler.noise)
         end = len(text) + max_tokens
         while len(text) < end:
-            start = time.perf_counter()
             limits = self._sizer.limits()
+            # The bonus token comes on top of the path, so the path may be one shorter than what is left.
             limits = replace(limits, depth=min(limits.depth, end - len(text) - 1))
-            tree = self.drafter.draft(text, limits, ranking)
-
-            drafted = time.perf_counter()
-            logits = self.target.verify(tree)
-
-            verified = time.perf_counter()
-
-            def choose(node: int) -> int:
-                if node:
-                    text.append(int(tree.tokens[node]))
-                return sampler.choose(logits[node], text)
-
-            accepted = sample_and_look_up(tree, choose)
-            text.append(accepted.bonus)
-            self.target.commit(tree, accepted.path)
-
-            record = PassRecord(
-                nodes=len(tree),
-                accepted=len(accepted.path) - 1,
-                draft_s=drafted - start,
-                verify_s=verified - drafted,
-                accept_s=time.perf_counter() - verified,
-            )
+            record = self._pass(text, limits, sampler, ranking)
             self._sizer.record(record)
             yield record
+
+    def _pass(self, text: list[int], limits: TreeLimits, sampler: Sampler, ranking: Ranking) -> PassRecord:
+        """Draft, verify, accept, commit."""
+        start = time.perf_counter()
+        tree = self.drafter.draft(text, limits, ranking)
+
+        drafted = time.perf_counter()
+        logits = self.target.verify(tree)
+
+        verified = time.perf_counter()
+
+        def choose(node: int) -> int:
+            if node:
+                text.append(int(tree.tokens[node]))
+            return sampler.choose(logits[node], text)
+
+        accepted = sample_and_look_up(tree, choose)
+        text.append(accepted.bonus)
+
+        self.target.commit(tree, accepted.path)
+        return PassRecord(
+            nodes=len(tree),
+            accepted=len(accepted.path) - 1,
+            draft_s=drafted - start,
+            verify_s=verified - drafted,
+            accept_s=time.perf_counter() - verified,
+        )
 
     def stream(
         self,

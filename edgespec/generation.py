@@ -94,6 +94,7 @@ class GenerationConfig:
             self.seed,
             f"from 0 to {MAX_SEED}",
         )
+        _check(not isinstance(self.stop, str), "stop", repr(self.stop), "a list of texts")
         _check(all(self.stop), "stop", "''", "a text that is not empty")
 
     @property
@@ -140,6 +141,8 @@ class PassRecord:
         verify_s: seconds of the target pass.
         accept_s: seconds spent choosing tokens and updating the caches.
         wait_s: seconds of the pass spent waiting for weights to arrive from disk.
+        promised: drafted tokens the drafter expected to be accepted, the sum of its nodes' path
+            probabilities; 0 when it did not say.
     """
 
     nodes: int
@@ -148,6 +151,7 @@ class PassRecord:
     verify_s: float
     accept_s: float
     wait_s: float = 0.0
+    promised: float = 0.0
 
     @property
     def seconds(self) -> float:

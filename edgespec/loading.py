@@ -76,13 +76,9 @@ def load(
         EdgeSpecError: its kinds say what is wrong: UsageError, ModelFileError, PairingError,
             MemoryLimitError, BackendError.
     """
-    wish = _Wish(
-        context, threads or usable_cores(), memory, tree_budget, exact, gpu_layers, offload
-    )
+    wish = _Wish(context, threads or usable_cores(), memory, tree_budget, exact, gpu_layers, offload)
     wish.check()
-    return _Loader(wish, on_progress or _ignore).load(
-        catalog.find(model), os.fspath(draft), drafter
-    )
+    return _Loader(wish, on_progress or _ignore).load(catalog.find(model), os.fspath(draft), drafter)
 
 
 @dataclass(frozen=True)
@@ -102,9 +98,7 @@ class _Wish:
         budget = self.tree_budget
         _require(budget is None or 1 <= budget <= 4096, "tree budget", budget, "from 1 to 4096")
         _require(self.gpu_layers >= -1, "gpu layers", self.gpu_layers, "0 or more, or -1 for all")
-        _require(
-            self.offload in ("auto", "mmap", "none"), "offload", self.offload, "auto, mmap or none"
-        )
+        _require(self.offload in ("auto", "mmap", "none"), "offload", self.offload, "auto, mmap or none")
         if self.exact and budget is not None and budget > MOST_ROWS:
             raise UsageError(
                 f"The tree budget is {budget}, and exact decoding allows {MOST_ROWS}.",
@@ -165,9 +159,7 @@ class _Loader:
             abort=self._abort,
         )
         self._opened.append(context)
-        target = Target(
-            model, context, self._row_rule(context, header.fingerprint) if exact else None
-        )
+        target = Target(model, context, self._row_rule(context, header.fingerprint) if exact else None)
         limits = TreeLimits(self._nodes, depth=self._nodes, width=max(8, self._nodes // 8))
         drafter: Drafter
         if draft_path is not None:
@@ -246,9 +238,7 @@ class _Loader:
         if source is None:
             return None
         vocabulary = model.vocabulary
-        bos, eos = (
-            vocabulary.text(t).decode("utf-8", "replace") for t in (vocabulary.bos, vocabulary.eos)
-        )
+        bos, eos = (vocabulary.text(t).decode("utf-8", "replace") for t in (vocabulary.bos, vocabulary.eos))
         template = ChatTemplate(source, bos, eos)
         self._opened.append(template)
         template.start()  # its process gets ready while the context is set up
@@ -294,9 +284,7 @@ def _draft_path(draft: str, kind: str | None) -> Path | None:
     if kind not in (None, "model", "lookup"):
         raise UsageError(f"There is no drafter kind '{kind}'.", "The kinds are model and lookup.")
     if kind == "lookup" and draft not in _NO_MODEL:
-        raise UsageError(
-            "The lookup drafter needs no model.", "Leave out --draft, or --drafter lookup."
-        )
+        raise UsageError("The lookup drafter needs no model.", "Leave out --draft, or --drafter lookup.")
     if kind == "model" and draft in _NO_MODEL:
         raise UsageError("The model drafter needs a model.", "Name it with --draft PATH.")
     return None if draft in _NO_MODEL else catalog.find(draft)

@@ -54,6 +54,8 @@ class Session:
 
     def undo(self) -> bool:
         """Drop the last question and its answer; False if there is none."""
+        if not self.messages:
+            return False
         del self.messages[-2:]
         self._known = None
         return True

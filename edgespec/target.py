@@ -36,9 +36,7 @@ class Target:
         """The tokens whose keys and values are in the cache."""
         return self._tokens
 
-    def prefill(
-        self, tokens: Sequence[int], on_progress: Callable[[int, int], None] | None = None
-    ) -> int:
+    def prefill(self, tokens: Sequence[int], on_progress: Callable[[int, int], None] | None = None) -> int:
         """Bring the cache to hold exactly `tokens`, reusing what it already has of them.
 
         Returns:
@@ -47,19 +45,19 @@ class Target:
         Raises:
             DecodeAborted: stopped from outside; what was read until then is kept.
         """
-        shared = _common_prefix(self._tokens, tokens)
-        self.rewind(shared)
+        self.rewind(_common_prefix(self._tokens, tokens))
         missing = tokens[self.cache.length :]
-        if missing:
-            # Large batches take kernels whose rounding depends on where cells lie: put them in order.
-            if self.cache.ordered:
-                self.cache.compact()
-            for start in range(0, len(missing), self.context.n_rows):
-                piece = missing[start : start + self.context.n_rows]
-                self.cache.append(Batch.run(piece, self.cache.length, self.cache.open_paths))
-                self._tokens.extend(piece)
-                if on_progress is not None:
-                    on_progress(start + len(piece), len(missing))
+        # Under a row rule prompts too are read in pieces it allows. Then a token's keys and values do not
+        # depend on what was read beside it or before it, and a cache that is reused gives the same text
+        # as one that starts empty.
+        step = self.rule.maximum if self.rule else self.context.n_rows
+        for start in range(0, len(missing), step):
+            piece = missing[start : start + step]
+            batch = Batch.run(piece, self.cache.length, self.cache.open_paths)
+            self.cache.append(batch, self._padded(len(piece)))
+            self._tokens.extend(piece)
+            if on_progress is not None:
+                on_progress(start + len(piece), len(missing))
         return len(missing)
 
     def verify(self, tree: TokenTree) -> FloatArray:
@@ -74,7 +72,7 @@ class Target:
         n_paths = len(tree.leaves)
         self.cache.open(n_paths)
         batch = tree_batch(tree, self.cache.length)
-        self.cache.try_branches(batch, self.rule.padded(len(tree)) if self.rule else 0)
+        self.cache.try_branches(batch, self._padded(len(tree)))
         return self.context.logits()
 
     def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
@@ -93,6 +91,9 @@ class Target:
         """End an answer: forget what plain decoding would not have read by now."""
         self.cache.settle(length)
         del self._tokens[self.cache.length :]
+
+    def _padded(self, rows: int) -> int:
+        return self.rule.padded(rows) if self.rule else rows
 
     def close(self) -> None:
         """Free the context and the weights."""

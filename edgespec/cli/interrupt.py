@@ -46,9 +46,10 @@ class Interruption:
 
 @contextmanager
 def cancelling(engine: Cancellable, *signals: signal.Signals) -> Iterator[Interruption]:
-    """While this lasts, SIGINT and `signals` cancel the engine's answer; a second one raises KeyboardInterrupt.
+    """While this lasts, SIGINT and `signals` cancel the engine's answer.
 
-    Outside the main thread, where Python delivers no signals, it does nothing.
+    A second signal raises KeyboardInterrupt. Outside the main thread, where Python delivers no signals,
+    this does nothing.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -72,7 +73,7 @@ def cancelling(engine: Cancellable, *signals: signal.Signals) -> Iterator[Interr
         yield interruption
     finally:
         for number, handler in earlier.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(earlier_fd)
         writer.close()
         watcher.join()

@@ -28,10 +28,10 @@ app = typer.Typer(
     invoke_without_command=True,
 )
 app.command(
-    epilog="Examples:  edgespec chat  |  edgespec chat large.gguf --draft small.gguf --memory 12GiB",
+    epilog="Examples:\n\nedgespec chat\n\nedgespec chat large.gguf --draft small.gguf --memory 12GiB",
 )(chat)
 app.command(
-    epilog="Examples:  edgespec generate -p 'Why is the sky blue?'  |  "
+    epilog="Examples:\n\nedgespec generate -p 'Why is the sky blue?'\n\n"
     "edgespec generate --input prompts.jsonl --output answers.jsonl",
 )(generate)
 
@@ -46,7 +46,8 @@ def _print_version(wanted: bool) -> None:
 def _start(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

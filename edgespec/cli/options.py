@@ -33,7 +33,12 @@ def _option(panel: str, flag: str, help_text: str, **more: Any) -> Any:
     """An option in a panel of `--help`, with an environment variable named after its first flag."""
     name = flag.split("/")[0].removeprefix("--").replace("-", "_").upper()
     return typer.Option(
-        flag, help=help_text, rich_help_panel=panel, envvar=f"EDGESPEC_{name}", show_envvar=False, **more
+        flag,
+        help=help_text,
+        rich_help_panel=panel,
+        envvar=f"EDGESPEC_{name}",
+        show_envvar=False,
+        **more,
     )
 
 
@@ -56,7 +61,10 @@ class LoadOptions:
     context: Annotated[
         int | None,
         _option(
-            "Model", "--context", "Most tokens of prompt and answer.", metavar="N", show_default="4096"
+            "Model",
+            "--context",
+            "Most tokens of prompt and answer. Default: 4096.",
+            metavar="N",
         ),
     ] = None
     threads: Annotated[
@@ -64,18 +72,15 @@ class LoadOptions:
     ] = None
     gpu_layers: Annotated[
         int | None,
-        _option(
-            "Model", "--gpu-layers", "Layers for the GPU; -1 is all.", metavar="N", show_default="0"
-        ),
+        _option("Model", "--gpu-layers", "Layers for the GPU; -1 is all. Default: 0.", metavar="N"),
     ] = None
     offload: Annotated[
         str | None,
         _option(
             "Model",
             "--offload",
-            "Where weights live that do not fit.",
+            "How weights that do not fit are read. Default: auto.",
             metavar="auto|stream|mmap|none",
-            show_default="auto",
         ),
     ] = None
     draft: Annotated[
@@ -83,23 +88,26 @@ class LoadOptions:
         _option(
             "Speculation",
             "--draft",
-            "Small model that drafts.",
+            "Small model that drafts. Default: auto.",
             metavar="PATH|NAME|auto|none",
-            show_default="auto",
         ),
     ] = None
     drafter: Annotated[
         str | None,
-        _option("Speculation", "--drafter", "Kind of drafter, if open.", metavar="model|lookup"),
+        _option(
+            "Speculation",
+            "--drafter",
+            "Kind of drafter, where --draft leaves it open.",
+            metavar="model|lookup",
+        ),
     ] = None
     tree_budget: Annotated[
         str | None,
         _option(
             "Speculation",
             "--tree-budget",
-            "Most nodes in a token tree.",
+            "Most nodes in a token tree. Default: auto.",
             metavar="N|auto",
-            show_default="auto",
         ),
     ] = None
     exact: Annotated[
@@ -139,7 +147,12 @@ class SamplingOptions:
 
     max_tokens: Annotated[
         int | None,
-        _option("Sampling", "--max-tokens", "Most tokens to generate. Default: till the end.", metavar="N"),
+        _option(
+            "Sampling",
+            "--max-tokens",
+            "Most tokens to generate. Default: until the context is full.",
+            metavar="N",
+        ),
     ] = _DEFAULTS.max_tokens
     temperature: Annotated[
         float, _option("Sampling", "--temperature", "0 takes the likeliest token.", metavar="T")
@@ -148,7 +161,8 @@ class SamplingOptions:
         int, _option("Sampling", "--top-k", "Only the k likeliest tokens; 0 is all.", metavar="K")
     ] = _DEFAULTS.top_k
     top_p: Annotated[
-        float, _option("Sampling", "--top-p", "Only the likeliest tokens that sum up to P.", metavar="P")
+        float,
+        _option("Sampling", "--top-p", "Only the likeliest tokens that sum up to P.", metavar="P"),
     ] = _DEFAULTS.top_p
     min_p: Annotated[
         float,
@@ -162,7 +176,8 @@ class SamplingOptions:
         _option("Sampling", "--frequency-penalty", "Taken off for each earlier use.", metavar="X"),
     ] = _DEFAULTS.frequency_penalty
     presence_penalty: Annotated[
-        float, _option("Sampling", "--presence-penalty", "Taken off once for earlier use.", metavar="X")
+        float,
+        _option("Sampling", "--presence-penalty", "Taken off once for earlier use.", metavar="X"),
     ] = _DEFAULTS.presence_penalty
     seed: Annotated[
         int | None, _option("Sampling", "--seed", "Makes sampled text repeatable.", metavar="N")
@@ -194,14 +209,17 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take groups of options as parameters; the groups come after its own options."""
     hints = get_type_hints(command, include_extras=True)
     hints.pop("return")
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
     parameters = [p.replace(annotation=hints[p.name]) for p in own]
     for group in groups.values():
         types = get_type_hints(group, include_extras=True)
         parameters += [
             inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=types[field.name],
             )
             for field in fields(group)
         ]

@@ -65,9 +65,7 @@ class Batch:
         return Batch(
             tokens=np.concatenate([self.tokens, np.repeat(self.tokens[:1], extra)]),
             positions=np.concatenate([self.positions, np.arange(extra, dtype=np.int32)]),
-            sequence_ids=np.concatenate(
-                [self.sequence_ids, np.full(extra, sequence_id, dtype=np.int32)]
-            ),
+            sequence_ids=np.concatenate([self.sequence_ids, np.full(extra, sequence_id, dtype=np.int32)]),
             offsets=np.concatenate([self.offsets, self.offsets[-1] + np.arange(1, extra + 1)]),
             wants_logits=np.concatenate([self.wants_logits, np.zeros(extra, dtype=np.bool_)]),
         )

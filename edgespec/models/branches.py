@@ -48,9 +48,9 @@ class BranchingCache:
             self.context.copy(0, path, 0, self.length)
         self._open = max(self._open, paths)
 
-    def append(self, batch: Batch) -> None:
-        """Decode consecutive tokens that are part of the text from the start."""
-        self._decode(batch)
+    def append(self, batch: Batch, rows: int = 0) -> None:
+        """Decode consecutive tokens that are part of the text from the start, padded to `rows`."""
+        self._decode(batch, rows)
         self.length += len(batch)
 
     def try_branches(self, batch: Batch, rows: int = 0) -> None:
@@ -61,11 +61,7 @@ class BranchingCache:
             rows: pad to this many rows, so that the row count does not choose the kernels; for
                 ordered caches.
         """
-        padded = batch.padded(rows, self._padding_id)
-        self._decode(padded)
-        if len(padded) > len(batch):
-            self.context.copy(self._padding_id, self._graveyard_id, 0, -1)
-            self.context.remove(self._padding_id)
+        self._decode(batch, rows)
 
     def fork(self, path: int, new_path: int, length: int) -> None:
         """Let `new_path`, which must be open, share the branch of `path` up to `length` tokens."""
@@ -123,11 +119,15 @@ class BranchingCache:
         self.context.clear()
         self.length = self._tail = 0
 
-    def _decode(self, batch: Batch) -> None:
+    def _decode(self, batch: Batch, rows: int) -> None:
+        padded = batch.padded(rows, self._padding_id)
         # Unordered caches reuse freed cells wherever they lie, so only llama.cpp knows when they are full.
-        if self.ordered and self._tail + len(batch) > self.context.n_cells:
+        if self.ordered and self._tail + len(padded) > self.context.n_cells:
             self.compact()
-            if self._tail + len(batch) > self.context.n_cells:
+            if self._tail + len(padded) > self.context.n_cells:
                 raise NoRoomInCache
-        self.context.decode(batch)
-        self._tail = min(self._tail + len(batch), self.context.n_cells)
+        self.context.decode(padded)
+        self._tail = min(self._tail + len(padded), self.context.n_cells)
+        if len(padded) > len(batch):
+            self.context.copy(self._padding_id, self._graveyard_id, 0, -1)
+            self.context.remove(self._padding_id)

@@ -33,7 +33,7 @@ class ChainCache:
     def fork(self, path: int, new_path: int, length: int) -> None:
         """Never called: there is one path."""
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: Batch, rows: int = 0) -> None:
         """Decode consecutive tokens that are part of the text from the start."""
         self.context.decode(batch)
         self.length += len(batch)

@@ -105,9 +105,7 @@ def _check_request(
     if not target.is_file():
         raise ModelFileError(f"There is no model file {target}.", "Give the path of a GGUF file.")
     if output.exists() and output.samefile(target):
-        raise UsageError(
-            f"The drafter would overwrite its target {target}.", "Choose another output."
-        )
+        raise UsageError(f"The drafter would overwrite its target {target}.", "Choose another output.")
 
 
 def _run_worker(request: dict[str, Any]) -> dict[str, Any]:
@@ -138,9 +136,7 @@ def _explain(
     reason = failure.get("reason", "")
     match failure["stage"]:
         case "import":
-            return BackendError(
-                f"llama.cpp cannot be loaded: {reason}", "Run: python3 scripts/setup.py"
-            )
+            return BackendError(f"llama.cpp cannot be loaded: {reason}", "Run: python3 scripts/setup.py")
         case "read":
             return ModelFileError(
                 f"{target} cannot be read as a GGUF model: {reason}",

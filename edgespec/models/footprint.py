@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from edgespec.models.gguf import ArrayInfo, GGUFHeader
 
 _HALF = 2  # bytes of a cached key or value element
-_GRAPH_BYTES = (
-    64 << 20
-)  # llama.cpp's compute buffers beside the logits, for the models that fit laptops
+_GRAPH_BYTES = 64 << 20  # llama.cpp's compute buffers beside the logits, for the models that fit laptops
 
 
 @dataclass(frozen=True)

@@ -250,9 +250,7 @@ class _HeaderReader:
         self._at = 4
         version = int(self._scalar(_UINT32, "its version"))
         if version & 0xFFFF == 0 and version:
-            raise ModelFileError(
-                f"{self._path} is a big-endian GGUF file.", "Get the little-endian file."
-            )
+            raise ModelFileError(f"{self._path} is a big-endian GGUF file.", "Get the little-endian file.")
         if version not in (2, 3):
             raise ModelFileError(
                 f"{self._path} has GGUF version {version}; versions 2 and 3 can be read.",
@@ -334,9 +332,7 @@ class _HeaderReader:
                 self._damaged(f"{label} is at offset {tensor.offset}, no multiple of {alignment}")
             if tensor.offset != expected:
                 fault = "overlaps the one before it" if tensor.offset < expected else "leaves a gap"
-                self._damaged(
-                    f"{label} {fault}: it is at offset {tensor.offset} instead of {expected}"
-                )
+                self._damaged(f"{label} {fault}: it is at offset {tensor.offset} instead of {expected}")
             expected = _round_up(expected + tensor.n_bytes, alignment)
             tensors.append(tensor)
         return tensors

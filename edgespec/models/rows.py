@@ -67,7 +67,7 @@ def _logits(context: Context, tokens: np.ndarray, rule: RowRule) -> FloatArray:
     """Logits of a chain decoded in one batch under the rule."""
     batch = Batch.run(tokens, start=0, n_sequences=1, logits="all")
     context.decode(batch.padded(rule.padded(len(batch)), sequence_id=1))
-    logits = context.logits().copy()
+    logits: FloatArray = context.logits().copy()
     context.clear()
     return logits
 

@@ -103,7 +103,7 @@ class AbortFlag:
         """Have a context's decodes obey this flag, where there is a C library with a strlen."""
         try:
             library = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("msvcrt")
-            address = ctypes.cast(library.strlen, ctypes.c_void_p).value
+            address: Any = ctypes.cast(library.strlen, ctypes.c_void_p).value
         except (OSError, AttributeError):
             return  # decodes then end at the next pass
         params.abort_callback = llama_cpp.ggml_abort_callback(address)
@@ -138,9 +138,7 @@ class Model:
         _log.errors.clear()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
-        params.load_mode = (
-            llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
-        )
+        params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
         params.use_extra_bufts = repack
         if on_progress is not None:
 
@@ -183,8 +181,7 @@ class Model:
     def keeps_recurrent_state(self) -> bool:
         """Whether some layers keep a running state instead of cells (recurrent and hybrid models)."""
         return bool(
-            llama_cpp.llama_model_is_recurrent(self.handle)
-            or llama_cpp.llama_model_is_hybrid(self.handle)
+            llama_cpp.llama_model_is_recurrent(self.handle) or llama_cpp.llama_model_is_hybrid(self.handle)
         )
 
     @property
@@ -218,6 +215,7 @@ class Context:
         n_cells: cells in the cache; a token takes one.
         n_rows: most rows in one decode call, and in one physical batch.
         n_sequences: sequence ids, 0 .. n_sequences - 1.
+        n_threads: CPU threads.
 
     Raises:
         MemoryLimitError: llama.cpp cannot allocate the context.
@@ -237,15 +235,14 @@ class Context:
         self.model = model
         self.n_rows = n_rows
         self.n_sequences = n_sequences
+        self.n_threads = n_threads
         self._handle: Any = None
         self._n_outputs = 0
         self._abort = abort  # C keeps the flag's address, so it must live as long as the context
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = n_cells
         params.n_batch = params.n_ubatch = n_rows
-        params.n_outputs_max = max(
-            n_outputs, n_sequences
-        )  # llama.cpp reserves one a sequence anyway
+        params.n_outputs_max = max(n_outputs, n_sequences)  # llama.cpp reserves one a sequence anyway
         params.n_seq_max = n_sequences
         params.kv_unified = True  # branches of a tree share cells
         params.swa_full = True  # sliding-window layers keep all cells, so that branches can be cut
@@ -322,7 +319,7 @@ class Context:
     def save(self, sequence: int) -> ctypes.Array[ctypes.c_uint8]:
         """The state of one sequence as bytes, exact."""
         size = llama_cpp.llama_state_seq_get_size(self.handle, sequence)
-        buffer = (ctypes.c_uint8 * size)()
+        buffer: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * size)()
         written = llama_cpp.llama_state_seq_get_data(self.handle, buffer, size, sequence)
         if written != size:
             raise BackendError("llama.cpp could not read the state of the conversation.")

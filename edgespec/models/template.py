@@ -8,6 +8,7 @@ untrusted part is the messages: `render_segments` keeps text that merely looks l
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import re
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from edgespec.errors import TemplateError
 
@@ -29,10 +30,11 @@ _WORKER = Path(__file__).with_name("template_worker.py")
 # A cold start reads Python and jinja2 from disk, perhaps a slow and busy one. It is waited for
 # apart from the template's own time.
 _START_TIMEOUT_S = 60.0
+_MAX_ANSWER_BYTES = 12 * MAX_OUTPUT_CHARS + 1024  # JSON escapes take up to 12 bytes a character
+_MAX_DETAIL_CHARS = 300
 _OTHER_FILE = "Try another GGUF file of this model; the template is part of the file."
 
 Message = Mapping[str, str]
-_T = TypeVar("_T")
 
 
 class ChatTemplate:
@@ -97,9 +99,227 @@ class ChatTemplate:
             folded = _fold_system(messages)
             if folded is None:
                 raise
-            refusal = sys.exc_info()[1]
+        return self._render(folded, add_generation_prompt)
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        request = {
+            "source": self._source,
+            "bos": self._bos,
+            "eos": self._eos,
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "max_chars": MAX_OUTPUT_CHARS,
+            "timeout_s": self._timeout_s,
+        }
+        with self._lock:
+            self.start()
+            assert self._worker is not None
+            try:
+                answer = self._worker.ask(request, self._timeout_s)
+            except BaseException:
+                # Also on Ctrl-C: its answer, when it came, would be taken for the next one's.
+                self.close()
+                raise
+        if "text" in answer:
+            return str(answer["text"])
+        raise _failure(str(answer.get("kind")), str(answer.get("error")))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a rendered prompt; `literal` text must not be parsed for control tokens."""
+
+    text: str
+    literal: bool
+
+
+def render_segments(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    controls: Callable[[str], list[str]],
+    add_generation_prompt: bool = True,
+) -> list[Segment]:
+    """Render `messages` so that control tokens come from the template alone.
+
+    Each control string in a message (of two that overlap the leftmost, of two that start together
+    the longest) goes through the template as a random number, and comes back as a literal segment.
+    Digits, because filters such as trim and upper leave them alone. The texts of the segments,
+    joined, are the plain rendering; without control strings there is just one segment.
+
+    Args:
+        controls: the control-token strings that occur in a text.
+
+    Raises:
+        TemplateError: as `ChatTemplate.render`.
+    """
+    hidden = _Hidden()
+    protected = [
+        {
+            # A role is a plain word, which the template compares; anything else it only prints.
+            key: text if key == "role" and text.isalpha() else hidden.hide(text, controls(text))
+            for key, text in message.items()
+        }
+        for message in messages
+    ]
+    return hidden.split(template.render(protected, add_generation_prompt))
+
+
+class _Hidden:
+    """Control strings of one conversation, and the numbers that stand for them."""
+
+    def __init__(self) -> None:
+        self._key = str(10**31 + secrets.randbelow(9 * 10**31))
+        self._originals: list[str] = []
+
+    def hide(self, text: str, controls: list[str]) -> str:
+        longest_first = sorted(filter(None, controls), key=len, reverse=True)
+        if not longest_first:
+            return text
+        return re.sub("|".join(map(re.escape, longest_first)), self._replace, text)
+
+    def split(self, text: str) -> list[Segment]:
+        if not self._originals:
+            return [Segment(text, literal=False)]
+        parts = re.split(rf"{self._key}(\d{{8}})", text)  # text, index, text, index, ..., text
+        segments = [
+            Segment(self._originals[int(part)], literal=True)
+            if position % 2
+            else Segment(part, literal=False)
+            for position, part in enumerate(parts)
+        ]
+        return [segment for segment in segments if segment.text]
+
+    def _replace(self, match: re.Match[str]) -> str:
+        self._originals.append(match[0])
+        return f"{self._key}{len(self._originals) - 1:08d}"
+
+
+class _Refused(TemplateError):
+    """The template itself called `raise_exception`."""
+
+
+class _Worker:
+    """The child process: one line of JSON in, one out."""
+
+    def __init__(self) -> None:
+        jinja = importlib.util.find_spec("jinja2")
+        # An isolated interpreter skips the user's own packages; jinja2 may be among them.
+        folder = [str(Path(jinja.origin).parents[1])] if jinja and jinja.origin else []
         try:
-            return self._render(folded, add_generation_prompt)
-        except _Refused:
-            assert refusal is not None
-            raise refusal from None
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(_WORKER), *folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+            )
+        except OSError as error:
+            raise _not_started(str(error)) from error
+        self._ready = False
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The answer to `request`. After any exception this worker must be closed."""
+        if not self._ready:
+            self._await_ready()
+        line = json.dumps(request).encode() + b"\n"
+        try:
+            answer = _decoded(_within(timeout_s, lambda: self._exchange(line)))
+        except TimeoutError:
+            raise TemplateError(
+                f"The model's chat template did not finish within {timeout_s:g} s.", _OTHER_FILE
+            ) from None
+        if answer is None:
+            raise TemplateError(
+                "The process that renders the model's chat template ended before it was done.",
+                _OTHER_FILE,
+            )
+        return answer
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # bytes it never took
+                if pipe is not None:
+                    pipe.close()
+
+    def _await_ready(self) -> None:
+        try:
+            answer = _decoded(_within(_START_TIMEOUT_S, lambda: self._exchange(b"")))
+        except TimeoutError:
+            raise _not_started(f"no answer within {_START_TIMEOUT_S:g} s") from None
+        if answer is None or not answer.get("ready"):
+            raise _not_started(str((answer or {}).get("error", "it ended at once")))
+        self._ready = True
+
+    def _exchange(self, line: bytes) -> bytes:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
+        return self._process.stdout.readline(_MAX_ANSWER_BYTES)
+
+
+def _within(seconds: float, action: Callable[[], bytes]) -> bytes:
+    """What `action` returns, b"" if a pipe broke. A pipe cannot be waited for on every system.
+
+    Raises:
+        TimeoutError: it took longer; ending the process ends the action too.
+    """
+    results: list[bytes] = []
+
+    def run() -> None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the pipe was closed
+            results.append(action())
+
+    thread = threading.Thread(target=run, name="chat-template", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError
+    return results[0] if results else b""
+
+
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _fold_system(messages: Sequence[Message]) -> list[Message] | None:
+    """The system text put before the first user message; None where there is nothing to fold."""
+    if not messages or messages[0].get("role") != "system":
+        return None
+    system, *rest = messages
+    for index, message in enumerate(rest):
+        if message.get("role") == "user":
+            content = f"{system['content']}\n\n{message['content']}"
+            return [*rest[:index], {**message, "content": content}, *rest[index + 1 :]]
+    return None
+
+
+def _failure(kind: str, detail: str) -> TemplateError:
+    # The text is the template's: keep it short, and its control characters off the terminal.
+    printable = "".join(c if c.isprintable() else " " for c in detail[:_MAX_DETAIL_CHARS])
+    said = " ".join(printable.split()).rstrip(".")
+    if kind == "refused":
+        return _Refused(f"The model's chat template refused the messages: {said}.")
+    reasons = {
+        "syntax": f"The model's chat template is not valid Jinja: {said}.",
+        "too_long": f"The model's chat template wrote more than {MAX_OUTPUT_CHARS:,} characters.",
+        "memory": "The model's chat template used more memory than it may.",
+    }
+    return TemplateError(reasons.get(kind, f"The model's chat template failed: {said}."), _OTHER_FILE)
+
+
+def _not_started(why: str) -> TemplateError:
+    return TemplateError(
+        f"The process that renders chat templates did not start: {why}.",
+        "Check that this Python installation is whole: python -c 'import jinja2'.",
+    )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MEMORY_BYTES = 2**30
+_MAX_ERROR_CHARS = 1000
 
 
 class Refused(Exception):
@@ -87,7 +88,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
     class GenerationBlock(Extension):
         """`{% generation %}` marks the assistant's part for training; here it only wraps it."""
 
-        tags = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)
@@ -102,24 +103,24 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _respond(
-    render: Callable[[Mapping[str, Any]], str], request: Mapping[str, Any]
-) -> dict[str, str]:
+def _respond(render: Callable[[Mapping[str, Any]], str], request: Mapping[str, Any]) -> dict[str, str]:
     from jinja2 import TemplateSyntaxError
 
     _end_self_after(2 * request["timeout_s"] + 1)
     try:
         return {"text": render(request)}
     except Refused as error:
-        return {"kind": "refused", "error": str(error)}
+        return {"kind": "refused", "error": str(error)[:_MAX_ERROR_CHARS]}
     except TooLong:
         return {"kind": "too_long", "error": ""}
     except MemoryError:
         return {"kind": "memory", "error": ""}
     except TemplateSyntaxError as error:
-        return {"kind": "syntax", "error": f"line {error.lineno}: {error.message}"}
+        detail = f"line {error.lineno}: {error.message}"
+        return {"kind": "syntax", "error": detail[:_MAX_ERROR_CHARS]}
     except Exception as error:  # whatever a template does is its own failure, and is reported
-        return {"kind": "failed", "error": str(error) or type(error).__name__}
+        detail = str(error) or type(error).__name__
+        return {"kind": "failed", "error": detail[:_MAX_ERROR_CHARS]}
     finally:
         _end_self_after(0)
 

@@ -71,15 +71,11 @@ class Vocabulary:
                 that a chat template wrote.
             bos: put the begin-of-text token in front, if the model wants one.
         """
-        data = text.encode(
-            "utf-8", "replace"
-        )  # half surrogates, from undecodable arguments, become "?"
+        data = text.encode("utf-8", "replace")  # half surrogates, from undecodable arguments, become "?"
         capacity = len(data) + 8
         while True:
             buffer = (llama_cpp.llama_token * capacity)()
-            n = llama_cpp.llama_tokenize(
-                self._handle, data, len(data), buffer, capacity, bos, control
-            )
+            n = llama_cpp.llama_tokenize(self._handle, data, len(data), buffer, capacity, bos, control)
             if n >= 0:
                 return list(buffer[:n])
             if -n <= capacity:

@@ -21,7 +21,7 @@ class TreeLimits:
         leaves: most leaves.
         width: most nodes expanded in one draft step.
         branching: most children a node gets.
-        min_logprob: nodes whose path scores below this are not worth their cost.
+        min_logprob: drafted nodes whose path does not score above this are not worth their cost.
     """
 
     budget: int
@@ -63,10 +63,14 @@ class Children:
     tokens: IntArray
     logprobs: FloatArray
 
+    @classmethod
+    def none(cls, width: int, branching: int = 1) -> Children:
+        """No children yet."""
+        shape = (width, branching)
+        return cls(np.zeros(shape, dtype=np.int32), np.full(shape, -np.inf, dtype=np.float32))
 
-def grow_best_first(
-    root: int, expand: Callable[[Frontier], Children], limits: TreeLimits
-) -> TokenTree:
+
+def grow_best_first(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) -> TokenTree:
     """The `budget` likeliest nodes by the drafter's path probability.
 
     A batched best-first search (SpecExec, Svirschevski et al. 2024, section 4): each draft step expands
@@ -84,9 +88,7 @@ def grow_best_first(
     is_open = np.ones(1, dtype=np.bool_)
     while True:
         bar = max(_bar(scores, limits.budget), limits.min_logprob)
-        chosen = _best_open(
-            scores, is_open & (depths < limits.depth) & (scores >= bar), limits.width
-        )
+        chosen = _best_open(scores, is_open & (depths < limits.depth) & (scores > bar), limits.width)
         if not len(chosen):
             break
         children = expand(Frontier(chosen, tokens[chosen], parents[chosen], depths[chosen]))

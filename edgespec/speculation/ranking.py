@@ -60,10 +60,10 @@ class BySharedNoise(Ranking):
     def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
         values, tokens = logits.topk(min(self._drawn_from, logits.shape[1]), dim=1)
         candidates = tokens.numpy()
-        noise = np.stack(
-            [self._noise.at(p, row) for p, row in zip(positions, candidates, strict=True)]
-        )
-        perturbed = (values.numpy() / self._temperature + noise) / _DISAGREEMENT
+        noise = np.stack([self._noise.at(p, row) for p, row in zip(positions, candidates, strict=True)])
+        behind = (values - values[:, :1]).numpy().astype(np.float64)
+        with np.errstate(over="ignore"):  # where the temperature is next to nothing
+            perturbed = (behind / self._temperature + noise) / _DISAGREEMENT
         perturbed -= perturbed.max(axis=1, keepdims=True)
         scores = perturbed - np.log(np.exp(perturbed).sum(axis=1, keepdims=True))
         order = np.argsort(-scores, axis=1, kind="stable")[:, :count]

@@ -51,7 +51,7 @@ class Sampler:
         c = self.config
         window = text[-c.penalty_window :] if c.penalty_window else text
         seen, counts = np.unique(np.asarray(window, dtype=np.int64), return_counts=True)
-        result = logits.copy()
+        result: FloatArray = logits.copy()
         values = result[seen]
         values = np.where(values > 0, values / c.repeat_penalty, values * c.repeat_penalty)
         result[seen] = values - counts * c.frequency_penalty - c.presence_penalty
@@ -70,7 +70,9 @@ class Sampler:
         if c.min_p > 0:
             kept = np.flatnonzero(scores >= scores.max() + np.log(c.min_p))
             tokens, scores = tokens[kept], scores[kept]
-        return tokens, scores / c.temperature
+        # Counted from the best, which no temperature can make overflow, however low.
+        with np.errstate(over="ignore"):
+            return tokens, (scores - scores.max()) / c.temperature
 
 
 def _top_p(scores: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:

@@ -1,8 +1,9 @@
 """How large the next tree should be, from what the passes so far have cost and yielded.
 
 A node is worth its place if the chance that it is accepted, times the seconds a token takes otherwise,
-exceeds the seconds it adds to the pass. Where passes cost the same for one row as for many, large trees
-follow; where every row costs, small ones; and where speculation does not pay at all, none.
+exceeds the seconds it adds to the round, drafting included. The chance is the drafter's, corrected by how
+many tokens its trees promised and how many were accepted. Where rounds cost the same for one node as for
+many, large trees follow; where every node costs, small ones; and where speculation does not pay, none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from edgespec.speculation.growth import TreeLimits
 
 _FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
+_TRUST_MEMORY = 0.95  # the same, for how far the drafter's probabilities can be believed
+_TRUST_PRIOR = 2.0  # tokens that stand for taking the drafter at its word
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 256  # passes
 _PATIENCE = 4  # rounds with a tree before they are judged
 
@@ -33,36 +36,40 @@ class FixedSizer:
 
 
 class AdaptiveSizer:
-    """Follows the measured cost of rows and the measured yield of trees."""
+    """Follows the measured cost of nodes and the measured yield of trees."""
 
     def __init__(self, most: TreeLimits) -> None:
         self._most = most
-        self._passes = _LineFit()
+        self._cost = _LineFit()
         self._plain_s: float | None = None  # seconds of a pass over the root alone
         self._round_s = 0.0  # running means over rounds with a tree
         self._round_tokens = 0.0
         self._rounds = 0
         self._pause = 0
         self._next_pause = _SHORTEST_PAUSE
+        self._promised = self._kept = 0.0  # fading sums of tokens
 
     def limits(self) -> TreeLimits:
         """What the next tree may cost; a budget of 1 means plain decoding."""
         if self._plain_s is None or self._pause > 0:
             return self._replace(budget=1)
-        per_row = self._passes.slope
-        if per_row is None:
+        per_node = self._cost.slope
+        if per_node is None:
             return self._replace(budget=min(_FIRST_BUDGET, self._most.budget))
         per_token = self._plain_s
         if self._rounds >= _PATIENCE:
             per_token = min(per_token, self._round_s / self._round_tokens)
-        chance = min(max(per_row / per_token, 1e-6), 1.0)
+        trust = (self._kept + _TRUST_PRIOR) / (self._promised + _TRUST_PRIOR)
+        chance = min(max(per_node / (per_token * trust), 1e-6), 1.0)
         return self._replace(budget=self._most.budget, min_logprob=math.log(chance))
 
     def record(self, record: PassRecord) -> None:
         """Learn from a pass."""
-        self._passes.add(record.nodes, record.verify_s)
-        self._pause = max(self._pause - 1, 0)
         seconds = record.seconds
+        self._cost.add(record.nodes, seconds)
+        self._promised = _TRUST_MEMORY * self._promised + record.promised
+        self._kept = _TRUST_MEMORY * self._kept + (record.accepted if record.promised else 0)
+        self._pause = max(self._pause - 1, 0)
         if record.nodes == 1:
             # The shortest is the least disturbed by other programs, and a pass only gets dearer slowly.
             self._plain_s = min(seconds, 1.05 * (self._plain_s or math.inf))
@@ -89,7 +96,7 @@ class AdaptiveSizer:
 
 
 class _LineFit:
-    """Seconds of a pass as a straight line over its rows, the past fading."""
+    """Seconds of a round as a straight line over its nodes, the past fading."""
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
@@ -104,7 +111,7 @@ class _LineFit:
 
     @property
     def slope(self) -> float | None:
-        """Seconds a row adds; None while all passes had about as many rows."""
+        """Seconds a node adds; None while all rounds had about as many nodes."""
         spread = self._n * self._xx - self._x * self._x
         if spread < self._n:
             return None

@@ -53,9 +53,7 @@ class TokenTree:
         score_array = np.asarray(logprobs, dtype=np.float32)
         n = len(token_array)
         if n == 0 or parent_array.shape != (n,) or score_array.shape != (n,):
-            raise ValueError(
-                "tokens, parents and logprobs must have one entry a node, and one node at least"
-            )
+            raise ValueError("tokens, parents and logprobs must have one entry a node, and one node at least")
         if parent_array[0] != -1 or (parent_array[1:] < 0).any():
             raise ValueError("node 0, and only node 0, has no parent")
         if (parent_array >= np.arange(n)).any():
@@ -71,12 +69,10 @@ class TokenTree:
     def chain(cls, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> TokenTree:
         """A single path; tokens[0] is the root."""
         scores = [0.0] * len(tokens) if logprobs is None else logprobs
-        return cls.build(tokens, np.arange(-1, len(tokens) - 1), scores)
+        return cls.build(tokens, range(-1, len(tokens) - 1), scores)
 
     @classmethod
-    def from_paths(
-        cls, root: int, paths: Iterable[tuple[Sequence[int], Sequence[float]]]
-    ) -> TokenTree:
+    def from_paths(cls, root: int, paths: Iterable[tuple[Sequence[int], Sequence[float]]]) -> TokenTree:
         """The tree that merges (tokens, path scores) continuations of one root."""
         tokens, parents, scores = [root], [-1], [0.0]
         for path, path_scores in paths:
@@ -171,11 +167,7 @@ class TokenTree:
         has_child: set[int] = set()
         n_leaves = 1
         for node in np.argsort(-self.logprobs, kind="stable").tolist():
-            if (
-                node == 0
-                or parents[node] not in kept
-                or (depth is not None and self.depths[node] > depth)
-            ):
+            if node == 0 or parents[node] not in kept or (depth is not None and self.depths[node] > depth):
                 continue
             if len(kept) >= budget:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -17,7 +18,7 @@ _CUTS = st.lists(st.integers(min_value=0, max_value=160), max_size=12)
 
 def _pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    return [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def _expected(text: str, stops: Sequence[str]) -> str:
@@ -52,9 +53,7 @@ def test_only_what_could_begin_a_stop_is_held_back(text: str, stops: list[str]) 
         if any(stop in seen for stop in stops):
             break
         held = seen[len(shown) :]
-        longest = max(
-            (n for stop in stops for n in range(len(stop)) if seen.endswith(stop[:n])), default=0
-        )
+        longest = max((n for stop in stops for n in range(len(stop)) if seen.endswith(stop[:n])), default=0)
         assert held == seen[len(seen) - longest :]
 
 

@@ -38,7 +38,7 @@ class LookupDrafter(Drafter):
         if not limits.allows_drafting:
             return root
         self._index(text)
-        paths = []
+        paths: list[tuple[Sequence[int], int]] = []
         seen: set[int] = set()
         for length in range(min(_LONGEST, len(text) - 1), 0, -1):
             for place in reversed(self._places[tuple(text[-length:])]):
@@ -46,9 +46,8 @@ class LookupDrafter(Drafter):
                     seen.add(place)
                     paths.append((text[place : place + limits.depth], length))
         # A longer match says more, so within one tree the shorter ones only fill what is left.
-        tree = TokenTree.from_paths(text[-1], [(p, _scores(len(p), n)) for p, n in paths])
-        good = int((tree.logprobs >= limits.min_logprob).sum())
-        return tree.trimmed(min(limits.budget, max(good, 1)), limits.leaves)
+        tree = TokenTree.from_paths(text[-1], [_scored(p, n, limits.min_logprob) for p, n in paths])
+        return tree.trimmed(limits.budget, limits.leaves)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -67,10 +66,17 @@ class LookupDrafter(Drafter):
         self._text = list(text)
 
 
-def _scores(n_tokens: int, match: int) -> list[float]:
-    """Path scores of a continuation: each token that is right makes the match longer."""
+def _scored(
+    continuation: Sequence[int], match: int, min_logprob: float
+) -> tuple[Sequence[int], list[float]]:
+    """The part of a continuation that is worth its cost, and its path scores.
+
+    Each token that is right makes the match longer.
+    """
     total, scores = 0.0, []
-    for i in range(n_tokens):
+    for i in range(len(continuation)):
         total += math.log(_CHANCE[min(match + i, _LONGEST)])
+        if total <= min_logprob:
+            break
         scores.append(total)
-    return scores
+    return continuation[: len(scores)], scores

@@ -39,13 +39,16 @@ class ModelDrafter(Drafter):
 
     The cache holds the text and, until the next call, the branches of the last tree; the branch that the
     target accepted is kept, so that nothing accepted is read twice.
+
+    Attributes:
+        cache: what the drafter has read.
     """
 
     def __init__(self, model: Model, context: Context, target_vocabulary: int) -> None:
         self.name = model.path.stem
         self._model = model
         self._context = context
-        self._cache = open_cache(context, ordered=False)
+        self.cache = open_cache(context, ordered=False)
         # Padding at the end of one vocabulary is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._read: list[int] = []
@@ -83,14 +86,12 @@ class ModelDrafter(Drafter):
                 if child is None:
                     break
                 path.append(child)
-        self._cache.commit(
-            last.paths.get(path[-1], 0), len(path) - 1, last.used_paths, len(last.paths)
-        )
+        self.cache.commit(last.paths.get(path[-1], 0), len(path) - 1, last.used_paths, len(last.paths))
         self._read.extend(text[known : known + len(path) - 1])
         shared = _shared_prefix(self._read, text[:-1])
         if shared < len(self._read):
-            self._cache.rewind(shared)
-            del self._read[self._cache.length :]
+            self.cache.rewind(shared)
+            del self._read[self.cache.length :]
         self._pending = list(text[len(self._read) :])
 
     def _expand(self, frontier: Frontier) -> Children:
@@ -100,15 +101,16 @@ class ModelDrafter(Drafter):
             rows = [0]
         else:
             rows = self._read_nodes(frontier)
+            if not rows:
+                return Children.none(len(frontier.nodes))
         logits = torch.from_numpy(self._context.logits())[:, : self._n_vocab]
         positions = [len(self._read) + int(depth) for depth in frontier.depths[rows]]
         best = self._ranking.best(logits, positions, self._limits.branching)
         if len(rows) == len(frontier.nodes):
             return best
-        tokens = np.zeros((len(frontier.nodes), best.tokens.shape[1]), dtype=np.int32)
-        logprobs = np.full(tokens.shape, -np.inf, dtype=np.float32)
-        tokens[rows], logprobs[rows] = best.tokens, best.logprobs
-        return Children(tokens, logprobs)
+        children = Children.none(len(frontier.nodes), best.tokens.shape[1])
+        children.tokens[rows], children.logprobs[rows] = best.tokens, best.logprobs
+        return children
 
     def _read_pending(self) -> None:
         """Read the text up to the root, the root's logits with it."""
@@ -116,10 +118,8 @@ class ModelDrafter(Drafter):
         for start in range(0, len(self._pending), step):
             piece = self._pending[start : start + step]
             last = start + step >= len(self._pending)
-            self._cache.append(
-                Batch.run(
-                    piece, len(self._read), self._cache.open_paths, "last" if last else "none"
-                )
+            self.cache.append(
+                Batch.run(piece, len(self._read), self.cache.open_paths, "last" if last else "none")
             )
             self._read.extend(piece)
         self._pending = []
@@ -143,6 +143,8 @@ class ModelDrafter(Drafter):
             self._branches.children[parent, token] = node
             rows.append(row)
             paths.append(path)
+        if not rows:
+            return rows
         batch = Batch(
             tokens=frontier.tokens[rows],
             positions=frontier.depths[rows] + np.int32(len(self._read) - 1),
@@ -151,7 +153,7 @@ class ModelDrafter(Drafter):
             wants_logits=np.ones(len(rows), dtype=np.bool_),
         )
         try:
-            self._cache.try_branches(batch)
+            self.cache.try_branches(batch)
         except DecodeAborted:
             self._branches.children.clear()  # these nodes were not read: none of the tree can be kept
             raise
@@ -163,13 +165,13 @@ class ModelDrafter(Drafter):
         if parent in branches.paths and parent not in branches.extended:
             branches.extended.add(parent)
             return branches.paths[parent]
-        if branches.used_paths == self._cache.max_paths:
+        if branches.used_paths == self.cache.max_paths:
             return None
         path = branches.used_paths
         branches.used_paths += 1
-        self._cache.open(path + 1)
+        self.cache.open(path + 1)
         if parent in branches.paths:
-            self._cache.fork(branches.paths[parent], path, len(self._read) + depth - 1)
+            self.cache.fork(branches.paths[parent], path, len(self._read) + depth - 1)
         return path
 
 

@@ -1,0 +1,113 @@
+"""What EdgeSpec costs beside llama.cpp's own work, with the default model in memory.
+
+    python -m benchmarks.overhead
+
+Two questions. Plain decoding: tokens per second against llama-cpp-python's own loop, same model and
+settings, alternating. Speculation: the share of a round that is spent outside llama_decode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import llama_cpp
+
+import edgespec
+from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
+from edgespec.engine import Engine
+from edgespec.generation import GenerationConfig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=128)
+    options = parser.parse_args()
+    result: dict[str, Any] = {"plain": plain(options.rounds, options.tokens)}
+    for name, draft in (("q4_0", q4_0()), ("drop-18-21", dropped())):
+        with edgespec.load(draft=draft, tree_budget=32, exact=False) as engine:
+            result[name] = speculation(engine, options.tokens, options.rounds)
+    for name, figures in result.items():
+        print(f"{name:>12}: " + ", ".join(f"{k} {v:.3f}" for k, v in figures.items()))
+    print(json.dumps(result))
+
+
+def plain(rounds: int, tokens: int) -> dict[str, float]:
+    """Tokens per second of both loops, medians over alternating runs."""
+    config = GenerationConfig(max_tokens=tokens)
+    ours: dict[bool, list[float]] = {False: [], True: []}
+    theirs = []
+    with (
+        edgespec.load(draft="none", exact=False, context=1024) as engine,
+        edgespec.load(draft="none", exact=True, context=1024) as exact_engine,
+    ):
+        threads = engine.target.context.n_threads
+        reference = llama_cpp.Llama(
+            str(smollm2()), n_ctx=1024, n_threads=threads, n_threads_batch=threads, flash_attn=True, verbose=False
+        )
+        prompt = engine.encoder.encode(PROMPTS[1])
+        for _ in range(rounds):
+            for e, exact in ((engine, False), (exact_engine, True)):
+                e.target.rewind(0)
+                ours[exact].append(e.generate(prompt, config).tokens_per_second)
+            theirs.append(_reference_speed(reference, prompt, tokens))
+    speeds = {
+        "edgespec_tps": statistics.median(ours[False]),
+        "edgespec_exact_tps": statistics.median(ours[True]),
+        "llama_cpp_python_tps": statistics.median(theirs),
+    }
+    speeds["ratio"] = speeds["edgespec_tps"] / speeds["llama_cpp_python_tps"]
+    speeds["exact_ratio"] = speeds["edgespec_exact_tps"] / speeds["llama_cpp_python_tps"]
+    return speeds
+
+
+def _reference_speed(model: llama_cpp.Llama, prompt: list[int], tokens: int) -> float:
+    model.reset()
+    generator = model.generate(prompt, temp=0.0)
+    next(generator)
+    start = time.perf_counter()
+    for _ in range(tokens - 1):
+        next(generator)
+    return (tokens - 1) / (time.perf_counter() - start)
+
+
+def speculation(engine: Engine, tokens: int, rounds: int) -> dict[str, float]:
+    """Share of a round outside llama_decode, and tokens a pass."""
+    shares, per_pass = [], []
+    for prompt in PROMPTS[:rounds]:
+        engine.target.rewind(0)
+        engine.generate(prompt, GenerationConfig(max_tokens=2))  # reads the prompt on both sides
+        with _timed_decodes() as decodes:
+            answer = engine.generate(prompt, GenerationConfig(max_tokens=tokens))
+        inside = sum(decodes) - answer.timings.prefill_s
+        shares.append(1 - inside / answer.timings.decode_s)
+        per_pass.append(answer.tokens_per_pass)
+    return {"share_outside_decode": statistics.median(shares), "tokens_per_pass": statistics.mean(per_pass)}
+
+
+@contextmanager
+def _timed_decodes() -> Iterator[list[float]]:
+    seconds: list[float] = []
+    decode = llama_cpp.llama_decode
+
+    def timed(*arguments: Any) -> int:
+        start = time.perf_counter()
+        code: int = decode(*arguments)
+        seconds.append(time.perf_counter() - start)
+        return code
+
+    llama_cpp.llama_decode = timed
+    try:
+        yield seconds
+    finally:
+        llama_cpp.llama_decode = decode
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Prompts of our own, varied in kind, and the small models that the figures are made with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from edgespec.models import catalog
+from edgespec.models.factory import make_drafter
+
+PROMPTS = (
+    "Why is the sky blue?",
+    "Write a short story about a fox and a crow who share a house.",
+    "Explain recursion to a ten year old.",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "Translate into French: The train to the coast leaves at seven in the morning.",
+    "List five ways to save water at home.",
+    "Summarise: Bees visit flowers for nectar. Pollen sticks to them, and so plants are fertilised.",
+    "If a shirt costs 20 dollars and is reduced by 15 percent, what does it cost?",
+    "Write a polite letter to a neighbour about noise at night.",
+    "What are the differences between a lake and a sea?",
+    "Compose a poem about the first snow.",
+    "How does a bicycle stay upright?",
+    "Write SQL that lists the ten customers with the most orders.",
+    "Give me a recipe for lentil soup.",
+    "Who was Ada Lovelace, and what is she known for?",
+    "Describe a market square in the early morning.",
+    "Explain how a refrigerator works.",
+    "Write a dialogue between a teacher and a late pupil.",
+    "What should I pack for three days of hiking?",
+    "Name three causes of the French Revolution and explain one.",
+    "Correct the grammar: He don't has no time to went there.",
+    "Write a C program that reverses a string.",
+    "Plan a week of meals for a vegetarian.",
+    "What is the meaning of 'a stitch in time saves nine'?",
+)
+
+
+def smollm2() -> Path:
+    """The default model."""
+    return catalog.find(None)
+
+
+def drafter(name: str, quantization: str, drop_layers: tuple[int, ...] = ()) -> Path:
+    """A drafter made from the default model, kept in the cache folder."""
+    folder = Path(os.environ.get("EDGESPEC_BENCH_MODELS", user_cache_path("edgespec") / "bench-models"))
+    path = folder / f"smollm2-{name}.gguf"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        make_drafter(smollm2(), path, quantization=quantization, drop_layers=drop_layers)
+    return path
+
+
+def q4_0() -> Path:
+    """Requantized to Q4_0: agrees with the target on about 0.73 of greedy tokens."""
+    return drafter("q4_0", "q4_0")
+
+
+def dropped() -> Path:
+    """Layers 18 and 21 dropped: agrees on about 0.63."""
+    return drafter("drop-18-21", "keep", (18, 21))

@@ -1,0 +1,239 @@
+"""What people and scripts see: results on stdout, everything else on stderr.
+
+Rich is used here and nowhere else, and only for stderr. Results are never styled or wrapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from edgespec.errors import OutputError
+from edgespec.generation import Generation
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status as Spinner
+
+    from edgespec.cli.options import LoadOptions
+    from edgespec.engine import Engine
+
+# A model's text must not move the cursor, change colours or write the clipboard of a terminal.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class ResultStream:
+    """Results on their way to stdout or a file: each write arrives at once, and failures are named.
+
+    Args:
+        stream: where they go; None if that is closed.
+        name: what the destination is called in messages.
+    """
+
+    def __init__(self, stream: TextIO | None, name: str) -> None:
+        if stream is None:
+            raise OutputError(f"{name} is closed.", "Leave it open, or use --output FILE.")
+        self._stream = stream
+        self._name = name
+        self._plain = stream.isatty()
+        self._at_line_start = True
+
+    def text(self, text: str) -> None:
+        """Write a piece of an answer."""
+        if text:
+            self._write(_CONTROLS.sub("\ufffd", text) if self._plain else text)
+            self._at_line_start = text.endswith("\n")
+
+    def end_line(self) -> None:
+        """End the line if something stands on it."""
+        if not self._at_line_start:
+            self.text("\n")
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Write a JSON object as one line."""
+        line = json.dumps(record, ensure_ascii=False)
+        try:
+            line.encode(self._stream.encoding or "utf-8")
+        except UnicodeEncodeError:
+            line = json.dumps(record)
+        self._write(line + "\n")
+
+    def failure(self, prompt: object, identifier: str | int | None, error: str) -> None:
+        """Write the JSON object of a prompt that got no answer."""
+        self.record(Generation(finish_reason="error").to_json(prompt, identifier) | {"error": error})
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:
+            raise
+        except (OSError, ValueError) as error:
+            _discard_buffer(self._stream)
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise OutputError(f"{self._name} cannot be written: {reason}.", "") from error
+
+
+class Terminal:
+    """Everything besides results: notes, statistics, and what is going on.
+
+    Args:
+        quiet: only warnings and errors.
+        verbose: statistics and notes even if stderr is no terminal.
+    """
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        self.verbose = verbose
+        self._quiet = quiet
+
+    def note(self, text: str) -> None:
+        """Say something that a person may want to know."""
+        if not self._quiet:
+            _print(text)
+
+    def detail(self, text: str) -> None:
+        """Say something that only `--verbose` wants to know."""
+        if self.verbose:
+            _print(text, style="dim")
+
+    def warn(self, text: str) -> None:
+        """Say something that went wrong while the rest goes on."""
+        _print(text, style="yellow")
+
+    def load(self, loading: LoadOptions) -> Engine:
+        """Load what was asked for, telling how far it is; raises what `edgespec.load` raises."""
+        with self.status() as status:
+            engine = loading.load(status.progress)
+        for line in (engine.description, *engine.notes):
+            self.detail(line)
+        return engine
+
+    def statistics(self, generation: Generation) -> None:
+        """One line about an answer, for people who watch."""
+        if self.verbose or (is_terminal(sys.stderr) and not self._quiet):
+            _print(format_statistics(generation), style="dim")
+
+    def status(self) -> Status:
+        """A line for what is going on."""
+        return Status(shown=is_terminal(sys.stderr) and not self._quiet)
+
+
+class Status:
+    """A line on the terminal that is gone when the work is done."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self._shown = shown
+        self._spinner: Spinner | None = None
+
+    def progress(self, what: str, fraction: float) -> None:
+        """Show how much of something is done."""
+        self._show(f"{what} {fraction:.0%}" if fraction > 0 else what)
+
+    def say(self, text: str) -> None:
+        """Show a text."""
+        self._show(text)
+
+    def prefill(self, done: int, total: int) -> None:
+        """Show how much of the prompt was read."""
+        self._show(f"Reading the prompt: {done} of {total} tokens")
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
+
+    def __enter__(self) -> Status:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.clear()
+
+    def _show(self, text: str) -> None:
+        if not self._shown:
+            return
+        from rich.text import Text
+
+        if self._spinner is None:
+            self._spinner = _console().status(Text(text))
+            self._spinner.start()
+        else:
+            self._spinner.update(Text(text))
+
+
+def format_statistics(generation: Generation) -> str:
+    """The figures of an answer in one line."""
+    count = len(generation.tokens)
+    return ", ".join(
+        [
+            f"{count} token{'' if count == 1 else 's'}",
+            f"{generation.tokens_per_second:.1f} tokens/s",
+            f"{generation.tokens_per_pass:.2f} tokens per pass",
+            "exact" if generation.exact else "not bit-exact",
+        ]
+    )
+
+
+def format_details(generation: Generation) -> str:
+    """The figures of an answer, a line each."""
+    timings, memory = generation.timings, generation.memory
+    rows = {
+        "prompt": f"{generation.prompt_tokens} tokens, read in {timings.prefill_s:.2f} s",
+        "answer": f"{len(generation.tokens)} tokens in {timings.decode_s:.2f} s, "
+        f"{generation.tokens_per_second:.1f} tokens/s, ended by {generation.finish_reason}",
+        "passes": f"{len(generation.passes)}, {generation.tokens_per_pass:.2f} tokens and "
+        f"{generation.nodes_per_pass:.1f} nodes each, {generation.acceptance_rate:.0%} of drafts accepted",
+        "time": f"{timings.draft_s:.2f} s drafting, {timings.verify_s:.2f} s verifying, "
+        f"{timings.io_wait_s:.2f} s of it waiting for the disk",
+        "memory": f"{memory.peak_rss_bytes / 2**30:.2f} GiB at most of {memory.budget_bytes / 2**30:.2f} GiB",
+        "mode": ("exact" if generation.exact else "not bit-exact")
+        + (f", seed {generation.seed}" if generation.seed else ""),
+    }
+    return "\n".join(f"{name:<8}{value}" for name, value in rows.items())
+
+
+def print_error(what: str, hint: str) -> None:
+    """Say what failed, and what to do on a line of its own."""
+    from rich.text import Text
+
+    message = Text.assemble(("Error:", "bold red"), " ", what)
+    _console().print(message, soft_wrap=True)
+    if hint:
+        _console().print(Text(hint), soft_wrap=True)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person sits at the other end."""
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def _print(text: str, style: str = "") -> None:
+    from rich.text import Text
+
+    _console().print(Text(text, style=style), soft_wrap=True)
+
+
+@functools.cache
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def _discard_buffer(stream: TextIO) -> None:
+    """What a full disk refused stays in the buffer; let it go nowhere, not fail again when Python ends."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
