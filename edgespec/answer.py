@@ -43,6 +43,8 @@ class AnswerBuilder:
         """Close the answer; returns the text that was held back until now."""
         rest = self._stream.flush()
         self.generation.text = "".join(self._text) + rest
+        # A stop string may become certain only now that nothing can follow it.
+        self.ended = self.ended or self._stream.stopped
         self.generation.finish_reason = "stop" if self.ended else reason
         return rest
 

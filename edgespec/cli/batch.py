@@ -247,7 +247,7 @@ def _read_job(number: int, line: bytes) -> Job:
 
 def _parse_object(line: bytes) -> dict[str, Any]:
     try:
-        values = json.loads(line.decode("utf-8-sig"))
+        values = json.loads(line.decode("utf-8-sig").strip())
     except UnicodeDecodeError as error:
         raise UsageError("It is not valid UTF-8.") from error
     except json.JSONDecodeError as error:

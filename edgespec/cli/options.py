@@ -127,6 +127,8 @@ class LoadOptions:
             UsageError: a size or a number cannot be read.
         """
         wishes = asdict(self)
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise UsageError(f"The number of threads is {self.threads}.", "It must be from 1 to 1024.")
         if self.memory is not None:
             wishes["memory"] = parse_size(self.memory)
         if self.tree_budget is not None:

@@ -14,6 +14,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from edgespec.cli.interrupt import cancelling
 from edgespec.errors import OutputError
 from edgespec.generation import Generation
 
@@ -107,9 +108,23 @@ class Terminal:
         _print(text, style="yellow")
 
     def load(self, loading: LoadOptions) -> Engine:
-        """Load what was asked for, telling how far it is; raises what `edgespec.load` raises."""
-        with self.status() as status:
-            engine = loading.load(status.progress)
+        """Load what was asked for, telling how far it is; raises what `edgespec.load` raises.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, at the next sign of progress. Raised from the signal handler itself
+                it would be lost inside llama.cpp's callbacks, where ctypes swallows exceptions.
+        """
+        with self.status() as status, cancelling(_NothingToCancel()) as interruption:
+
+            def report(what: str, fraction: float) -> None:
+                status.progress(what, fraction)
+                if interruption:
+                    raise KeyboardInterrupt
+
+            engine = loading.load(report)
+            if interruption:
+                engine.close()
+                raise KeyboardInterrupt
         for line in (engine.description, *engine.notes):
             self.detail(line)
         return engine
@@ -122,6 +137,13 @@ class Terminal:
     def status(self) -> Status:
         """A line for what is going on."""
         return Status(shown=is_terminal(sys.stderr) and not self._quiet)
+
+
+class _NothingToCancel:
+    """Loading is stopped by what its progress is told to."""
+
+    def cancel(self) -> None:
+        pass
 
 
 class Status:

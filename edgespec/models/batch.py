@@ -79,14 +79,31 @@ class Batch:
         # One pointer a row into the flat ids: address arithmetic instead of a loop over rows.
         pointers = (ids.ctypes.data + self.offsets[:-1] * ids.itemsize).astype(np.uintp)
         wants = np.ascontiguousarray(self.wants_logits, dtype=np.int8)
-        int32 = ctypes.POINTER(ctypes.c_int32)
-        batch = llama_cpp.llama_batch(
-            n_tokens=len(self),
-            token=tokens.ctypes.data_as(int32),
-            embd=None,
-            pos=positions.ctypes.data_as(int32),
-            n_seq_id=counts.ctypes.data_as(int32),
-            seq_id=pointers.ctypes.data_as(ctypes.POINTER(int32)),
-            logits=wants.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        raw = _RawBatch(
+            len(self),
+            tokens.ctypes.data,
+            None,
+            positions.ctypes.data,
+            counts.ctypes.data,
+            pointers.ctypes.data,
+            wants.ctypes.data,
         )
+        batch = llama_cpp.llama_batch.from_buffer(raw)
         return batch, (tokens, positions, ids, counts, pointers, wants)
+
+
+class _RawBatch(ctypes.Structure):
+    """llama_batch with plain addresses: typed pointers take longer to make than a small decode may cost."""
+
+    _fields_ = (
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.c_void_p),
+        ("embd", ctypes.c_void_p),
+        ("pos", ctypes.c_void_p),
+        ("n_seq_id", ctypes.c_void_p),
+        ("seq_id", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+    )
+
+
+assert ctypes.sizeof(_RawBatch) == ctypes.sizeof(llama_cpp.llama_batch)

@@ -296,9 +296,12 @@ class Context:
     def logits(self) -> FloatArray:
         """(rows that wanted logits, n_vocab) of the last decode: a view, valid until the next one."""
         llama_cpp.llama_synchronize(self.handle)
-        address = llama_cpp.llama_get_logits(self.handle)
-        shape = (self._n_outputs, self.model.vocabulary.n_tokens)
-        return np.ctypeslib.as_array(address, shape)
+        start = ctypes.cast(llama_cpp.llama_get_logits(self.handle), ctypes.c_void_p).value
+        n_vocab = self.model.vocabulary.n_tokens
+        if not start:
+            raise BackendError("llama.cpp has no logits to read.")
+        memory = (ctypes.c_float * (self._n_outputs * n_vocab)).from_address(start)
+        return np.frombuffer(memory, dtype=np.float32).reshape(self._n_outputs, n_vocab)
 
     def copy(self, source: int, destination: int, start: int, end: int) -> None:
         """Let `destination` share the cells of `source` at positions start .. end - 1."""

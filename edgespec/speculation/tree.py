@@ -15,6 +15,10 @@ FloatArray = NDArray[np.float32]
 # llama.cpp tells branches apart by sequence ids, one a leaf, and has 256 of them.
 MAX_LEAVES = 256
 
+# Parents, depths and scores, and leaves below each node, of a tree that is its root.
+_ROOT = (np.array([-1], dtype=np.int32), np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.float32))
+_ROOT_SEQUENCES = (np.zeros(1, dtype=np.int32), np.array([0, 1], dtype=np.int64))
+
 
 @dataclass(frozen=True)
 class TokenTree:
@@ -63,7 +67,8 @@ class TokenTree:
     @classmethod
     def root_only(cls, token: int) -> TokenTree:
         """The tree of one node: plain decoding."""
-        return cls.build([token], [-1], [0.0])
+        # Plain decoding makes one a token, so nothing is computed that is known.
+        return cls(np.array([token], dtype=np.int32), *_ROOT)
 
     @classmethod
     def chain(cls, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> TokenTree:
@@ -190,6 +195,8 @@ class TokenTree:
         Leaf k of `leaves` is number k. Two nodes are ancestor and descendant exactly if the lower
         one's leaves are among the upper one's; this is how the tree is told to llama.cpp.
         """
+        if len(self) == 1:
+            return _ROOT_SEQUENCES
         member = np.zeros((len(self), len(self.leaves)), dtype=np.bool_)
         nodes, columns = self.leaves, np.arange(len(self.leaves))
         while len(nodes):

@@ -196,7 +196,9 @@ def test_turns_reuse_what_was_read(engine: Engine) -> None:
 def test_bad_input_is_explained(engine: Engine, smol_path: Path, gemma_path: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"The prompt is empty\."):
         engine.generate("", raw=True)
-    with pytest.raises(ContextLengthError, match=r"The prompt has \d+ tokens, and the context holds 512\.") as long:
+    with pytest.raises(
+        ContextLengthError, match=r"The prompt has \d+ tokens, and the context holds 512\."
+    ) as long:
         engine.generate("word " * 600)
     assert "--context 2048" in long.value.hint
     with pytest.raises(ModelFileError, match="missing.gguf"):

@@ -41,7 +41,9 @@ def test_text_does_not_depend_on_the_tree(
 ) -> None:
     config = GenerationConfig(max_tokens=TOKENS, temperature=temperature, seed=11)
     expected = generate(plain, config)
-    with edgespec.load(smol_path, draft=drafts[draft], tree_budget=budget, exact=True, context=CONTEXT) as engine:
+    with edgespec.load(
+        smol_path, draft=drafts[draft], tree_budget=budget, exact=True, context=CONTEXT
+    ) as engine:
         answer = generate(engine, config)
         assert engine.target.cache.compactions > 0
     assert answer.tokens == expected.tokens
@@ -64,7 +66,9 @@ def test_several_turns_do_not_depend_on_the_tree(
             list(session.ask(turn, config))
         return session.messages
 
-    with edgespec.load(smol_path, draft=drafts["q4_0"], tree_budget=16, exact=True, context=CONTEXT) as engine:
+    with edgespec.load(
+        smol_path, draft=drafts["q4_0"], tree_budget=16, exact=True, context=CONTEXT
+    ) as engine:
         assert talk(engine) == talk(plain)
 
 

@@ -28,7 +28,16 @@ from edgespec.cli.terminal import ResultStream, Terminal, format_statistics
 from edgespec.errors import ContextLengthError, OutputError, UsageError
 from edgespec.generation import Chunk, Generation, GenerationConfig, PassRecord
 
-SLOW_TO_IMPORT = "torch numpy llama_cpp huggingface_hub prompt_toolkit jinja2 psutil rich.console".split()
+SLOW_TO_IMPORT = [
+    "torch",
+    "numpy",
+    "llama_cpp",
+    "huggingface_hub",
+    "prompt_toolkit",
+    "jinja2",
+    "psutil",
+    "rich.console",
+]
 
 
 class TalkingEngine:
@@ -45,12 +54,18 @@ class TalkingEngine:
         self.loaded_with: dict[str, Any] = {}
         self.last_generation: Generation | None = None
         self.on_word: Callable[[int], None] = lambda _: None
+        self.on_load: Callable[[Callable[[str, float], None]], None] = lambda _: None
+        self.closed = False
         self.full = False
         self.cancelled = False
 
     def load(self, **arguments: Any) -> TalkingEngine:
         self.loaded_with = arguments
+        self.on_load(arguments["on_progress"])
         return self
+
+    def close(self) -> None:
+        self.closed = True
 
     def stream(
         self,
@@ -83,7 +98,7 @@ class TalkingEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self.close()
 
 
 @pytest.fixture
@@ -184,7 +199,9 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e3", "12XB", "nan", "0", "0.4", "99999999TiB", "١GB"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1", "1e3", "12XB", "nan", "0", "0.4", "99999999TiB", "\u0661GB"]
+)
 def test_wrong_sizes(text: str) -> None:
     with pytest.raises(UsageError):
         parse_size(text)
@@ -217,7 +234,7 @@ def test_wrong_sizes(text: str) -> None:
             "generate --bogus",
             "No such option: --bogus (Possible options: --verbose)\nSee 'edgespec generate --help'.",
         ),
-        ("gen", "No such command 'gen'. Did you mean 'generate'?\nSee 'edgespec --help'."),
+        ("generat", "No such command 'generat'. Did you mean 'generate'?\nSee 'edgespec --help'."),
     ],
 )
 def test_usage_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,6 +349,24 @@ def test_a_signal_keeps_what_was_written(
     assert capsys.readouterr() == ("Blue\n", "Interrupted: the answer ends early.\n")
 
 
+def test_ctrl_c_while_the_model_loads(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """A load that hears of it stops at once; one that does not is closed when it is done."""
+
+    def swallow(_on_progress: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def hear(on_progress: Callable[[str, float], None]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        on_progress("Loading", 0.5)
+        raise AssertionError("on_progress did not stop the load")
+
+    for engine.on_load in (swallow, hear):
+        assert main(["generate", "-p", "Hi"]) == 130
+    assert engine.closed
+    assert engine.asked == []
+    assert capsys.readouterr() == ("", "")
+
+
 # generate --input
 
 
@@ -369,7 +404,7 @@ BAD_LINES = {
     '{"messages": [{"role": "boss", "content": ""}]}': "A message is wrong. It must have a "
     '"role" (system, user, assistant, tool) and a text as "content".',
     '{"prompt": "a", "temprature": 1}': "There is no field 'temprature'. Did you mean 'temperature'?",
-    '{"prompt": "a", "temperature": "hot"}': "The field 'temperature' is \"hot\", which is of the wrong kind.",
+    '{"prompt": "a", "top_k": "few"}': "The field 'top_k' is \"few\", which is of the wrong kind.",
     '{"prompt": "a", "max_tokens": 1.5}': "The field 'max_tokens' is 1.5, which is of the wrong kind.",
     '{"prompt": "a", "stop": [1]}': "The field 'stop' is [1], which is of the wrong kind.",
     '{"prompt": "a", "top_p": 2}': "top_p is 2. It must be above 0 and at most 1.",
@@ -511,8 +546,11 @@ def test_ctrl_c_cancels_during_a_long_c_call() -> None:
 
 
 def test_a_second_ctrl_c_ends_more_than_the_answer() -> None:
-    with pytest.raises(KeyboardInterrupt), cancelling(Witness()):
-        for _ in range(2):
+    witness = Witness()
+    with cancelling(witness):
+        signal.raise_signal(signal.SIGINT)
+        assert witness.callers
+        with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
@@ -692,7 +730,8 @@ def test_a_model_cannot_steer_the_terminal() -> None:
 @pytest.mark.parametrize(("encoding", "line"), [("utf-8", '{"a": "é"}\n'), ("ascii", '{"a": "\\u00e9"}\n')])
 def test_json_in_any_encoding(encoding: str, line: str) -> None:
     raw = io.BytesIO()
-    ResultStream(io.TextIOWrapper(raw, encoding=encoding, newline="\n"), "it").record({"a": "é"})
+    stream = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
+    ResultStream(stream, "it").record({"a": "é"})
     assert raw.getvalue().decode(encoding) == line
 
 

@@ -1,0 +1,272 @@
+"""The real program with the default model: what a person, a pipe and a script see."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.generation import Generation
+
+PROGRAM = [sys.executable, "-m", "edgespec"]
+ROOT = Path(__file__).resolve().parents[2]
+SKY = "Why is the sky blue?"
+DEADLINE_S = 120.0
+
+# A new session whose terminal is standard input, so that Ctrl-C reaches the program as at a desk.
+ON_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "edgespec", *sys.argv[1:]])
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of several programs at once would wait for each other."""
+    monkeypatch.setenv("EDGESPEC_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nothing here answers where the cursor is
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *arguments], input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def outline(value: Any) -> Any:
+    """The names in a record, without their values."""
+    return {name: outline(v) for name, v in value.items()} if isinstance(value, dict) else None
+
+
+def test_generate_prints_the_answer_only() -> None:
+    done = run("generate", "-p", SKY, "--max-tokens", "6")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "The sky is blue because of\n", "")
+
+
+def test_json_is_one_object_of_the_promised_shape() -> None:
+    done = run("generate", "-p", SKY, "--max-tokens", "6", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    (record,) = records(done.stdout)
+    assert outline(record) == outline(Generation().to_json(SKY))
+    assert record["text"] == "The sky is blue because of"
+    assert record["finish_reason"] == "length"
+    assert record["usage"]["completion_tokens"] == len(record["tokens"]) == 6
+    assert record["memory"]["peak_rss_bytes"] > 50_000_000
+
+
+def test_the_prompt_may_come_from_a_pipe() -> None:
+    piped = run("generate", "--max-tokens", "4", "--json", text=SKY + "\n")
+    assert records(piped.stdout)[0]["prompt"] == SKY
+    assert records(piped.stdout)[0]["text"] == "The sky is blue"
+
+
+def test_raw_goes_on_with_the_text() -> None:
+    done = run("generate", "--raw", "-p", "The capital of France is", "--max-tokens", "2")
+    assert done.stdout == " Paris.\n"
+
+
+def test_verbose_statistics_go_to_stderr() -> None:
+    done = run("generate", "-p", SKY, "--max-tokens", "3", "--verbose")
+    assert done.stdout == "The sky is\n"
+    assert re.search(r"^3 tokens, \d+\.\d tokens/s, \d\.\d\d tokens per pass", done.stderr, re.MULTILINE)
+    assert "\x1b" not in done.stderr
+
+
+def test_a_full_context_is_told() -> None:
+    done = run("generate", "--raw", "-p", "one two three four", "--context", "16")
+    assert done.returncode == 0
+    assert done.stderr == "The context of 16 tokens is full; --context makes it larger.\n"
+
+
+def test_jsonl_with_bad_lines_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    prompts, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"id": "sky", "prompt": SKY}, {"id": "long", "prompt": "x " * 600}, {"prompt": SKY}]
+    prompts.write_text("\n".join([json.dumps(line) for line in lines] + ["not JSON", ""]))
+    arguments = ["generate", "--input", str(prompts), "--output", str(answers), "--max-tokens", "3"]
+    done = run(*arguments, "--context", "512")
+    assert (done.returncode, done.stdout) == (1, "")
+    reasons = done.stderr.splitlines()
+    assert re.fullmatch(r"line 2: The prompt has \d+ tokens, and the context holds 512\..*", reasons[0])
+    assert reasons[1:] == [
+        "line 4: It is not valid JSON: Expecting value at column 1.",
+        "2 answered, 2 failed.",
+    ]
+    first = records(answers.read_text())
+    assert [(r["id"], r["text"]) for r in first] == [
+        ("sky", "The sky is"),
+        ("long", ""),
+        (3, "The sky is"),
+        (4, ""),
+    ]
+    assert [r["finish_reason"] for r in first] == ["length", "error", "length", "error"]
+
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with answers.open("a") as file:
+        file.write('{"id": "half')
+    done = run(*arguments, "--context", "2048")
+    assert (done.returncode, done.stderr) == (0, "1 answered, 2 were there already.\n")
+    again = records(answers.read_text())
+    assert again[:-1] == first
+    assert (again[-1]["id"], again[-1]["finish_reason"]) == ("long", "length")
+
+
+def test_an_output_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+    output = tmp_path / "none" / "out.jsonl"
+    done = run("generate", "no-such-model.gguf", "-p", SKY, "--output", str(output))
+    assert (done.returncode, done.stdout) == (1, "")
+    what = f"Error: {output} cannot be written: there is no folder {output.parent}."
+    assert done.stderr == f"{what}\nMake the folder first.\n"
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    command = [*PROGRAM, "generate", "-p", SKY, "--max-tokens", "64"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        program.stdout.read(1)
+        program.stdout.close()
+        assert program.stderr.read() == b""
+        assert program.wait(DEADLINE_S) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_the_answer_so_far(number: signal.Signals, code: int) -> None:
+    command = [*PROGRAM, "generate", "-p", SKY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as program:
+        assert program.stdout is not None
+        begun = program.stdout.read(1)
+        program.send_signal(number)
+        rest, err = program.communicate(timeout=DEADLINE_S)
+    assert program.returncode == code
+    text = (begun + rest).decode()
+    assert text.startswith("The")
+    assert text.endswith("\n")
+    assert err.decode() == "Interrupted: the answer ends early.\n"
+
+
+def test_chat_from_a_pipe_answers_a_line_a_turn() -> None:
+    done = run("chat", "--max-tokens", "4", text=f"{SKY}\n\nAnd at night?\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "The sky is blue"
+    assert len(lines) >= 2
+
+
+def test_chat_from_a_pipe_as_json() -> None:
+    done = run("chat", "--max-tokens", "3", "--json", text=f"{SKY}\nAnd at night?\n")
+    assert [r["prompt"] for r in records(done.stdout)] == [SKY, "And at night?"]
+
+
+class Desk:
+    """A terminal with somebody at it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+        self.program = subprocess.Popen(
+            [sys.executable, "-c", ON_A_TERMINAL, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self._seen = ""
+        self.shown = ""  # since the last `wait_for`
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Read what the terminal shows until `text` does."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self._seen:
+            ready, _, _ = select.select([self._ours], [], [], deadline - time.monotonic())
+            data = os.read(self._ours, 65536) if ready else b""
+            if not data:
+                pytest.fail(f"{text!r} did not come, but {self._seen!r}")
+            self._seen += data.decode(errors="replace")
+        self.shown, _, self._seen = self._seen.partition(text)
+
+    def leave(self) -> int:
+        """The exit code, once the program has ended."""
+        with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+            while os.read(self._ours, 65536):
+                pass
+        return self.program.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        self.program.kill()
+        self.program.wait()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with contextlib.closing(Desk("chat", "--max-tokens", "300")) as desk:
+        yield desk
+
+
+def test_chat_at_a_terminal(desk: Desk) -> None:
+    desk.wait_for(">>> ")
+    desk.type("Hi\r")
+    desk.wait_for("tokens per pass")
+    assert "Hello! How can I help you today?" in desk.shown
+
+    desk.wait_for(">>> ")
+    desk.type(SKY + "\r")
+    desk.wait_for("sky is blue because")  # in the middle of an answer
+    desk.type("\x03")
+    desk.wait_for("Stopped; what was said so far is kept.")
+
+    desk.wait_for(">>> ")
+    desk.type("Hi\r")
+    desk.wait_for("tokens per pass")
+
+    desk.wait_for(">>> ")
+    desk.type("half a thought\x03")
+    desk.wait_for("Ctrl-D or /bye leaves.")
+    desk.wait_for(">>> ")
+    desk.type("\x04")
+    assert desk.leave() == 0
+
+
+def test_slash_commands_at_a_terminal(desk: Desk) -> None:
+    desk.wait_for(">>> ")
+    desk.type("/hlep\r")
+    desk.wait_for("There is no command /hlep. Did you mean /help?")
+    desk.wait_for(">>> ")
+    desk.type('"""Hi\r')
+    desk.wait_for("... ")
+    desk.type('there"""\r')
+    desk.wait_for("tokens per pass")
+    desk.wait_for(">>> ")
+    desk.type("/stats\r")
+    desk.wait_for("drafts accepted")
+    desk.wait_for(">>> ")
+    desk.type("/bye\r")
+    assert desk.leave() == 0

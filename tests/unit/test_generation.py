@@ -1,0 +1,175 @@
+"""What a person asks of a generation, and the record they get back."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from edgespec.errors import UsageError
+from edgespec.generation import (
+    MAX_SEED,
+    Generation,
+    GenerationConfig,
+    MemoryUse,
+    PassRecord,
+    Timings,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_tokens", 0, "max_tokens is 0. It must be at least 1."),
+        ("max_tokens", -5, "max_tokens is -5. It must be at least 1."),
+        ("temperature", -0.1, "temperature is -0.1. It must be from 0 to 100."),
+        ("temperature", 101, "temperature is 101. It must be from 0 to 100."),
+        ("temperature", math.nan, "temperature is nan. It must be from 0 to 100."),
+        ("temperature", math.inf, "temperature is inf. It must be from 0 to 100."),
+        ("top_k", -1, "top_k is -1. It must be 0 (all tokens) or more."),
+        ("top_p", 0.0, "top_p is 0.0. It must be above 0 and at most 1."),
+        ("top_p", 1.01, "top_p is 1.01. It must be above 0 and at most 1."),
+        ("top_p", math.nan, "top_p is nan. It must be above 0 and at most 1."),
+        ("min_p", -0.1, "min_p is -0.1. It must be from 0 to 1."),
+        ("min_p", 2, "min_p is 2. It must be from 0 to 1."),
+        ("repeat_penalty", 0, "repeat_penalty is 0. It must be from 0.01 to 100."),
+        ("repeat_penalty", math.inf, "repeat_penalty is inf. It must be from 0.01 to 100."),
+        ("frequency_penalty", 200, "frequency_penalty is 200. It must be from -100 to 100."),
+        ("presence_penalty", -200, "presence_penalty is -200. It must be from -100 to 100."),
+        ("penalty_window", -1, "penalty_window is -1. It must be 0 (everything) or more."),
+        ("seed", -1, f"seed is -1. It must be from 0 to {MAX_SEED}."),
+        ("seed", 2**63, f"seed is {2**63}. It must be from 0 to {MAX_SEED}."),
+        ("stop", ("a", ""), "stop is ''. It must be a text that is not empty."),
+        ("stop", "END", "stop is 'END'. It must be a list of texts."),
+    ],
+)
+def test_values_out_of_range_are_refused(name: str, value: Any, message: str) -> None:
+    with pytest.raises(UsageError) as direct:
+        GenerationConfig(**{name: value})
+    assert str(direct.value) == message
+    with pytest.raises(UsageError) as changed:
+        GenerationConfig().with_(**{name: value})
+    assert str(changed.value) == message
+    assert direct.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_tokens": 1},
+        {"temperature": 100, "top_p": 1, "min_p": 1, "repeat_penalty": 0.01},
+        {"frequency_penalty": -100, "presence_penalty": 100, "penalty_window": 0},
+        {"seed": 0},
+        {"seed": MAX_SEED},
+        {"stop": ("END", "\n")},
+    ],
+)
+def test_values_at_the_ends_of_their_ranges_are_fine(values: dict[str, Any]) -> None:
+    config = GenerationConfig().with_(**values)
+    assert {name: getattr(config, name) for name in values} == values
+
+
+def test_greedy_is_temperature_zero() -> None:
+    assert GenerationConfig().greedy
+    assert not GenerationConfig(temperature=1e-6).greedy
+
+
+def test_with_changes_a_copy() -> None:
+    config = GenerationConfig(top_k=3)
+    assert config.with_(temperature=0.5) == GenerationConfig(top_k=3, temperature=0.5)
+    assert config == GenerationConfig(top_k=3)
+
+
+def test_unknown_settings_are_named_with_the_known_ones() -> None:
+    with pytest.raises(UsageError) as raised:
+        GenerationConfig().with_(temprature=1)
+    assert raised.value.what == "There is no setting 'temprature'."
+    assert raised.value.hint == (
+        f"The settings are {', '.join(sorted(f.name for f in fields(GenerationConfig)))}."
+    )
+
+
+@pytest.mark.parametrize("changes", [{"temperature": "hot"}, {"max_tokens": "5"}, {"stop": 3}])
+def test_values_of_the_wrong_kind_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as raised:
+        GenerationConfig().with_(**changes)
+    assert str(raised.value) == f"A setting has a value of the wrong kind: {changes}."
+
+
+def _generation() -> Generation:
+    return Generation(
+        text="Hi é",
+        tokens=[4, 5, 6, 7, 8],
+        finish_reason="length",
+        prompt_tokens=3,
+        exact=True,
+        seed=12,
+        passes=[PassRecord(1, 0, 0.0, 0.5, 0.25), PassRecord(9, 3, 0.5, 1.0, 0.25, wait_s=0.5)],
+        timings=Timings(1.00006, 2, 2.5, 0.5, 1.5, 0.5),
+        memory=MemoryUse(10, 20, 30, 40),
+    )
+
+
+def test_the_json_record_has_the_promised_names_and_values() -> None:
+    record = _generation().to_json("Say hi", "a-1")
+    assert record == {
+        "id": "a-1",
+        "prompt": "Say hi",
+        "text": "Hi é",
+        "tokens": [4, 5, 6, 7, 8],
+        "finish_reason": "length",
+        "error": None,
+        "seed": 12,
+        "usage": {"prompt_tokens": 3, "completion_tokens": 5},
+        "timings": {
+            "load_s": 1.0001,
+            "prefill_s": 2,
+            "decode_s": 2.5,
+            "draft_s": 0.5,
+            "verify_s": 1.5,
+            "io_wait_s": 0.5,
+            "tokens_per_second": 1.6,
+        },
+        "speculation": {
+            "passes": 2,
+            "tokens_per_pass": 2.5,
+            "nodes_per_pass": 5.0,
+            "acceptance_rate": 0.375,
+            "exact": True,
+        },
+        "memory": {
+            "budget_bytes": 10,
+            "peak_rss_bytes": 20,
+            "resident_bytes": 30,
+            "streamed_bytes_per_pass": 40,
+        },
+    }
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+
+
+def test_an_answer_without_tokens_has_a_record_without_nonsense() -> None:
+    record = Generation(finish_reason="cancelled").to_json([{"role": "user", "content": "x"}])
+    assert record["id"] is None
+    assert record["timings"]["tokens_per_second"] == 0
+    assert record["speculation"] == {
+        "passes": 0,
+        "tokens_per_pass": 0,
+        "nodes_per_pass": 0,
+        "acceptance_rate": 0,
+        "exact": False,
+    }
+    json.dumps(record, allow_nan=False)
+
+
+def test_plain_decoding_drafted_nothing() -> None:
+    plain = Generation(tokens=[1, 2], passes=[PassRecord(1, 0, 0, 1, 0)] * 2, timings=Timings(decode_s=2))
+    assert plain.acceptance_rate == 0
+    assert plain.tokens_per_pass == plain.nodes_per_pass == 1
+    assert plain.tokens_per_second == 0.5
+
+
+def test_a_round_is_drafting_reading_and_accepting() -> None:
+    assert PassRecord(9, 3, 0.5, 1.0, 0.25, wait_s=0.75).seconds == 1.75

@@ -1,0 +1,217 @@
+"""Best-first growth: the best nodes under a budget, and no draft step too many."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow_best_first
+from tests.unit.strategies import assert_well_formed, texts_of
+
+_ROOT = 7
+_KINDS = ("smooth", "ties", "zeros", "one hot")
+Path = tuple[int, ...]
+
+
+class _Drafter:
+    """A fixed random distribution after every text, and a record of what was asked."""
+
+    def __init__(self, seed: int, kind: str, vocabulary: int, branching: int) -> None:
+        self.steps: list[list[Path]] = []
+        self.frontiers: list[Frontier] = []
+        self._seed, self._kind, self._vocabulary = seed, kind, vocabulary
+        self._branching = min(branching, vocabulary)
+        self._paths: dict[int, Path] = {0: (_ROOT,)}
+
+    def logprobs(self, path: Path) -> np.ndarray:
+        rng = np.random.default_rng([self._seed, *path])
+        with np.errstate(divide="ignore"):
+            if self._kind == "ties":
+                chances = rng.permutation([0.5, 0.25, 0.125, 0.125][: self._vocabulary])
+            elif self._kind == "one hot":
+                chances = np.eye(self._vocabulary)[rng.integers(self._vocabulary)]
+            else:
+                chances = rng.exponential(size=self._vocabulary) ** 3
+                if self._kind == "zeros":
+                    chances *= rng.random(self._vocabulary) < 0.6
+                chances /= max(chances.sum(), 1e-30)
+            return np.log(chances).astype(np.float32)
+
+    def children(self, path: Path) -> list[tuple[int, np.float32]]:
+        logprobs = self.logprobs(path)
+        best = np.argsort(-logprobs, kind="stable")[: self._branching]
+        return [(int(token), logprobs[token]) for token in best]
+
+    def expand(self, frontier: Frontier) -> Children:
+        step = []
+        for node, token, parent, depth in zip(
+            frontier.nodes, frontier.tokens, frontier.parents, frontier.depths, strict=True
+        ):
+            if node:
+                self._paths[int(node)] = (*self._paths[int(parent)], int(token))
+            assert len(self._paths[int(node)]) == depth + 1
+            step.append(self._paths[int(node)])
+        self.steps.append(step)
+        rows = [self.children(path) for path in step]
+        return Children(
+            np.array([[token for token, _ in row] for row in rows], dtype=np.int32),
+            np.array([[score for _, score in row] for row in rows], dtype=np.float32),
+        )
+
+    @property
+    def expanded(self) -> list[Path]:
+        return [path for step in self.steps for path in step]
+
+    def everything(self, depth: int) -> dict[Path, float]:
+        """Every text with a chance, to a depth, with its score."""
+        layer = {(_ROOT,): np.float32(0)}
+        found = dict(layer)
+        for _ in range(depth):
+            layer = {
+                (*path, token): score + logprob
+                for path, score in layer.items()
+                for token, logprob in self.children(path)
+                if logprob > -np.inf
+            }
+            found |= layer
+        return {path: float(score) for path, score in found.items()}
+
+
+_DRAFTERS = st.builds(
+    _Drafter,
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(_KINDS),
+    vocabulary=st.integers(2, 4),
+    branching=st.just(8),
+)
+
+
+@given(_DRAFTERS, st.integers(1, 80), st.integers(0, 4), st.sampled_from([1, 2, 5, 1000]))
+def test_grows_the_likeliest_nodes_whatever_the_budget(
+    drafter: _Drafter, budget: int, depth: int, width: int
+) -> None:
+    limits = TreeLimits(budget, depth=depth, leaves=1000, width=width)
+    tree = grow_best_first(_ROOT, drafter.expand, limits)
+    everything = drafter.everything(depth)
+    assert sorted(tree.logprobs.tolist()) == sorted(everything.values())[-budget:]
+    assert texts_of(tree).items() <= everything.items()
+    assert_well_formed(tree)
+
+
+@given(_DRAFTERS, st.integers(1, 60), st.integers(1, 4), st.floats(-6, 0))
+def test_nodes_not_above_the_least_score_are_left_out(
+    drafter: _Drafter, budget: int, depth: int, least: float
+) -> None:
+    limits = TreeLimits(budget, depth=depth, leaves=1000, min_logprob=least)
+    tree = grow_best_first(_ROOT, drafter.expand, limits)
+    good = [
+        score
+        for path, score in drafter.everything(depth).items()
+        if path == (_ROOT,) or np.float32(score) > np.float32(least)
+    ]
+    assert sorted(tree.logprobs.tolist()) == sorted(good)[-budget:]
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(_KINDS),
+    budget=st.integers(1, 60),
+    depth=st.integers(0, 10),
+    leaves=st.integers(1, 12),
+    width=st.integers(1, 9),
+    branching=st.integers(1, 4),
+    least=st.sampled_from([-math.inf, -4.0, -1.0]),
+)
+def test_every_limit_is_kept(
+    seed: int, kind: str, budget: int, depth: int, leaves: int, width: int, branching: int, least: float
+) -> None:
+    drafter = _Drafter(seed, kind, 4, branching)
+    limits = TreeLimits(budget, depth, leaves, width, branching, least)
+    tree = grow_best_first(_ROOT, drafter.expand, limits)
+    assert_well_formed(tree)
+    assert len(tree) <= budget
+    assert tree.depths.max() <= depth
+    assert len(tree.leaves) <= leaves
+    assert np.bincount(tree.parents[1:], minlength=1).max() <= branching
+    assert (tree.logprobs[1:] > least).all()
+    assert all(0 < len(step) <= width for step in drafter.steps)
+    assert all(len(path) <= depth for path in drafter.expanded)
+
+
+@given(_DRAFTERS, st.integers(1, 60), st.integers(1, 6), st.integers(1, 9))
+def test_each_step_expands_the_best_open_nodes_that_could_contribute(
+    drafter: _Drafter, budget: int, depth: int, width: int
+) -> None:
+    grow_best_first(_ROOT, drafter.expand, TreeLimits(budget, depth=depth, width=width))
+    assert len(set(drafter.expanded)) == len(drafter.expanded), "no node is expanded twice"
+    known = {(_ROOT,): np.float32(0)}
+    opened: set[Path] = set()
+    for step in drafter.steps:
+        ranked = sorted(known.values())
+        bar = ranked[-budget] if len(ranked) >= budget else -math.inf
+        could = sorted(
+            (known[path] for path in known.keys() - opened if len(path) <= depth and known[path] > bar),
+            reverse=True,
+        )
+        assert [known[path] for path in step] == could[:width]
+        opened |= set(step)
+        known |= {
+            (*path, token): known[path] + logprob
+            for path in step
+            for token, logprob in drafter.children(path)
+            if logprob > -np.inf
+        }
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 60))
+def test_one_node_a_step_expands_only_nodes_above_the_worst_one_kept(seed: int, budget: int) -> None:
+    drafter = _Drafter(seed, "smooth", 4, 8)
+    tree = grow_best_first(_ROOT, drafter.expand, TreeLimits(budget, depth=50, width=1))
+    assert len(tree) == budget
+    worst = tree.logprobs.min()
+    needed = {path for path, score in texts_of(tree).items() if score > worst}
+    assert set(drafter.expanded) == needed
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [TreeLimits(1), TreeLimits(8, depth=0), TreeLimits(8, min_logprob=0.0)],
+    ids=["budget", "depth", "least score"],
+)
+def test_nothing_is_drafted_where_nothing_could_be_kept(limits: TreeLimits) -> None:
+    drafter = _Drafter(0, "smooth", 4, 8)
+    assert texts_of(grow_best_first(_ROOT, drafter.expand, limits)) == {(_ROOT,): 0}
+    assert drafter.steps == []
+
+
+def test_a_drafter_that_finds_nothing_leaves_the_root() -> None:
+    calls = []
+
+    def expand(frontier: Frontier) -> Children:
+        calls.append(frontier)
+        return Children.none(len(frontier.nodes))
+
+    assert texts_of(grow_best_first(_ROOT, expand, TreeLimits(8))) == {(_ROOT,): 0}
+    assert len(calls) == 1
+
+
+def test_a_score_above_certainty_counts_as_certain() -> None:
+    def expand(frontier: Frontier) -> Children:
+        shape = (len(frontier.nodes), 1)
+        return Children(np.ones(shape, dtype=np.int32), np.full(shape, 1e-3, dtype=np.float32))
+
+    tree = grow_best_first(_ROOT, expand, TreeLimits(4))
+    assert tree.logprobs.tolist() == [0, 0, 0, 0]
+    assert tree.depths.tolist() == [0, 1, 2, 3]
+
+
+def test_limits_say_whether_drafting_is_allowed() -> None:
+    limits = TreeLimits(budget=2, depth=1)
+    assert limits.allows_drafting
+    assert not replace(limits, budget=1).allows_drafting
+    assert not replace(limits, depth=0).allows_drafting

@@ -1,0 +1,222 @@
+"""Tree sizes on simulated machines: what a node costs, and how often the drafter is right."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+
+from edgespec.generation import PassRecord
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
+
+Cost = Callable[[int], float]
+
+_MOST = TreeLimits(budget=128, depth=16, leaves=40, width=5, branching=6)
+_SURE = (0.7, 0.11, 0.05, 0.03, 0.02)  # chances of a drafter's first, second, ... candidate
+_UNSURE = (0.25, 0.1, 0.05)
+
+
+def _flat(nodes: int) -> float:
+    return 1.0
+
+
+def _sloped(nodes: int) -> float:
+    return 1 + 0.02 * nodes
+
+
+def _steep(nodes: int) -> float:
+    return 0.2 + 0.8 * nodes
+
+
+class _Tree:
+    """The best nodes below a text where every text has the same chances: any smaller tree is a part."""
+
+    def __init__(self, chances: tuple[float, ...]) -> None:
+        self.scores: list[float] = []
+        self.depths: list[int] = []
+        self.children: dict[tuple[int, int], int] = {}
+        heap = [(0.0, 0, -1, 0)]
+        while len(self.scores) < _MOST.budget:
+            cost, depth, parent, rank = heapq.heappop(heap)
+            node = len(self.scores)
+            self.scores.append(-cost)
+            self.depths.append(depth)
+            self.children[parent, rank] = node
+            if depth < _MOST.depth:
+                for child, chance in enumerate(chances):
+                    heapq.heappush(heap, (cost - math.log(chance), depth + 1, node, child))
+        self.bounds = np.cumsum(chances)
+
+    def size(self, limits: TreeLimits) -> int:
+        good = sum(score > limits.min_logprob for score in self.scores)
+        return max(min(good, limits.budget), 1)
+
+    def accepted(self, nodes: int, right: float, rng: np.random.Generator) -> int:
+        """Tokens accepted where the drafter is right `right` times as often as it says."""
+        node, count = 0, 0
+        while True:
+            rank = int(np.searchsorted(right * self.bounds, rng.random()))
+            child = self.children.get((node, rank), nodes)
+            if child >= nodes:
+                return count
+            node, count = child, count + 1
+
+
+_tree = cache(_Tree)
+
+
+@dataclass
+class _Machine:
+    """A target whose pass over n nodes takes cost(n) plain passes, and a drafter."""
+
+    cost: Cost
+    chances: tuple[float, ...] = _SURE
+    right: float = 1.0
+    step_s: float = 0.0
+    tells: bool = True
+
+    def decode(self, sizer: AdaptiveSizer, passes: int, seed: int = 0) -> list[PassRecord]:
+        rng = np.random.default_rng(seed)
+        tree = _tree(self.chances)
+        records = []
+        for _ in range(passes):
+            limits = sizer.limits()
+            nodes = tree.size(limits)
+            # A step even where it finds nothing good enough, and one for every further layer.
+            steps = max(tree.depths[:nodes]) or int(limits.allows_drafting)
+            disturbed = 1 + 0.05 * rng.exponential()
+            record = PassRecord(
+                nodes=nodes,
+                accepted=tree.accepted(nodes, self.right, rng),
+                draft_s=self.step_s * steps,
+                verify_s=self.cost(nodes) * disturbed,
+                accept_s=0.0,
+                promised=sum(math.exp(s) for s in tree.scores[1:nodes]) if self.tells else 0.0,
+            )
+            sizer.record(record)
+            records.append(record)
+        return records
+
+    def best(self) -> float:
+        """Seconds a token with the best fixed size, against plain decoding."""
+        rng = np.random.default_rng(1)
+        tree = _tree(self.chances)
+        sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128]
+        return min(
+            (self.cost(n) + self.step_s * max(tree.depths[:n]))
+            / (1 + np.mean([tree.accepted(n, self.right, rng) for _ in range(200)]))
+            for n in sizes
+        ) / self.cost(1)
+
+
+def _pace(records: list[PassRecord], machine: _Machine) -> float:
+    """Seconds a token, against plain decoding on the machine (which is disturbed by 5 % too)."""
+    tokens = sum(r.accepted + 1 for r in records)
+    return sum(r.seconds for r in records) / tokens / (1.05 * machine.cost(1))
+
+
+def test_a_fixed_budget_stays_as_it_is() -> None:
+    sizer = FixedSizer(_MOST)
+    for nodes in (1, 5, 128):
+        sizer.record(PassRecord(nodes, 0, 9.0, 9.0, 9.0))
+        assert sizer.limits() is _MOST
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_nodes_cost_nothing_trees_grow_to_the_full_budget(seed: int) -> None:
+    records = _Machine(_flat).decode(AdaptiveSizer(_MOST), 200, seed)
+    assert np.median([r.nodes for r in records[50:]]) == _MOST.budget
+    assert _pace(records, _Machine(_flat)) < 0.3
+
+
+@pytest.mark.parametrize("chances", [_SURE, _UNSURE])
+@pytest.mark.parametrize("seed", range(3))
+def test_where_every_node_costs_a_pass_decoding_is_plain(chances: tuple[float, ...], seed: int) -> None:
+    machine = _Machine(_steep, chances)
+    records = machine.decode(AdaptiveSizer(_MOST), 500, seed)
+    assert np.mean([r.nodes == 1 for r in records]) > 0.9
+    assert _pace(records, machine) < 1.06
+
+
+# Every mixture of machine and drafter: never much slower than plain, and not far from the best size.
+_MACHINES = [
+    _Machine(cost, chances, right, step_s)
+    for cost in (_flat, _sloped, lambda n: 1 + 0.5 * math.ceil(n / 8), lambda n: max(1.0, n / 32))
+    for chances, right in ((_SURE, 1.0), (_SURE, 0.4), (_SURE, 0.05), (_UNSURE, 1.0))
+    for step_s in (0.0, 0.02, 0.3)
+]
+
+
+@pytest.mark.parametrize("machine", _MACHINES)
+def test_no_machine_is_much_slower_than_with_the_best_size(machine: _Machine) -> None:
+    pace = _pace(machine.decode(AdaptiveSizer(_MOST), 500), machine)
+    assert pace < 1.05
+    assert pace < 1.2 * machine.best() + 0.02
+
+
+@pytest.mark.parametrize("cost", [_flat, _sloped])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drafter_that_becomes_useful_is_noticed(cost: Cost, seed: int) -> None:
+    sizer = AdaptiveSizer(_MOST)
+    useless = _Machine(cost, right=0.02, step_s=0.05)
+    assert _pace(useless.decode(sizer, 400, seed), useless) < 1.06
+    useful = _Machine(cost, step_s=0.02)
+    records = useful.decode(sizer, 500, seed)
+    assert _pace(records[300:], useful) < 1.15 * useful.best()
+
+
+@pytest.mark.parametrize("cost", [_flat, _sloped])
+def test_a_drafter_that_becomes_useless_is_left_alone(cost: Cost) -> None:
+    sizer = AdaptiveSizer(_MOST)
+    useful = _Machine(cost, step_s=0.05)
+    assert _pace(useful.decode(sizer, 200), useful) < 0.6
+    useless = _Machine(cost, right=0.02, step_s=0.05)
+    assert _pace(useless.decode(sizer, 300), useless) < 1.12
+    assert np.mean([r.nodes == 1 for r in useless.decode(sizer, 300)]) > 0.9
+
+
+@pytest.mark.parametrize("right", [0.02, 1.0])
+def test_drafters_that_promise_nothing_are_judged_by_their_yield(right: float) -> None:
+    machine = _Machine(_sloped, right=right, step_s=0.05, tells=False)
+    pace = _pace(machine.decode(AdaptiveSizer(_MOST), 500), machine)
+    assert pace < (1.06 if right < 1 else 0.5)
+
+
+def test_the_first_pass_is_plain_and_the_second_a_small_tree() -> None:
+    sizer = AdaptiveSizer(_MOST)
+    assert sizer.limits().budget == 1
+    sizer.record(PassRecord(1, 0, 0.0, 1.0, 0.0))
+    assert sizer.limits() == TreeLimits(16, 16, 40, 5, 6, -math.inf)
+    sizer.record(PassRecord(16, 2, 0.0, 1.0, 0.0))
+    assert sizer.limits().budget == _MOST.budget
+
+
+def test_other_limits_are_passed_on_and_the_budget_is_never_exceeded() -> None:
+    most = TreeLimits(budget=5, depth=3, leaves=2, width=1, branching=1)
+    sizer = AdaptiveSizer(most)
+    tree = _tree(_SURE)
+    for _ in range(50):
+        limits = sizer.limits()
+        assert limits.budget in (1, 5)
+        assert (limits.depth, limits.leaves, limits.width, limits.branching) == (3, 2, 1, 1)
+        sizer.record(PassRecord(tree.size(limits), 1, 0.0, 1.0, 0.0))
+
+
+def test_a_drafter_that_finds_nothing_at_no_cost_is_always_asked() -> None:
+    sizer = AdaptiveSizer(_MOST)
+    for _ in range(500):
+        sizer.record(PassRecord(1, 0, 0.0, 1.0, 0.0))
+        assert sizer.limits().budget > 1
+
+
+def test_passes_that_take_no_time_do_no_harm() -> None:
+    sizer = AdaptiveSizer(_MOST)
+    for nodes in (1, 16, 16, 3, 1, 16, 16, 16):
+        sizer.record(PassRecord(nodes, 0, 0.0, 0.0, 0.0))
+        assert 1 <= sizer.limits().budget <= _MOST.budget
