@@ -76,7 +76,8 @@ def load(
         EdgeSpecError: its kinds say what is wrong: UsageError, ModelFileError, PairingError,
             MemoryLimitError, BackendError.
     """
-    wish = _Wish(context, threads or usable_cores(), memory, tree_budget, exact, gpu_layers, offload)
+    cores = usable_cores() if threads is None else threads
+    wish = _Wish(context, cores, memory, tree_budget, exact, gpu_layers, offload)
     wish.check()
     return _Loader(wish, on_progress or _ignore).load(catalog.find(model), os.fspath(draft), drafter)
 
@@ -115,15 +116,26 @@ class _Loader:
         self._abort = AbortFlag()
         self._notes: list[str] = []
         self._opened: list[Model | Context | ChatTemplate] = []
+        self._needed = 0  # bytes
 
     def load(self, path: Path, draft: str, kind: str | None) -> Engine:
         start = time.perf_counter()
         try:
             return self._load(path, draft, kind, start)
-        except BaseException:
+        except BaseException as error:
             for opened in reversed(self._opened):
                 opened.close()
+            if isinstance(error, MemoryLimitError) and not error.hint:
+                raise self._with_figures(error) from error
             raise
+
+    def _with_figures(self, error: MemoryLimitError) -> MemoryLimitError:
+        """What llama.cpp could not say: how much is needed, and how much there is."""
+        return MemoryLimitError(
+            f"{error.what} About {readable(self._needed)} are needed, and {readable(available_memory())} "
+            "are there, unless the process is held to less.",
+            "Ask for a smaller --context or --tree-budget, close other programs, or take a smaller model.",
+        )
 
     def _load(self, path: Path, draft: str, kind: str | None, start: float) -> Engine:
         wish = self._wish
@@ -199,7 +211,7 @@ class _Loader:
         available = available_memory()
         budget = min(self._wish.memory or available, available)
         least = _PROCESS_BYTES + sum(p.total - p.weights for p in prints)
-        whole = least + sum(p.weights for p in prints)
+        whole = self._needed = least + sum(p.weights for p in prints)
         had = f"there are {readable(budget)}" + (" in the budget" if self._wish.memory else "")
         if budget < least:
             raise MemoryLimitError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.batch import Batch, ResultFile, with_system
+from edgespec.cli.batch import BatchRun, ResultFile, with_system
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, with_options
 from edgespec.cli.terminal import ResultStream, Terminal, is_terminal
@@ -71,7 +71,7 @@ def generate(
             file = stack.enter_context(ResultFile(output_name, input_name))
             results, done = file.results, file.done
         if input_name is not None:
-            batch = Batch(sampling.config(), terminal, results, system=system, raw=raw)
+            batch = BatchRun(sampling.config(), terminal, results, system=system, raw=raw)
             batch.run(input_name, loading, done)
         else:
             as_text = output_name is None and not output.as_json

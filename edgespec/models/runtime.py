@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ from edgespec.models.vocabulary import Vocabulary
 FloatArray = NDArray[np.float32]
 
 _ERROR_LEVEL = 4  # ggml_log_level
+_KEPT_ERRORS = 8
 
 
 class DecodeAborted(Exception):
@@ -37,10 +38,10 @@ class NoRoomInCache(Exception):
 
 
 class _Log:
-    """llama.cpp's log: silent, its last error lines kept for messages."""
+    """llama.cpp's log: silent, its first error lines kept for messages."""
 
     def __init__(self) -> None:
-        self.errors: deque[str] = deque(maxlen=4)
+        self.errors: list[str] = []
         self._callback: Any = None
 
     def install(self) -> None:
@@ -49,15 +50,21 @@ class _Log:
 
         @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
         def receive(level: int, text: bytes, _data: object) -> None:
-            if level == _ERROR_LEVEL:
+            if level == _ERROR_LEVEL and len(self.errors) < _KEPT_ERRORS:
                 self.errors.append(text.decode("utf-8", "replace").strip())
 
         self._callback = receive  # C keeps only the address, so Python must keep the object
         llama_cpp.llama_log_set(receive, None)
         llama_cpp.llama_backend_init()
 
-    def last_error(self) -> str:
-        return self.errors[-1] if self.errors else "it gave no reason"
+    def cause(self) -> str:
+        """The first error line since `errors` was cleared: later ones only pass it on."""
+        return self.errors[0].rstrip(".") if self.errors else "it gave no reason"
+
+    @property
+    def tells_of_memory(self) -> bool:
+        """Whether an allocation failed."""
+        return any(re.search(r"alloc|insufficient memory|mmap failed", line) for line in self.errors)
 
 
 _log = _Log()
@@ -121,6 +128,7 @@ class Model:
 
     Raises:
         ModelFileError: llama.cpp cannot load the file.
+        MemoryLimitError: there is not enough memory.
     """
 
     def __init__(
@@ -140,18 +148,28 @@ class Model:
         params.n_gpu_layers = gpu_layers
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
         params.use_extra_bufts = repack
+        interrupted: list[BaseException] = []
         if on_progress is not None:
 
             @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
             def report(fraction: float, _data: object) -> bool:
-                on_progress(fraction)
+                try:
+                    on_progress(fraction)
+                except BaseException as error:  # ctypes would swallow it, Ctrl-C too
+                    interrupted.append(error)
+                    return False
                 return True
 
             params.progress_callback = report
         self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        if interrupted:
+            self.close()
+            raise interrupted[0]
+        if not self._handle and _log.tells_of_memory:
+            raise MemoryLimitError(f"The system refused memory for '{path.name}': {_log.cause()}.")
         if not self._handle:
             raise ModelFileError(
-                f"llama.cpp cannot load '{path}': {_log.last_error()}.",
+                f"llama.cpp cannot load '{path}': {_log.cause()}.",
                 "The file may be damaged, or its architecture newer than this llama.cpp build.",
             )
         self.vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(self._handle))
@@ -255,9 +273,7 @@ class Context:
         self._handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not self._handle:
             raise MemoryLimitError(
-                f"llama.cpp cannot set up a context of {n_cells} cells for '{model.path.name}': "
-                f"{_log.last_error()}.",
-                "Ask for a smaller --context or --tree-budget, or close other programs.",
+                f"llama.cpp cannot set up a context of {n_cells} cells for '{model.path.name}': {_log.cause()}."
             )
         self._memory = llama_cpp.llama_get_memory(self._handle)
         self.n_cells = int(llama_cpp.llama_n_ctx(self._handle))
@@ -290,7 +306,7 @@ class Context:
         if code == 2:
             raise DecodeAborted
         if code != 0:
-            raise BackendError(f"llama.cpp failed to decode (code {code}): {_log.last_error()}.")
+            raise BackendError(f"llama.cpp failed to decode (code {code}): {_log.cause()}.")
         self._n_outputs = int(np.count_nonzero(batch.wants_logits))
 
     def logits(self) -> FloatArray:
@@ -301,7 +317,7 @@ class Context:
         if not start:
             raise BackendError("llama.cpp has no logits to read.")
         memory = (ctypes.c_float * (self._n_outputs * n_vocab)).from_address(start)
-        return np.frombuffer(memory, dtype=np.float32).reshape(self._n_outputs, n_vocab)
+        return np.frombuffer(memoryview(memory), dtype=np.float32).reshape(self._n_outputs, n_vocab)
 
     def copy(self, source: int, destination: int, start: int, end: int) -> None:
         """Let `destination` share the cells of `source` at positions start .. end - 1."""

@@ -26,7 +26,7 @@ from edgespec.generation import Generation
 PROGRAM = [sys.executable, "-m", "edgespec"]
 ROOT = Path(__file__).resolve().parents[2]
 SKY = "Why is the sky blue?"
-DEADLINE_S = 120.0
+DEADLINE_S = 60.0
 
 # A new session whose terminal is standard input, so that Ctrl-C reaches the program as at a desk.
 ON_A_TERMINAL = """
@@ -232,41 +232,41 @@ def desk() -> Iterator[Desk]:
 
 
 def test_chat_at_a_terminal(desk: Desk) -> None:
-    desk.wait_for(">>> ")
+    desk.wait_for(">>>")
     desk.type("Hi\r")
     desk.wait_for("tokens per pass")
     assert "Hello! How can I help you today?" in desk.shown
 
-    desk.wait_for(">>> ")
+    desk.wait_for(">>>")
     desk.type(SKY + "\r")
     desk.wait_for("sky is blue because")  # in the middle of an answer
     desk.type("\x03")
     desk.wait_for("Stopped; what was said so far is kept.")
 
-    desk.wait_for(">>> ")
+    desk.wait_for(">>>")
     desk.type("Hi\r")
     desk.wait_for("tokens per pass")
 
-    desk.wait_for(">>> ")
+    desk.wait_for(">>>")
     desk.type("half a thought\x03")
     desk.wait_for("Ctrl-D or /bye leaves.")
-    desk.wait_for(">>> ")
+    desk.wait_for(">>>")
     desk.type("\x04")
     assert desk.leave() == 0
 
 
 def test_slash_commands_at_a_terminal(desk: Desk) -> None:
-    desk.wait_for(">>> ")
+    desk.wait_for(">>>")
     desk.type("/hlep\r")
     desk.wait_for("There is no command /hlep. Did you mean /help?")
-    desk.wait_for(">>> ")
+    desk.wait_for(">>>")
     desk.type('"""Hi\r')
-    desk.wait_for("... ")
+    desk.wait_for("...")
     desk.type('there"""\r')
     desk.wait_for("tokens per pass")
-    desk.wait_for(">>> ")
+    desk.wait_for(">>>")
     desk.type("/stats\r")
     desk.wait_for("drafts accepted")
-    desk.wait_for(">>> ")
+    desk.wait_for(">>>")
     desk.type("/bye\r")
     assert desk.leave() == 0

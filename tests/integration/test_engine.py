@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,8 +208,9 @@ def test_bad_input_is_explained(engine: Engine, smol_path: Path, gemma_path: Pat
         edgespec.load(tmp_path / "missing.gguf")
     with pytest.raises(ModelFileError, match="There is no model 'smollm2'"):
         edgespec.load("smollm2")
-    with pytest.raises(PairingError, match="differ|another kind") as pairing:
+    with pytest.raises(PairingError, match=r"does not fit the target: \d+ of 49152 tokens differ") as pairing:
         edgespec.load(smol_path, draft=gemma_path)
+    assert "token 0 is '<|endoftext|>' for the target and '<pad>' for the drafter" in pairing.value.what
     assert "--draft auto" in pairing.value.hint
     with pytest.raises(MemoryLimitError, match=r"needs .* of memory"):
         edgespec.load(smol_path, memory=10 << 20)
@@ -216,6 +220,22 @@ def test_bad_input_is_explained(engine: Engine, smol_path: Path, gemma_path: Pat
         edgespec.load(smol_path, context=-1)
     with pytest.raises(UsageError, match=r"The tree budget is 100, and exact decoding allows 60\."):
         edgespec.load(smol_path, tree_budget=100, exact=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS does not bind elsewhere")
+def test_a_refused_allocation_says_how_much_was_needed(smol_path: Path) -> None:
+    script = f"""
+import resource, edgespec
+import edgespec.loading
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    edgespec.load({str(smol_path)!r}, context=60000)
+except edgespec.EdgeSpecError as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("MemoryLimitError llama.cpp cannot set up a context of 60")
+    assert re.search(r"About \d\.\d GiB are needed, and .* are there", done.stdout)
 
 
 def test_a_model_without_a_template_completes_but_does_not_converse(gemma_path: Path) -> None:

@@ -11,9 +11,7 @@ SHAPES = ("chain", "star", "random", "near the end", "caterpillar")
 
 
 @st.composite
-def trees(
-    draw: st.DrawFn, most_nodes: int = 300, vocabulary: int = 5, root: int | None = None
-) -> TokenTree:
+def trees(draw: st.DrawFn, most_nodes: int = 300, vocabulary: int = 5, root: int | None = None) -> TokenTree:
     """Trees of any shape. Siblings may hold equal tokens; scores never rise along a path, and often tie."""
     n = draw(st.integers(1, most_nodes))
     shape = draw(st.sampled_from(SHAPES))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.models.batch import Batch
-from edgespec.target import tree_batch
 from edgespec.speculation.tree import TokenTree
+from edgespec.target import tree_batch
 from tests.unit.strategies import trees
 
 Row = tuple[int, int, list[int], bool]
@@ -83,9 +83,7 @@ def test_arrays_of_other_types_and_strides_are_converted() -> None:
 )
 def test_a_run_is_consecutive_and_in_the_first_sequences(logits: str, wanted: list[bool]) -> None:
     batch = Batch.run([9, 8, 7], start=4, n_sequences=3, logits=logits)
-    assert _rows(batch) == [
-        (token, 4 + i, [0, 1, 2], wanted[i]) for i, token in enumerate([9, 8, 7])
-    ]
+    assert _rows(batch) == [(token, 4 + i, [0, 1, 2], wanted[i]) for i, token in enumerate([9, 8, 7])]
 
 
 @given(trees(40), st.integers(0, 60), st.integers(0, 300))

@@ -19,9 +19,9 @@ import pytest
 import typer.main
 
 import edgespec
-from edgespec.cli.batch import read_jobs
 from edgespec.cli.chat import Conversation, TypedChat, join_lines
 from edgespec.cli.interrupt import cancelling
+from edgespec.cli.jobs import read_jobs
 from edgespec.cli.main import app, main
 from edgespec.cli.options import LoadOptions, parse_size
 from edgespec.cli.terminal import ResultStream, Terminal, format_statistics

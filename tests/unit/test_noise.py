@@ -75,14 +75,16 @@ def test_noise_is_gumbel_distributed(seed: int) -> None:
 
 def test_the_noise_of_a_seed_never_changes_between_versions() -> None:
     # Texts sampled with a seed are promised to stay the same.
-    assert GumbelNoise(1, 3).at(5).tolist() == pytest.approx([-0.3459807926009499, 1.6945308620750934, -0.10075660335372881], rel=1e-14)
-    assert GumbelNoise(MAX_SEED, 3).at(0).tolist() == pytest.approx([2.562784357224962, -0.5342174763825905, 0.7355639745289242], rel=1e-14)
+    assert GumbelNoise(1, 3).at(5).tolist() == pytest.approx(
+        [-0.3459807926009499, 1.6945308620750934, -0.10075660335372881], rel=1e-14
+    )
+    assert GumbelNoise(MAX_SEED, 3).at(0).tolist() == pytest.approx(
+        [2.562784357224962, -0.5342174763825905, 0.7355639745289242], rel=1e-14
+    )
 
 
 @pytest.mark.parametrize("bits", [0, 2**64 - 1], ids=["lowest", "highest"])
-def test_the_most_extreme_bits_give_finite_noise(
-    bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_most_extreme_bits_give_finite_noise(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = GumbelNoise(0, 1)
     monkeypatch.setattr(noise, "_bits", lambda position: np.array([bits], dtype=np.uint64))
     assert np.isfinite(noise.at(0)).all()

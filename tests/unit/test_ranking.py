@@ -41,9 +41,7 @@ def test_asking_for_more_than_the_vocabulary_gives_all_of_it() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, _N_VOCAB), st.sampled_from([0.2, 1.0, 3.0]))
-def test_shared_noise_ranks_by_what_the_target_would_draw(
-    seed: int, count: int, temperature: float
-) -> None:
+def test_shared_noise_ranks_by_what_the_target_would_draw(seed: int, count: int, temperature: float) -> None:
     noise = GumbelNoise(seed, _N_VOCAB)
     logits = _logits(seed, rows=3)
     positions = [5, 5, 9]

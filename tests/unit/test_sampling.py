@@ -168,9 +168,7 @@ _CHI_SQUARE = {1: 24, 3: 31, 5: 36, 7: 40}
         ({"temperature": 1.0, "presence_penalty": 1.0}, 8),
     ],
 )
-def test_draws_over_positions_follow_the_distribution(
-    settings: dict[str, float], possible: int
-) -> None:
+def test_draws_over_positions_follow_the_distribution(settings: dict[str, float], possible: int) -> None:
     config = GenerationConfig(**settings)
     logits = np.array([1.0, 0.2, 0.8, -0.5, 0.0, 0.1, -1.0, 0.05], dtype=np.float32)
     sampler = Sampler(config, len(logits), seed=20)

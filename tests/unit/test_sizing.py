@@ -213,10 +213,3 @@ def test_a_drafter_that_finds_nothing_at_no_cost_is_always_asked() -> None:
     for _ in range(500):
         sizer.record(PassRecord(1, 0, 0.0, 1.0, 0.0))
         assert sizer.limits().budget > 1
-
-
-def test_passes_that_take_no_time_do_no_harm() -> None:
-    sizer = AdaptiveSizer(_MOST)
-    for nodes in (1, 16, 16, 3, 1, 16, 16, 16):
-        sizer.record(PassRecord(nodes, 0, 0.0, 0.0, 0.0))
-        assert 1 <= sizer.limits().budget <= _MOST.budget

@@ -48,9 +48,7 @@ class _NeedsDrawError(Exception):
         self.node = node
 
 
-def _outcomes(
-    tree: TokenTree, chances: Callable[[Text], np.ndarray]
-) -> Iterator[tuple[Acceptance, float]]:
+def _outcomes(tree: TokenTree, chances: Callable[[Text], np.ndarray]) -> Iterator[tuple[Acceptance, float]]:
     """Every way the pass can end, with its chance: each draw is made in all possible ways."""
     open_scripts: list[tuple[Text, float]] = [((), 1.0)]
     while open_scripts:
@@ -191,9 +189,7 @@ def test_the_same_seed_gives_the_same_text_whatever_the_trees(
         rng = np.random.default_rng([target, len(text), *text[-2:]])
         return rng.normal(scale=2, size=_VOCABULARY).astype(np.float32)
 
-    plain, passes = _decoded(
-        Sampler(config, _VOCABULARY, seed), logits, prompt, [TokenTree.root_only(0)]
-    )
+    plain, passes = _decoded(Sampler(config, _VOCABULARY, seed), logits, prompt, [TokenTree.root_only(0)])
     assert passes == 20
     drafted, passes = _decoded(Sampler(config, _VOCABULARY, seed), logits, prompt, trees)
     assert drafted == plain

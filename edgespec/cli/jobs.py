@@ -1,0 +1,137 @@
+"""The lines of a batch: what each asks for, or why it cannot be done."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edgespec.errors import UsageError
+from edgespec.generation import GenerationConfig
+
+Messages = list[dict[str, str]]
+
+_SETTINGS = asdict(GenerationConfig())
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One input line.
+
+    Attributes:
+        line: its number, from 1.
+        identifier: its "id", or else the line number.
+        prompt: what was asked; None if the line could not be read.
+        settings: fields of GenerationConfig that this line overrides.
+        error: why the line cannot be done; empty if it can.
+    """
+
+    line: int
+    identifier: str | int
+    prompt: str | Messages | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def read_jobs(lines: Iterable[bytes]) -> Iterator[Job]:
+    """The jobs of an input, one a line; blank lines are none."""
+    seen: dict[str | int, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        job = _read_job(number, line)
+        if job.identifier in seen and not job.error:
+            error = f"The id {job.identifier!r} is that of line {seen[job.identifier]} too."
+            job = Job(number, job.identifier, job.prompt, error=error)
+        seen.setdefault(job.identifier, number)
+        yield job
+
+
+def _read_job(number: int, line: bytes) -> Job:
+    identifier: str | int = number
+    prompt: str | Messages | None = None
+    try:
+        values = _parse_object(line)
+        identifier = _identifier(values.pop("id", number))
+        prompt = _prompt(values)
+        settings = {name: _setting(name, value) for name, value in values.items()}
+    except UsageError as error:
+        return Job(number, identifier, prompt, error=str(error))
+    return Job(number, identifier, prompt, settings)
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(line.decode("utf-8-sig").strip())
+    except UnicodeDecodeError as error:
+        raise UsageError("It is not valid UTF-8.") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(f"It is not valid JSON: {error.msg} at column {error.colno}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError("It is not JSON that can be read.") from error
+    if not isinstance(values, dict):
+        raise UsageError("It is not a JSON object.", 'Write {"prompt": "..."}.')
+    return values
+
+
+def _identifier(value: object) -> str | int:
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise UsageError(f"The id is {json.dumps(value)}.", "It must be a text or a whole number.")
+
+
+def _prompt(values: dict[str, Any]) -> str | Messages:
+    if ("prompt" in values) == ("messages" in values):
+        raise UsageError('It must have either "prompt" or "messages".')
+    if "prompt" in values:
+        prompt = values.pop("prompt")
+        if not isinstance(prompt, str) or not prompt:
+            raise UsageError("The prompt is not a text, or empty.")
+        return _unicode(prompt)
+    messages = values.pop("messages")
+    if not isinstance(messages, list) or not messages:
+        raise UsageError("The messages are not a list, or empty.")
+    return [_message(message) for message in messages]
+
+
+def _message(message: object) -> dict[str, str]:
+    if (
+        not isinstance(message, dict)
+        or set(message) != {"role", "content"}
+        or message["role"] not in _ROLES
+        or not isinstance(message["content"], str)
+    ):
+        raise UsageError(
+            "A message is wrong.", f'It must have a "role" ({", ".join(_ROLES)}) and a text as "content".'
+        )
+    return {"role": message["role"], "content": _unicode(message["content"])}
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("The text holds half a surrogate pair.") from error
+    return text
+
+
+def _setting(name: str, value: Any) -> Any:
+    if name not in _SETTINGS:
+        close = difflib.get_close_matches(name, _SETTINGS, n=1)
+        raise UsageError(f"There is no field {name!r}.", f"Did you mean {close[0]!r}?" if close else "")
+    default = _SETTINGS[name]
+    if name == "stop":
+        texts = [value] if isinstance(value, str) else value
+        fits = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+        value = tuple(texts) if fits else value
+    elif value is None:
+        fits = default is None
+    else:
+        kinds = (int, float) if isinstance(default, float) else int
+        fits = isinstance(value, kinds) and not isinstance(value, bool)
+    if not fits:
+        raise UsageError(f"The field {name!r} is {json.dumps(value)}, which is of the wrong kind.")
+    return value
