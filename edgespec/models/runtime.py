@@ -11,9 +11,10 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import llama_cpp
 import numpy as np
@@ -117,6 +118,19 @@ class AbortFlag:
         params.abort_callback_data = ctypes.addressof(self._text)
 
 
+class OutsideWeights(Protocol):
+    """Weights that llama.cpp does not hold itself; see offload.weights."""
+
+    @property
+    def waited_s(self) -> float: ...
+    def loading(self, params: Any) -> AbstractContextManager[Path]: ...
+    def loaded(self) -> None: ...
+    def attach(self, params: Any) -> None: ...
+    def start_pass(self, stop: Callable[[], bool]) -> None: ...
+    def end_pass(self) -> BaseException | None: ...
+    def close(self) -> None: ...
+
+
 class Model:
     """The weights of one GGUF file.
 
@@ -125,6 +139,8 @@ class Model:
         memory_map: let the system page the weights in and out instead of reading them into memory.
         repack: copy weights into the layout of the CPU's fastest kernels.
         on_progress: told the fraction that is loaded.
+        weights: holds the layers' weights in llama.cpp's stead; closed with the model, or by the caller
+            if the model cannot be loaded.
 
     Raises:
         ModelFileError: llama.cpp cannot load the file.
@@ -139,9 +155,11 @@ class Model:
         memory_map: bool = True,
         repack: bool = True,
         on_progress: Callable[[float], None] | None = None,
+        weights: OutsideWeights | None = None,
     ) -> None:
         start_backend()
         self.path = path
+        self.weights = weights
         self._handle: Any = None
         _log.errors.clear()
         params = llama_cpp.llama_model_default_params()
@@ -161,7 +179,8 @@ class Model:
                 return True
 
             params.progress_callback = report
-        self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        with weights.loading(params) if weights else nullcontext(path) as load_path:
+            self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(load_path), params)
         if interrupted:
             self.close()
             raise interrupted[0]
@@ -173,6 +192,12 @@ class Model:
                 "The file may be damaged, or its architecture newer than this llama.cpp build.",
             )
         self.vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(self._handle))
+        if weights is not None:
+            try:
+                weights.loaded()
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def handle(self) -> Any:
@@ -213,6 +238,8 @@ class Model:
         if self._handle:
             llama_cpp.llama_model_free(self._handle)
             self._handle = None
+            if self.weights is not None:
+                self.weights.close()
 
     def __enter__(self) -> Model:
         return self
@@ -269,11 +296,14 @@ class Context:
         params.no_perf = True
         if abort is not None:
             abort.install(params)
+        if model.weights is not None:
+            model.weights.attach(params)
         _log.errors.clear()
         self._handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not self._handle:
             raise MemoryLimitError(
-                f"llama.cpp cannot set up a context of {n_cells} cells for '{model.path.name}': {_log.cause()}."
+                f"llama.cpp cannot set up a context of {n_cells} cells for '{model.path.name}': "
+                f"{_log.cause()}."
             )
         self._memory = llama_cpp.llama_get_memory(self._handle)
         self.n_cells = int(llama_cpp.llama_n_ctx(self._handle))
@@ -296,11 +326,20 @@ class Context:
             DecodeAborted: the abort flag was set; nothing of the batch is in the cache.
             NoRoomInCache: too few free cells.
             BackendError: llama.cpp refused the batch, or a kernel failed.
+            StreamError: weights could not be read; nothing of the batch is in the cache.
         """
         struct, keep_alive = batch.to_llama()
         _log.errors.clear()
+        weights = self.model.weights
+        if weights is not None:
+            weights.start_pass(self._stopped)
         code = llama_cpp.llama_decode(self.handle, struct)
+        error = weights.end_pass() if weights is not None else None
         del keep_alive
+        if error is not None or code == 2:
+            self._forget(batch)
+        if error is not None:
+            raise error
         if code == 1:
             raise NoRoomInCache
         if code == 2:
@@ -308,6 +347,23 @@ class Context:
         if code != 0:
             raise BackendError(f"llama.cpp failed to decode (code {code}): {_log.cause()}.")
         self._n_outputs = int(np.count_nonzero(batch.wants_logits))
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that decodes have waited for weights from disk, in all."""
+        return self.model.weights.waited_s if self.model.weights is not None else 0.0
+
+    def _stopped(self) -> bool:
+        return self._abort is not None and self._abort.is_set
+
+    def _forget(self, batch: Batch) -> None:
+        """Take a batch that was not computed to its end out of the cache.
+
+        llama.cpp only takes a row out of the first of its sequences.
+        """
+        positions = np.repeat(batch.positions, np.diff(batch.offsets))
+        for sequence in np.unique(batch.sequence_ids).tolist():
+            self.remove(sequence, int(positions[batch.sequence_ids == sequence].min()))
 
     def logits(self) -> FloatArray:
         """(rows that wanted logits, n_vocab) of the last decode: a view, valid until the next one."""

@@ -11,6 +11,7 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from edgespec.generation import GenerationConfig
+from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.sampling import Sampler
 
 # Few distinct values, so that ties are common; -17 lies beyond the near tokens of the top-p search.
@@ -60,6 +61,18 @@ def test_filters_keep_what_their_definitions_say(logits: np.ndarray, config: Gen
     expected = (logits[tokens].astype(np.float64) - kept[0]) / config.temperature
     assert np.allclose(scores - scores.max(), expected, rtol=1e-12, atol=1e-12)
     assert np.array_equal(logits, before)
+
+
+@given(_LOGITS, _FILTERS, st.integers(0, 2**63 - 1), st.integers(0, 1000))
+def test_every_token_keeps_its_own_noise_whatever_is_filtered(
+    logits: np.ndarray, config: GenerationConfig, seed: int, position: int
+) -> None:
+    # A drafter sees other candidates, and must meet the same noise.
+    sampler = Sampler(config, len(logits), seed)
+    tokens, scores = sampler.distribution(logits)
+    noise = GumbelNoise(seed, len(logits)).at(position)
+    perturbed = {token: score + noise[token] for token, score in zip(tokens.tolist(), scores, strict=True)}
+    assert sampler.choose(logits, [0] * position) == max(perturbed, key=perturbed.__getitem__)
 
 
 @given(_LOGITS, _FILTERS, st.integers(0, 2**63 - 1), st.lists(st.integers(0, 0), max_size=3))

@@ -1,0 +1,41 @@
+"""What the README shows works as shown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_library_example_runs(smol_path: Path) -> None:
+    (example,) = blocks("python")
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert len(done.stdout.split()) > 3
+
+
+@pytest.mark.parametrize("line", [line for block in blocks("sh") for line in block.splitlines()])
+def test_every_command_is_one_that_exists(line: str) -> None:
+    command = line.split("#")[0]
+    for part in re.split(r"&&|\|", command):
+        words = shlex.split(part)
+        if words[0] == "python3":
+            assert (ROOT / words[1]).is_file()
+        elif words[0].startswith("scripts/"):
+            assert (ROOT / words[0]).is_file()
+        elif words[0].endswith("edgespec"):
+            shown = subprocess.run(
+                [sys.executable, "-m", "edgespec", words[1], "--help"], capture_output=True, text=True, check=True
+            )
+            for flag in (word for word in words[2:] if word.startswith("-")):
+                assert flag in shown.stdout
