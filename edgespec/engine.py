@@ -128,6 +128,7 @@ class Engine:
         return PassRecord(
             nodes=len(tree),
             accepted=len(accepted.path) - 1,
+            promised=tree.expected_accepted,
             draft_s=drafted - start,
             verify_s=verified - drafted,
             accept_s=time.perf_counter() - verified,

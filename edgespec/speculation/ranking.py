@@ -64,13 +64,13 @@ class BySharedNoise(Ranking):
         behind = (values - values[:, :1]).numpy().astype(np.float64)
         with np.errstate(over="ignore"):  # where the temperature is next to nothing
             perturbed = (behind / self._temperature + noise) / _DISAGREEMENT
-        perturbed -= perturbed.max(axis=1, keepdims=True)
-        scores = perturbed - np.log(np.exp(perturbed).sum(axis=1, keepdims=True))
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-        return Children(
-            np.take_along_axis(candidates, order, axis=1).astype(np.int32),
-            np.take_along_axis(scores, order, axis=1).astype(np.float32),
-        )
+            perturbed -= perturbed.max(axis=1, keepdims=True)
+            scores = perturbed - np.log(np.exp(perturbed).sum(axis=1, keepdims=True))
+            order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+            return Children(
+                np.take_along_axis(candidates, order, axis=1).astype(np.int32),
+                np.take_along_axis(scores, order, axis=1).astype(np.float32),
+            )
 
 
 def ranking_for(config: GenerationConfig, noise: GumbelNoise) -> Ranking:

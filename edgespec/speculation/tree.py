@@ -92,6 +92,11 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def expected_accepted(self) -> float:
+        """Drafted tokens that are accepted on average, if the scores are right: the sum of their chances."""
+        return float(np.exp(self.logprobs[1:]).sum())
+
     @cached_property
     def leaves(self) -> IntArray:
         """(leaves,) nodes without children, in order."""

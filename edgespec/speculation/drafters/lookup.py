@@ -66,9 +66,7 @@ class LookupDrafter(Drafter):
         self._text = list(text)
 
 
-def _scored(
-    continuation: Sequence[int], match: int, min_logprob: float
-) -> tuple[Sequence[int], list[float]]:
+def _scored(continuation: Sequence[int], match: int, min_logprob: float) -> tuple[Sequence[int], list[float]]:
     """The part of a continuation that is worth its cost, and its path scores.
 
     Each token that is right makes the match longer.
