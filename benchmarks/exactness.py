@@ -49,7 +49,9 @@ def main() -> None:
         name, _, path = pair.partition("=")
         drafters[name] = path
     prompts = PROMPTS[: options.prompts]
-    configs = [GenerationConfig(temperature=t, seed=7, max_tokens=options.tokens) for t in options.temperatures]
+    configs = [
+        GenerationConfig(temperature=t, seed=7, max_tokens=options.tokens) for t in options.temperatures
+    ]
     rows: list[Row] = []
     plain: dict[tuple[float, str], Generation] = {}
     for name, draft in drafters.items():
@@ -119,7 +121,9 @@ def _gap(engine: Engine, prompt: str, tokens: list[int], reference: list[int]) -
 
 
 def _table(rows: list[Row]) -> str:
-    lines = ["| drafter | budget | temperature | identical | tokens a pass | compactions | largest logit gap |"]
+    lines = [
+        "| drafter | budget | temperature | identical | tokens a pass | compactions | largest logit gap |"
+    ]
     lines.append("|---|---|---|---|---|---|---|")
     lines += [
         f"| {r.drafter} | {r.budget} | {r.temperature} | {r.identical} of {r.prompts} "
@@ -130,7 +134,9 @@ def _table(rows: list[Row]) -> str:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, help="target (default: the embedded model, with its drafters)")
     parser.add_argument("--draft", action="append", default=[], metavar="NAME=PATH", help="a further drafter")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))

@@ -25,7 +25,9 @@ from edgespec.generation import GenerationConfig
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=128)
     options = parser.parse_args()
@@ -49,7 +51,12 @@ def plain(rounds: int, tokens: int) -> dict[str, float]:
     ):
         threads = engine.target.context.n_threads
         reference = llama_cpp.Llama(
-            str(smollm2()), n_ctx=1024, n_threads=threads, n_threads_batch=threads, flash_attn=True, verbose=False
+            str(smollm2()),
+            n_ctx=1024,
+            n_threads=threads,
+            n_threads_batch=threads,
+            flash_attn=True,
+            verbose=False,
         )
         prompt = engine.encoder.encode(PROMPTS[1])
         for _ in range(rounds):

@@ -108,9 +108,7 @@ def python_problem(version: tuple[int, ...]) -> str:
     )
 
 
-def check_machine(
-    environment: Environment, installed: dict[str, str], pins: dict[str, str]
-) -> None:
+def check_machine(environment: Environment, installed: dict[str, str], pins: dict[str, str]) -> None:
     """Find out what is missing before anything is downloaded.
 
     CMake and Ninja are not looked for: the build of llama-cpp-python (scikit-build-core) brings
@@ -129,9 +127,7 @@ def check_machine(
         )
     if "torch" not in installed:
         needed = (10 if uses_cuda(sys.platform, has_nvidia()) else 3) * GIB
-        folder = next(
-            path for path in [environment.path, *environment.path.parents] if path.exists()
-        )
+        folder = next(path for path in [environment.path, *environment.path.parents] if path.exists())
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise SetupError(
@@ -191,8 +187,7 @@ class Environment:
             return
         if self.path.exists() and any(self.path.iterdir()) and not self._is_venv():
             raise SetupError(
-                f"{self.path} is there and is no virtual environment.\n"
-                "Choose another place: --venv PATH"
+                f"{self.path} is there and is no virtual environment.\nChoose another place: --venv PATH"
             )
         print(f"environment: creating {self.path}", flush=True)
         # With -m, so that a Python inside an environment makes one of its own base.
@@ -353,9 +348,7 @@ def install_edgespec(environment: Environment, *, dev: bool) -> None:
         raise environment.failure("Is the network there?")
 
 
-def install_models(
-    environment: Environment, installed: dict[str, str], wanted: dict[str, str]
-) -> None:
+def install_models(environment: Environment, installed: dict[str, str], wanted: dict[str, str]) -> None:
     missing = [f"{name}=={v}" for name, v in wanted.items() if installed.get(name) != v]
     if not missing:
         print("models: all there")
@@ -379,9 +372,7 @@ def read_pins(constraints: Path) -> dict[str, str]:
 def inputs_digest() -> str:
     """Changes when an installation made before is out of date, or belongs to another folder."""
     files = [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
-    return hashlib.sha256(
-        b"\0".join([str(ROOT).encode(), *(f.read_bytes() for f in files)])
-    ).hexdigest()
+    return hashlib.sha256(b"\0".join([str(ROOT).encode(), *(f.read_bytes() for f in files)])).hexdigest()
 
 
 def normalized(name: str) -> str:

@@ -19,9 +19,7 @@ TEST_MODELS = Path(platformdirs.user_cache_dir("edgespec")) / "test-models"
 
 
 @pytest.fixture(autouse=True)
-def own_environment(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def own_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the user's settings, caches and tokens out of the tests, and the tests out of them."""
     home = tmp_path_factory.mktemp("home")
     for kind in ("CONFIG", "CACHE", "DATA", "STATE"):

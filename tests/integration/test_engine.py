@@ -173,7 +173,7 @@ def test_a_cancelled_prefill_leaves_the_engine_usable(engine: Engine) -> None:
 def test_a_stream_that_is_dropped_frees_the_engine(engine: Engine) -> None:
     stream = engine.stream(QUESTION, GenerationConfig(max_tokens=8))
     next(stream)
-    with pytest.raises(UsageError, match="The engine is busy with another answer."):
+    with pytest.raises(UsageError, match=r"The engine is busy with another answer\."):
         engine.generate("Hello")
     stream.close()
     assert engine.generate(QUESTION, GenerationConfig(max_tokens=4)).tokens
@@ -204,7 +204,7 @@ def test_bad_input_is_explained(engine: Engine, smol_path: Path, gemma_path: Pat
     ) as long:
         engine.generate("word " * 600)
     assert "--context 2048" in long.value.hint
-    with pytest.raises(ModelFileError, match="missing.gguf"):
+    with pytest.raises(ModelFileError, match=r"missing\.gguf"):
         edgespec.load(tmp_path / "missing.gguf")
     with pytest.raises(ModelFileError, match="There is no model 'smollm2'"):
         edgespec.load("smollm2")

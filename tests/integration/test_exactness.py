@@ -78,7 +78,7 @@ def test_text_does_not_depend_on_what_the_cache_held_before(plain: Engine) -> No
     encoded = plain.encoder.encode(PROMPT)
     for shared in (1, 5, 17, len(encoded) - 1):
         plain.target.rewind(0)
-        plain.generate(encoded[:shared] + [100, 200, 300], GenerationConfig(max_tokens=9))
+        plain.generate([*encoded[:shared], 100, 200, 300], GenerationConfig(max_tokens=9))
         assert plain.generate(PROMPT, config).tokens == fresh.tokens
 
 

@@ -20,7 +20,9 @@ def blocks(language: str) -> list[str]:
 
 def test_the_library_example_runs(smol_path: Path) -> None:
     (example,) = blocks("python")
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", example], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert len(done.stdout.split()) > 3
 
 
@@ -35,7 +37,10 @@ def test_every_command_is_one_that_exists(line: str) -> None:
             assert (ROOT / words[0]).is_file()
         elif words[0].endswith("edgespec"):
             shown = subprocess.run(
-                [sys.executable, "-m", "edgespec", words[1], "--help"], capture_output=True, text=True, check=True
+                [sys.executable, "-m", "edgespec", words[1], "--help"],
+                capture_output=True,
+                text=True,
+                check=True,
             )
             for flag in (word for word in words[2:] if word.startswith("-")):
                 assert flag in shown.stdout

@@ -60,9 +60,7 @@ def test_requantizing_and_dropping_go_together(smol_path: Path, tmp_path: Path) 
 def greedy_text(smol_path: Path) -> list[int]:
     """PROMPT tokens and what the target says after them."""
     model = load(smol_path)
-    text = model.tokenize(b"The sun rises in the east and sets in the west because the Earth")[
-        :PROMPT
-    ]
+    text = model.tokenize(b"The sun rises in the east and sets in the west because the Earth")[:PROMPT]
     for token in model.generate(list(text), temp=0.0):
         text.append(token)
         if len(text) == 48:
@@ -86,9 +84,7 @@ def test_drafter_guesses_what_its_target_says(
 
 
 def test_every_quantization_is_known_to_llama_cpp() -> None:
-    missing = [
-        n for n in QUANTIZATIONS if not hasattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{n.upper()}")
-    ]
+    missing = [n for n in QUANTIZATIONS if not hasattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{n.upper()}")]
     assert missing == []
 
 

@@ -65,15 +65,12 @@ def test_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     done = run("--venv", folder, path=tools)
     assert done.returncode == 1
     assert done.stderr == (
-        f"setup: {folder} is there and is no virtual environment.\n"
-        "Choose another place: --venv PATH\n"
+        f"setup: {folder} is there and is no virtual environment.\nChoose another place: --venv PATH\n"
     )
     assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
 
 
-def test_too_little_disk(
-    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_disk(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "has_nvidia", lambda: False)
     monkeypatch.setattr(setup.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**30))
     environment = setup.Environment(tmp_path / "sub" / "venv")
