@@ -17,7 +17,7 @@ from types import TracebackType
 
 from edgespec.answer import AnswerBuilder
 from edgespec.encoding import Encoder, Prompt
-from edgespec.errors import ContextLengthError, UsageError
+from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
 from edgespec.generation import (
     Chunk,
     FinishReason,
@@ -112,7 +112,9 @@ class Engine:
         tree = self.drafter.draft(text, limits, ranking)
 
         drafted = time.perf_counter()
+        waited = self.target.context.waited_s
         logits = self.target.verify(tree)
+        waited = self.target.context.waited_s - waited
 
         verified = time.perf_counter()
 
@@ -132,6 +134,7 @@ class Engine:
             draft_s=drafted - start,
             verify_s=verified - drafted,
             accept_s=time.perf_counter() - verified,
+            wait_s=waited,
         )
 
     def stream(
@@ -242,6 +245,9 @@ class Engine:
                 reason = "length"
         except DecodeAborted:
             pass
+        except EdgeSpecError:
+            reason = "error"
+            raise
         finally:
             rest = builder.finish(reason)
             self.target.settle(len(prompt) + builder.tokens_to_cache)

@@ -8,6 +8,7 @@
     ├── ContextLengthError   a prompt longer than the context
     ├── TemplateError        a chat template that is missing, broken or hostile
     ├── OutputError          a file that cannot be written
+    ├── StreamError          weights that cannot be read while they are needed
     └── BackendError         llama.cpp is missing, or refused what it was asked
 
 Each carries what happened and what to do about it; the command line prints both.
@@ -51,7 +52,15 @@ class PairingError(EdgeSpecError):
 
 
 class MemoryLimitError(EdgeSpecError):
-    """More memory is needed than there is, or than the budget allows."""
+    """More memory is needed than there is, or than the budget allows.
+
+    Attributes:
+        least: bytes that are needed at the least, where that is known.
+    """
+
+    def __init__(self, what: str, hint: str = "", least: int | None = None) -> None:
+        super().__init__(what, hint)
+        self.least = least
 
 
 class ContextLengthError(EdgeSpecError):
@@ -64,6 +73,10 @@ class TemplateError(EdgeSpecError):
 
 class OutputError(EdgeSpecError):
     """A result that cannot be written where it was asked for."""
+
+
+class StreamError(EdgeSpecError):
+    """Weights that cannot be read while they are needed: a disk that fails, a file that changes."""
 
 
 class BackendError(EdgeSpecError):

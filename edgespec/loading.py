@@ -23,6 +23,11 @@ from edgespec.models.rows import MOST_ROWS, RowRule, RowRuleStore
 from edgespec.models.runtime import AbortFlag, Context, Model
 from edgespec.models.template import ChatTemplate
 from edgespec.models.vocabulary import Vocabulary
+from edgespec.offload.ggml import UnsupportedBuild
+from edgespec.offload.layout import ModelFiles
+from edgespec.offload.opening import StreamPlan, open_streamed_model, plan_stream
+from edgespec.offload.streamer import DamagedPack
+from edgespec.offload.weights import StreamedWeights
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.drafters.lookup import LookupDrafter
 from edgespec.speculation.growth import TreeLimits
@@ -37,7 +42,9 @@ _PREFILL_ROWS = 512
 _DEFAULT_BUDGET = 64
 _MODEL_DRAFT_DEPTH = 16
 _SPARE_CELLS = 512  # for trees behind the text, and rejected cells that wait to be cleared away
-_PROCESS_BYTES = 300 << 20  # the interpreter and its libraries
+_PROCESS_BYTES = 140 << 20  # the interpreter and its libraries, and the process of the chat template
+_TORCH_BYTES = 120 << 20  # which drafting with a model takes
+_MARGIN = 0.05  # of what is free, left for what others may want meanwhile
 _NO_MODEL = {"auto", "none", "lookup"}
 
 
@@ -53,6 +60,7 @@ def load(
     exact: bool | None = None,
     gpu_layers: int = 0,
     offload: str = "auto",
+    pack: str = "auto",
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load a target and its drafter.
@@ -69,7 +77,10 @@ def load(
         exact: hold the kernels to one row rule, so that the text is the same bit for bit whatever the
             drafter and tree; None does so where it costs next to nothing.
         gpu_layers: layers for the GPU, where the llama.cpp build has one.
-        offload: "none" keeps all weights in memory, "mmap" lets the system page them, "auto" chooses.
+        offload: "none" keeps all weights in memory, "stream" reads those that do not fit from disk in
+            every pass, "mmap" lets the system page them, "auto" keeps or streams them.
+        pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
+            the disk has room for it, "always" or "never".
         on_progress: told (what is being done, fraction done).
 
     Raises:
@@ -77,7 +88,7 @@ def load(
             MemoryLimitError, BackendError.
     """
     cores = usable_cores() if threads is None else threads
-    wish = _Wish(context, cores, memory, tree_budget, exact, gpu_layers, offload)
+    wish = _Wish(context, cores, memory, tree_budget, exact, gpu_layers, offload, pack)
     wish.check()
     return _Loader(wish, on_progress or _ignore).load(catalog.find(model), os.fspath(draft), drafter)
 
@@ -91,6 +102,7 @@ class _Wish:
     exact: bool | None
     gpu_layers: int
     offload: str
+    pack: str
 
     def check(self) -> None:
         _require(16 <= self.context <= 10_000_000, "context", self.context, "from 16 to 10000000")
@@ -99,7 +111,9 @@ class _Wish:
         budget = self.tree_budget
         _require(budget is None or 1 <= budget <= 4096, "tree budget", budget, "from 1 to 4096")
         _require(self.gpu_layers >= -1, "gpu layers", self.gpu_layers, "0 or more, or -1 for all")
-        _require(self.offload in ("auto", "mmap", "none"), "offload", self.offload, "auto, mmap or none")
+        ways = ("auto", "stream", "mmap", "none")
+        _require(self.offload in ways, "offload", self.offload, "auto, stream, mmap or none")
+        _require(self.pack in ("auto", "always", "never"), "pack", self.pack, "auto, always or never")
         if self.exact and budget is not None and budget > MOST_ROWS:
             raise UsageError(
                 f"The tree budget is {budget}, and exact decoding allows {MOST_ROWS}.",
@@ -117,6 +131,8 @@ class _Loader:
         self._notes: list[str] = []
         self._opened: list[Model | Context | ChatTemplate] = []
         self._needed = 0  # bytes
+        self._plan: StreamPlan | None = None
+        self._plan_again: Callable[[], StreamPlan] | None = None
 
     def load(self, path: Path, draft: str, kind: str | None) -> Engine:
         start = time.perf_counter()
@@ -147,10 +163,17 @@ class _Loader:
         draft_header = gguf.read_header(draft_path) if draft_path else None
         headers = [header, draft_header] if draft_header else [header]
         prints = [footprint(h, n_cells=self._cells, n_outputs=self._nodes) for h in headers]
-        memory_map, budget = self._plan_memory(prints)
-        exact = bool(wish.exact)
+        files = ModelFiles.of(header)
+        prints[0] = replace(prints[0], weights=files.tensor_bytes)
+        memory_map, budget = self._plan_memory(prints, files)
 
-        model = self._open_model(path, prints[0], memory_map)
+        if self._plan is not None:
+            model = self._open_streamed(path)
+        else:
+            model = self._open_model(path, prints[0], memory_map)
+        # A streamed pass costs the same for the rows that exactness adds.
+        streamed = self._plan is not None and not model.keeps_recurrent_state
+        exact = streamed if wish.exact is None else wish.exact
         if model.keeps_recurrent_state:
             if exact:
                 raise BackendError(
@@ -164,7 +187,7 @@ class _Loader:
         context = Context(
             model,
             n_cells=self._cells,
-            n_rows=max(_PREFILL_ROWS, self._nodes),
+            n_rows=max(MOST_ROWS if exact else _PREFILL_ROWS, self._nodes),
             n_outputs=self._nodes,
             n_sequences=_sequences(model, self._nodes),
             n_threads=wish.threads,
@@ -191,7 +214,7 @@ class _Loader:
             limits=limits,
             notes=self._notes,
             load_s=time.perf_counter() - start,
-            memory=MemoryUse(budget_bytes=budget, resident_bytes=sum(p.weights for p in prints)),
+            memory=self._memory_use(budget, prints, model),
         )
 
     @property
@@ -202,15 +225,16 @@ class _Loader:
     def _nodes(self) -> int:
         return max(self._wish.tree_budget or 0, _DEFAULT_BUDGET)
 
-    def _plan_memory(self, prints: list[Footprint]) -> tuple[bool, int]:
-        """Whether the system must page the weights, and the budget in bytes.
+    def _plan_memory(self, prints: list[Footprint], files: ModelFiles) -> tuple[bool, int]:
+        """Whether the system must page the weights, and the budget in bytes; sets how they are streamed.
 
         Raises:
             MemoryLimitError: not even the caches fit, or the weights must fit and do not.
         """
-        available = available_memory()
-        budget = min(self._wish.memory or available, available)
-        least = _PROCESS_BYTES + sum(p.total - p.weights for p in prints)
+        room = int(available_memory() * (1 - _MARGIN))
+        budget = min(self._wish.memory or room, room)
+        process = _PROCESS_BYTES + (_TORCH_BYTES if len(prints) > 1 else 0)
+        least = process + sum(p.total - p.weights for p in prints)
         whole = self._needed = least + sum(p.weights for p in prints)
         had = f"there are {readable(budget)}" + (" in the budget" if self._wish.memory else "")
         if budget < least:
@@ -218,23 +242,73 @@ class _Loader:
                 f"A context of {self._wish.context} tokens needs {readable(least)} of memory besides the "
                 f"weights, and {had}.",
                 "Ask for a smaller --context, or for more --memory.",
+                least=least,
             )
-        if budget >= whole:
+        if budget >= whole and self._wish.offload != "stream":
             return self._wish.offload != "none", budget
         if self._wish.offload == "none":
             raise MemoryLimitError(
                 f"The model needs {readable(whole)} of memory, and {had}.",
                 "Leave out --offload none, ask for more --memory, or take a smaller quantization.",
             )
+        if self._wish.offload != "mmap" and self._plan_stream(files, budget, fixed=whole - prints[0].weights):
+            return False, budget
         self._notes.append(
             f"The model needs {readable(whole)} of memory and {had}: its weights are paged in from disk "
             "by the system, which is slow."
         )
         return True, budget
 
+    def _plan_stream(self, files: ModelFiles, budget: int, fixed: int) -> bool:
+        """Plan to stream the target; False, and a note, where that is not possible."""
+
+        def plan() -> StreamPlan:
+            return plan_stream(
+                files,
+                budget=budget,
+                fixed=fixed,
+                process=_PROCESS_BYTES,
+                pack=self._wish.pack,
+                pack_folder=user_cache_path("edgespec") / "packs",
+                gpu_layers=self._wish.gpu_layers,
+                on_progress=self._on_progress,
+            )
+
+        try:
+            self._plan = plan()
+        except UnsupportedBuild as error:
+            if self._wish.offload == "stream":
+                raise BackendError(
+                    f"Weights cannot be streamed here: {error}.", "Use --offload mmap."
+                ) from error
+            self._notes.append(f"Weights cannot be streamed here: {error}.")
+            return False
+        self._plan_again = plan
+        return True
+
+    def _open_streamed(self, path: Path) -> Model:
+        assert self._plan is not None
+        assert self._plan_again is not None
+        try:
+            model = open_streamed_model(path, self._plan, self._wish.gpu_layers, self._on_progress)
+        except DamagedPack:  # and therefore removed: this makes a new one
+            self._plan = self._plan_again()
+            model = open_streamed_model(path, self._plan, self._wish.gpu_layers, self._on_progress)
+        self._opened.append(model)
+        self._notes += self._plan.notes
+        return model
+
+    def _memory_use(self, budget: int, prints: list[Footprint], model: Model) -> MemoryUse:
+        use = MemoryUse(budget_bytes=budget, resident_bytes=sum(p.weights for p in prints))
+        if self._plan is not None and isinstance(model.weights, StreamedWeights):
+            layers = model.weights.resident_bytes
+            use.resident_bytes += self._plan.other_bytes + layers - prints[0].weights
+            use.streamed_bytes_per_pass = model.weights.streamed_bytes
+        return use
+
     def _open_model(self, path: Path, needs: Footprint, memory_map: bool) -> Model:
         self._on_progress(f"Loading {path.name}", 0.0)
-        fits = needs.total + _PROCESS_BYTES <= available_memory()
+        fits = self._plan is not None or needs.total + _PROCESS_BYTES <= available_memory()
         model = Model(
             path,
             gpu_layers=self._wish.gpu_layers,
@@ -259,7 +333,8 @@ class _Loader:
     def _open_drafter(
         self, path: Path, needs: Footprint, vocabulary: Vocabulary, limits: TreeLimits
     ) -> Drafter:
-        model = self._open_model(path, needs, memory_map=True)
+        # Beside a streamed target every page counts, and the system would have to guess which ones.
+        model = self._open_model(path, needs, memory_map=self._plan is None)
         check_pair(vocabulary, model.vocabulary, path.name)
         context = Context(
             model,
@@ -275,10 +350,14 @@ class _Loader:
 
         return ModelDrafter(model, context, vocabulary.n_tokens)
 
-    def _row_rule(self, context: Context, fingerprint: str) -> RowRule:
+    def _row_rule(self, context: Context, fingerprint: str) -> RowRule | None:
         self._on_progress("Finding the rule for exact decoding (once a model)", 0.0)
+        if self._plan is not None and self._plan.kernels_differ:
+            fingerprint += " plain"
         rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, context)
-        if rule is None:
+        if rule is None and self._wish.exact is None:
+            self._notes.append("No row rule holds for this model here, so the text is not bit-exact.")
+        elif rule is None:
             raise BackendError(
                 "No row rule gives identical results with this model on this machine, so decoding cannot "
                 "be exact here.",

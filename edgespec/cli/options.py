@@ -83,6 +83,15 @@ class LoadOptions:
             metavar="auto|stream|mmap|none",
         ),
     ] = None
+    pack: Annotated[
+        str | None,
+        _option(
+            "Model",
+            "--pack",
+            "Whether streamed weights are rearranged for this CPU on disk. Default: auto.",
+            metavar="auto|always|never",
+        ),
+    ] = None
     draft: Annotated[
         str | None,
         _option(

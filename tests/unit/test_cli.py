@@ -151,7 +151,7 @@ def test_defaults_in_help_are_the_librarys() -> None:
     signature = inspect.signature(edgespec.load)
     command = typer.main.get_command(app).commands["generate"]  # type: ignore[attr-defined]
     told = {option.name: option.help for option in command.params if option.name != "help"}
-    for name in ("context", "gpu_layers", "offload", "draft"):
+    for name in ("context", "gpu_layers", "offload", "pack", "draft"):
         assert told[name].endswith(f"Default: {signature.parameters[name].default}.")
     assert set(LoadOptions.__dataclass_fields__) == set(signature.parameters) - {"on_progress"}
 
@@ -242,7 +242,9 @@ def test_usage_errors(arguments: str, message: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", f"Error: {message}\n")
 
 
-@pytest.mark.parametrize("flags", ["--threads 0", "--context 3", "--tree-budget 5000", "--offload cloud"])
+@pytest.mark.parametrize(
+    "flags", ["--threads 0", "--context 3", "--tree-budget 5000", "--offload cloud", "--pack x"]
+)
 def test_the_library_refuses_absurd_values(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "-p", "Hi", *flags.split()]) == 2
     out, err = capsys.readouterr()

@@ -1,0 +1,160 @@
+"""Make a model larger without changing what it says: a stand-in for models that do not fit a disk.
+
+Every feed-forward block gets hidden units that nothing listens to: their rows in the gate and up
+projections are noise, their columns in the down projection are zero. The tokens are the small model's,
+the bytes and the arithmetic a large one's. Figures from such a model are to be called widened.
+
+The result is written layer by layer under a temporary name and renamed, so that it may be larger than
+memory, and is never half a model. Its metadata says what it is: `general.name` ends in "(widened)" and
+`edgespec.widened_from` names the model it was made from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+
+from edgespec.errors import ModelFileError, OutputError, UsageError
+
+Bytes = NDArray[np.uint8]
+
+_FEED_FORWARD = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.weight")
+_STEP = 256  # hidden units are added in multiples of this, which every kernel layout can take
+_CHUNK = 32 << 20
+
+# A block of each kind: the bytes that hold its scales, and scales that make noise of usual size.
+_BLOCKS: dict[Kind, tuple[int, list[float], int]] = {
+    Kind.Q4_0: (18, [0.005], 2),
+    Kind.Q4_1: (20, [0.005, -0.04], 4),
+    Kind.Q5_0: (22, [0.0025], 2),
+    Kind.Q5_1: (24, [0.0025, -0.04], 4),
+    Kind.Q8_0: (34, [0.0003], 2),
+}
+
+
+def widen(source: Path, destination: Path, target_bytes: int) -> Path:
+    """Write a model of about `target_bytes` that gives the same tokens as `source`.
+
+    Returns:
+        `destination`.
+
+    Raises:
+        ModelFileError: `source` has no feed-forward blocks of a kind that can be widened.
+        UsageError: `source` is larger than that already.
+        OutputError: `destination` cannot be written.
+    """
+    reader = gguf.GGUFReader(source)
+    wide = [tensor for tensor in reader.tensors if _FEED_FORWARD.fullmatch(tensor.name)]
+    if not wide:
+        raise ModelFileError(
+            f"'{source}' has no dense feed-forward blocks to widen.",
+            "Take a model that has, such as a llama.",
+        )
+    for tensor in wide:
+        if tensor.tensor_type not in _BLOCKS:
+            raise ModelFileError(
+                f"{tensor.name} of '{source}' is {tensor.tensor_type.name}, which cannot be widened.",
+                f"Requantize it to one of {', '.join(kind.name for kind in _BLOCKS)}.",
+            )
+    key = f"{_text(reader, 'general.architecture')}.feed_forward_length"
+    units = int(reader.fields[key].contents())
+    a_unit = sum(int(tensor.n_bytes) for tensor in wide) / units
+    extra = round((target_bytes - source.stat().st_size) / a_unit / _STEP) * _STEP
+    if extra <= 0:
+        raise UsageError(
+            f"'{source}' has {source.stat().st_size} bytes already, and {target_bytes} were asked for.",
+            "Ask for more.",
+        )
+    partial = destination.with_name(destination.name + ".partial")
+    try:
+        _write(reader, partial, source, {key: units + extra}, extra)
+        partial.replace(destination)
+    except OSError as error:
+        raise OutputError(
+            f"'{destination}' cannot be written: {error.strerror or error}.", "Is there room on the disk?"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return destination
+
+
+def _write(reader: gguf.GGUFReader, path: Path, source: Path, changed: dict[str, int], extra: int) -> None:
+    writer = gguf.GGUFWriter(path, _text(reader, "general.architecture"))
+    for name, entry in reader.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.name"):
+            continue
+        value = changed.get(name, entry.contents())
+        kind = entry.types[0]
+        writer.add_key_value(name, value, kind, sub_type=entry.types[-1] if len(entry.types) > 1 else None)
+    writer.add_string("general.name", f"{_text(reader, 'general.name') or source.stem} (widened)")
+    writer.add_string("edgespec.widened_from", source.name)
+    for tensor in reader.tensors:
+        rows = [int(n) for n in reversed(tensor.shape)]
+        match = _FEED_FORWARD.fullmatch(tensor.name)
+        if match:
+            rows[-1 if match[1] == "down" else 0] += extra
+        elements, block = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
+        row_bytes = rows[-1] // elements * block
+        n_bytes = int(np.prod(rows[:-1])) * row_bytes
+        shape: list[int] = rows
+        if elements > 1 or tensor.tensor_type not in (Kind.F32, Kind.F16):
+            shape = [*rows[:-1], row_bytes]
+            writer.add_tensor_info(
+                tensor.name, shape, np.dtype(np.uint8), n_bytes, raw_dtype=tensor.tensor_type
+            )
+        else:
+            kind_of = np.dtype(np.float32 if tensor.tensor_type == Kind.F32 else np.float16)
+            writer.add_tensor_info(tensor.name, shape, kind_of, n_bytes)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    assert writer.fout is not None
+    out = writer.fout[0]
+    noise = np.random.default_rng(0)
+    for tensor in reader.tensors:
+        writer.write_padding(out, out.tell())
+        data: Bytes = np.ascontiguousarray(tensor.data).view(np.uint8)
+        match = _FEED_FORWARD.fullmatch(tensor.name)
+        if match and match[1] == "down":
+            _write_with_columns(out.write, data, tensor.tensor_type, extra)
+        else:
+            out.write(data.data)
+            if match:
+                _write_noise(out.write, data.shape[-1], tensor.tensor_type, extra, noise)
+        writer.write_padding(out, out.tell())
+    writer.close()
+
+
+def _write_with_columns(write: Callable[[Any], Any], data: Bytes, kind: Kind, extra: int) -> None:
+    """The rows, each with `extra` columns of exact zeros behind it."""
+    elements, _ = gguf.GGML_QUANT_SIZES[kind]
+    n_bytes = _BLOCKS[kind][0]
+    # A scale and a minimum of zero make any digits zero.
+    zeros = np.zeros((len(data), extra // elements * n_bytes), np.uint8)
+    write(np.concatenate([data, zeros], axis=1).data)
+
+
+def _write_noise(
+    write: Callable[[Any], Any], row_bytes: int, kind: Kind, rows: int, noise: np.random.Generator
+) -> None:
+    n_bytes, scales, scale_bytes = _BLOCKS[kind]
+    step = max(_CHUNK // row_bytes, 1)
+    for start in range(0, rows, step):
+        n = min(step, rows - start)
+        blocks = noise.integers(0, 256, (n * row_bytes // n_bytes, n_bytes), dtype=np.uint8)
+        blocks[:, :scale_bytes] = np.array(scales, np.float16).view(np.uint8)
+        write(blocks.data)
+
+
+def _text(reader: gguf.GGUFReader, name: str) -> str:
+    entry = reader.fields.get(name)
+    return str(entry.contents()) if entry else ""

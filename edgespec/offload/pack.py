@@ -1,0 +1,323 @@
+"""The packed layer file: a model's layers in the CPU's kernel layout, ready to be read into a slot.
+
+    block 0      magic, format version, where the index is, the index's checksum
+    layers       each one contiguous range that begins and ends at a block; zeros between tensors
+    index        JSON: the model's fingerprint, the build, places, and a checksum for every piece
+
+Rearranged weights only fit the kernels of one llama.cpp build on one kind of CPU, and only the model they
+were made from. The index names all three, so that a file that does not fit is made anew. It is written
+under a temporary name, synced, and renamed: it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from edgespec.errors import OutputError
+from edgespec.models.runtime import build_identity
+from edgespec.offload.ggml import address_of_map
+from edgespec.offload.kernels import kernel_layout, kernel_layouts
+from edgespec.offload.layout import (
+    PIECE_BYTES,
+    FileTensor,
+    Layer,
+    ModelFiles,
+    Store,
+    StoredLayer,
+    pieces,
+    round_up,
+)
+from edgespec.offload.reader import BLOCK, FileReader
+
+_MAGIC = b"EDGEPACK"
+_VERSION = 1
+_HEAD = struct.Struct("<8sIQQI")
+_TENSOR_ALIGNMENT = 256  # above any kernel's needs
+_SYNC_EVERY = 256 << 20
+_SAMPLES = 64
+
+
+class StalePack(Exception):
+    """A packed file that is damaged, or of another model, build or CPU; the text says which."""
+
+
+def content_fingerprint(files: ModelFiles) -> str:
+    """32 hex digits over the files' headers, sizes, and samples of their tensors' bytes.
+
+    Models tuned from one base often differ in nothing but weights, so names and shapes are not enough.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for header in files.headers:
+        digest.update(f"{header.fingerprint} {header.file_bytes} ".encode())
+        span = max(header.file_bytes - header.data_offset - BLOCK, 1)
+        with header.path.open("rb", buffering=0) as file:
+            for sample in range(_SAMPLES):
+                file.seek(header.data_offset + span * sample // _SAMPLES)
+                digest.update(file.read(BLOCK))
+    return digest.hexdigest()
+
+
+def pack_path(folder: Path, files: ModelFiles) -> Path:
+    """Where the packed file of a model is kept."""
+    header = files.headers[0]
+    return folder / f"{header.path.stem}-{header.fingerprint[:16]}.pack"
+
+
+def gains_from_packing(layers: Iterable[Layer]) -> bool:
+    """Whether any weight has a kernel layout of its own on this CPU."""
+    return any(kernel_layout(t.type_id, t.shape) for layer in layers for t in layer.tensors)
+
+
+def packed_bytes(layers: Iterable[Layer]) -> int:
+    """Bytes of the packed file, but for its index."""
+    return BLOCK + sum(_places(layer)[1] for layer in layers)
+
+
+def open_pack(path: Path, fingerprint: str) -> Store:
+    """A packed file as a store.
+
+    Raises:
+        StalePack: it is not there, damaged, or does not fit this model, build and CPU.
+    """
+    try:
+        with path.open("rb") as file:
+            magic, version, at, size, checksum = _HEAD.unpack(file.read(_HEAD.size))
+            if magic != _MAGIC or version != _VERSION:
+                raise StalePack(f"{path.name} has another format")
+            n_bytes = os.fstat(file.fileno()).st_size
+            if at + size != n_bytes:
+                raise StalePack(f"{path.name} is damaged: it has {n_bytes} bytes instead of {at + size}")
+            file.seek(at)
+            raw = file.read(size)
+        if zlib.crc32(raw) != checksum:
+            raise StalePack(f"{path.name} is damaged: its index does not match its checksum")
+        index = json.loads(raw)
+        if index["model"] != fingerprint:
+            raise StalePack(f"{path.name} was made from other weights")
+        if index["build"] != _build():
+            raise StalePack(f"{path.name} was made for another llama.cpp build or CPU")
+        return _store(path, index)
+    except FileNotFoundError as error:
+        raise StalePack(f"{path.name} is not there") from error
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise StalePack(f"{path.name} cannot be read: {error}") from error
+
+
+def build_pack(
+    path: Path,
+    files: ModelFiles,
+    layers: tuple[Layer, ...],
+    fingerprint: str,
+    on_progress: Callable[[float], None] | None = None,
+) -> Store:
+    """Write the packed file of a model, replacing one that is there.
+
+    Raises:
+        OutputError: the disk is full, or the folder cannot be written to.
+        StreamError: the model's files cannot be read.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            _reserve(file, packed_bytes(layers))
+            index = _write_layers(file, files, layers, on_progress or (lambda _fraction: None))
+            _write_index(file, {"model": fingerprint, "build": _build(), **index})
+        partial.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise OutputError(
+            f"The packed layer file '{path}' cannot be written: {error.strerror or error}.",
+            "Make room on the disk, or use --pack never.",
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return _store(path, index)
+
+
+def _build() -> str:
+    return f"{build_identity()} {' '.join(layout.name for layout in kernel_layouts())}"
+
+
+def _reserve(file: BinaryIO, n_bytes: int) -> None:
+    """Notice a full disk before the work, not after it."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(file.fileno(), 0, n_bytes)
+    except OSError as error:
+        import errno
+
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise  # others only say that this file system cannot reserve
+
+
+def _places(layer: Layer) -> tuple[dict[str, int], int]:
+    """Where each tensor lies in a packed layer, and the layer's bytes."""
+    places: dict[str, int] = {}
+    end = 0
+    for tensor in layer.tensors:
+        places[tensor.name] = end
+        layout = kernel_layout(tensor.type_id, tensor.shape)
+        size = layout.packed_bytes(tensor.type_id, tensor.shape) if layout else tensor.n_bytes
+        end = round_up(end + size, _TENSOR_ALIGNMENT)
+    return places, round_up(end, BLOCK)
+
+
+def _write_layers(
+    file: BinaryIO, files: ModelFiles, layers: tuple[Layer, ...], on_progress: Callable[[float], None]
+) -> dict[str, Any]:
+    stored: list[dict[str, Any]] = []
+    kernels: dict[str, str] = {}
+    total = sum(layer.n_bytes for layer in layers)
+    done, synced, at = 0, 0, BLOCK
+    with _TensorReader(files, layers) as weights:
+        file.write(bytes(BLOCK))
+        for layer in layers:
+            places, n_bytes = _places(layer)
+            writer = _PieceWriter(file)
+            for tensor in layer.tensors:
+                layout = kernel_layout(tensor.type_id, tensor.shape)
+                address, view = weights.read(tensor)
+                writer.pad_to(places[tensor.name])
+                if layout:
+                    kernels[tensor.name] = layout.name
+                    writer.write(layout.pack(tensor.type_id, tensor.shape, address, tensor.n_bytes))
+                else:
+                    writer.write(view)
+                view.release()
+                done += tensor.n_bytes
+                on_progress(done / total)
+            writer.pad_to(n_bytes)
+            stored.append(
+                {
+                    "index": layer.index,
+                    "offset": at,
+                    "n_bytes": n_bytes,
+                    "places": places,
+                    "checksums": writer.finish(),
+                }
+            )
+            at += n_bytes
+            if at - synced > _SYNC_EVERY:
+                _flush(file)
+                synced = at
+    return {"piece_bytes": PIECE_BYTES, "kernels": kernels, "layers": stored}
+
+
+def _write_index(file: BinaryIO, index: dict[str, Any]) -> None:
+    raw = json.dumps(index).encode()
+    at = file.tell()
+    file.write(raw)
+    file.truncate()
+    file.seek(0)
+    file.write(_HEAD.pack(_MAGIC, _VERSION, at, len(raw), zlib.crc32(raw)))
+    _flush(file)
+
+
+def _flush(file: BinaryIO) -> None:
+    """Bring what was written to the disk, and free the memory it took in the page cache."""
+    file.flush()
+    os.fsync(file.fileno())
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _store(path: Path, index: Mapping[str, Any]) -> Store:
+    if index["piece_bytes"] != PIECE_BYTES:
+        raise StalePack(f"{path.name} has pieces of another size")
+    layers = {}
+    for layer in index["layers"]:
+        reads = pieces(0, layer["offset"], 0, layer["n_bytes"])
+        checked = tuple(
+            replace(piece, checksum=checksum)
+            for piece, checksum in zip(reads, layer["checksums"], strict=True)
+        )
+        layers[layer["index"]] = StoredLayer(layer["index"], checked, layer["places"], layer["n_bytes"])
+    return Store((path,), layers, index["kernels"], packed=True)
+
+
+class _PieceWriter:
+    """Writes one layer, with a checksum for each piece of it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._written = 0
+        self._checksum = 0
+        self._checksums: list[int] = []
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        view = memoryview(data)
+        while len(view):
+            room = PIECE_BYTES - self._written % PIECE_BYTES
+            part, view = view[:room], view[room:]
+            self._checksum = zlib.crc32(part, self._checksum)
+            self._written += len(part)
+            if self._written % PIECE_BYTES == 0:
+                self._close_piece()
+
+    def pad_to(self, offset: int) -> None:
+        self.write(bytes(offset - self._written))
+
+    def finish(self) -> list[int]:
+        if self._written % PIECE_BYTES:
+            self._close_piece()
+        return self._checksums
+
+    def _close_piece(self) -> None:
+        self._checksums.append(self._checksum)
+        self._checksum = 0
+
+
+class _TensorReader:
+    """Single tensors out of a model's files."""
+
+    def __init__(self, files: ModelFiles, layers: tuple[Layer, ...]) -> None:
+        self._readers = [FileReader(path) for path in files.paths]
+        largest = max(tensor.n_bytes for layer in layers for tensor in layer.tensors)
+        self._memory = mmap.mmap(-1, round_up(largest, BLOCK) + 2 * BLOCK)
+        self._address = address_of_map(self._memory)
+
+    def read(self, tensor: FileTensor) -> tuple[int, memoryview]:
+        """Where the tensor's bytes are, until the next call."""
+        start = tensor.offset // BLOCK * BLOCK
+        lead = tensor.offset - start
+        with memoryview(self._memory) as memory:
+            size = round_up(lead + tensor.n_bytes, BLOCK)
+            for piece in pieces(tensor.file, start, 0, size):
+                with memory[piece.at : piece.at + piece.n_bytes] as part:
+                    self._readers[tensor.file].read_into(part, piece.offset)
+            return self._address + lead, memory[lead : lead + tensor.n_bytes]
+
+    def __enter__(self) -> _TensorReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for reader in self._readers:
+            reader.close()
+        self._memory.close()

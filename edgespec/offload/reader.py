@@ -1,0 +1,153 @@
+"""Reading weights past the page cache.
+
+A model larger than memory gains nothing from the page cache, which its own reads would flush, and reads
+through it cost a copy. So files are read directly into the memory where the weights are used, where the
+system and the file system allow it, and otherwise through the cache, which is then told to forget.
+Whether direct reads work is found by trying.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import StreamError
+
+# Direct reads begin and end at multiples of this in the file and in memory.
+BLOCK = 4096
+
+
+class FileReader:
+    """One open file, read by several threads.
+
+    Attributes:
+        path: the file.
+        direct: whether reads go past the page cache.
+        n_bytes: its size.
+
+    Raises:
+        StreamError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, direct: bool | None = None, may_be_rewritten: bool = False) -> None:
+        self.path = path
+        self._watch_time = not may_be_rewritten
+        self._descriptor = -1
+        try:
+            descriptor = _open_direct(path) if direct is not False else None
+            if descriptor is None and direct:
+                raise StreamError(f"'{path}' cannot be read directly.", "Its file system does not allow it.")
+            self.direct = descriptor is not None
+            self._descriptor = os.open(path, os.O_RDONLY) if descriptor is None else descriptor
+            self._opened = os.fstat(self._descriptor)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.n_bytes = self._opened.st_size
+        if not self.direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+    def read_into(self, memory: memoryview, offset: int) -> int:
+        """Fill `memory` from `offset` on, or as far as the file goes; both are multiples of BLOCK.
+
+        Returns:
+            Bytes read.
+
+        Raises:
+            StreamError: the disk failed, or the file is not what it was when it was opened.
+        """
+        wanted = min(len(memory), self.n_bytes - offset)
+        done = 0
+        try:
+            while done < wanted:
+                # After a short read a direct one must begin at a block again.
+                start = done - done % BLOCK
+                with memory[start:] as rest:
+                    n = os.preadv(self._descriptor, [rest], offset + start)
+                if start + n <= done:
+                    break
+                done = start + n
+            if not self.direct and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._descriptor, offset, wanted, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.check_unchanged()
+        if done < wanted:
+            raise self._changed()
+        return wanted
+
+    def check_unchanged(self) -> None:
+        """Notice a file that was cut or written to.
+
+        One that was renamed over or deleted goes on being read as it was.
+
+        Raises:
+            StreamError: it is not what it was when it was opened.
+        """
+        try:
+            now = os.fstat(self._descriptor)
+        except OSError as error:
+            raise self._failed(error) from error
+        same = now.st_size == self._opened.st_size
+        if self._watch_time:
+            same = same and now.st_mtime_ns == self._opened.st_mtime_ns
+        if not same:
+            raise self._changed()
+
+    def close(self) -> None:
+        """Close the file; no thread may be reading."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _failed(self, error: OSError) -> StreamError:
+        return StreamError(
+            f"Reading '{self.path}' failed: {error.strerror or error}.", "Check the disk, and try again."
+        )
+
+    def _changed(self) -> StreamError:
+        return StreamError(
+            f"'{self.path}' was changed while the model was in use.",
+            "Let its download or copy finish, then load the model again.",
+        )
+
+
+def _open_direct(path: Path) -> int | None:
+    """A descriptor whose reads go past the page cache; None where that does not work."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if not flag:
+        return _open_uncached(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | flag)
+    except OSError:
+        return None
+    try:
+        import mmap
+
+        # One block at an odd place shows whether larger alignments are called for.
+        with mmap.mmap(-1, 2 * BLOCK) as memory, memoryview(memory) as view, view[BLOCK:] as block:
+            offset = BLOCK if os.fstat(descriptor).st_size > 2 * BLOCK else 0
+            os.preadv(descriptor, [block], offset)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _open_uncached(path: Path) -> int | None:
+    """macOS: the same for a descriptor that was opened as usual."""
+    try:
+        import fcntl
+
+        no_cache: Any = getattr(fcntl, "F_NOCACHE", None)
+        if no_cache is None:
+            return None
+        descriptor = os.open(path, os.O_RDONLY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.fcntl(descriptor, no_cache, 1)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,180 @@
+"""A model's layers, kept outside llama.cpp: some in memory for good, the others streamed.
+
+This is what `models.runtime` sees of streaming: it amends the parameters of a model and of its context,
+is told when the model is loaded and when a pass begins and ends, and is closed after the model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import BackendError
+from edgespec.offload import ggml
+from edgespec.offload.ggml import Address, HollowType
+from edgespec.offload.handover import HandOver
+from edgespec.offload.kernels import kernel_layouts
+from edgespec.offload.layout import ModelFiles, Store, pattern_of
+from edgespec.offload.memory import Area
+from edgespec.offload.skeleton import skeleton
+from edgespec.offload.streamer import LayerRing, StoreReader
+
+N_READERS = 2
+
+
+class StreamedWeights:
+    """The layers of one model.
+
+    Args:
+        store: where the layers are read from.
+        streamed: the layers that come and go; the store's others stay in memory.
+        n_slots: layers in the ring; at least 2.
+
+    Attributes:
+        resident_bytes: of the layers that stay, and of the ring.
+        streamed_bytes: read for one pass.
+        waited_s: seconds that passes have waited for weights, in all.
+
+    Raises:
+        UnsupportedBuild: this llama.cpp build is not as expected.
+        StreamError: the files cannot be opened.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        store: Store,
+        streamed: Sequence[int],
+        *,
+        n_slots: int,
+        n_readers: int = N_READERS,
+        on_progress: Callable[[float], None] = lambda _fraction: None,
+    ) -> None:
+        ggml.check()
+        self._files = files
+        self._store = store
+        self._streamed = frozenset(streamed)
+        self._n_slots = n_slots
+        self._n_readers = n_readers
+        self._on_progress = on_progress
+        self._types: dict[str, HollowType] = {}
+        self._share_of_others = 0.0  # in the bytes that loading reads
+        self._resident: Area | None = None
+        self._ring: LayerRing | None = None
+        self._hand_over: HandOver | None = None
+        self._reader = StoreReader(store)
+
+    @property
+    def direct(self) -> bool:
+        """Whether reads go past the page cache."""
+        return self._reader.direct
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of memory that layers take, the ring included."""
+        return sum(area.n_bytes for area in (self._resident, self._ring) if area is not None)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes read for one pass."""
+        return self._ring.streamed_bytes if self._ring else 0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that passes have waited for weights, in all."""
+        return self._ring.waited_s if self._ring else 0.0
+
+    @contextmanager
+    def loading(self, params: Any) -> Iterator[Path]:
+        """Around llama_model_load_from_file: amends its parameters, and gives the path to load."""
+        kernel_types = {layout.name: layout.address for layout in kernel_layouts()}
+        groups: dict[str, list[str]] = {}
+        for layer in self._store.layers.values():
+            for name in layer.places:
+                groups.setdefault(self._store.kernels.get(name, ""), []).append(name)
+        patterns: list[tuple[str, Address]] = []
+        for kernel, names in groups.items():
+            self._types[kernel] = HollowType(kernel_types[kernel] if kernel else None)
+            patterns += [(pattern, self._types[kernel].address) for pattern in pattern_of(names)]
+        table = ggml.overrides(patterns)
+        params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
+        holes = frozenset(name for names in groups.values() for name in names)
+        layers = self._store.layers.values()
+        resident = sum(layer.n_bytes for layer in layers if layer.index not in self._streamed)
+        beside = self._files.tensor_bytes - sum(layer.n_bytes for layer in layers)
+        share = self._share_of_others = beside / max(beside + resident, 1)
+        with skeleton(self._files, holes, lambda fraction: self._on_progress(fraction * share)) as path:
+            yield path
+        params.tensor_buft_overrides = None
+
+    def loaded(self) -> None:
+        """The model is loaded: bring the layers that stay, and start the stream.
+
+        Raises:
+            StreamError: a layer cannot be read.
+            BackendError: llama.cpp did not do as it was asked.
+        """
+        tensors: dict[str, Address] = {}
+        for hollow in self._types.values():
+            if hollow.error is not None:
+                raise BackendError(f"Weights cannot be streamed: {hollow.error}.") from hollow.error
+            hollow.settle()
+            tensors.update(hollow.tensors)
+        # llama.cpp skips tensors it has no use for, such as those of layers that predict further ahead.
+        used = {
+            index: {tensors[name]: place for name, place in layer.places.items() if name in tensors}
+            for index, layer in self._store.layers.items()
+        }
+        used = {index: places for index, places in used.items() if places}
+        self._bring_resident({i: places for i, places in used.items() if i not in self._streamed})
+        streamed = {index: places for index, places in used.items() if index in self._streamed}
+        if streamed:
+            self._ring = LayerRing(
+                self._reader, sorted(streamed), n_slots=self._n_slots, n_threads=self._n_readers
+            )
+            self._hand_over = HandOver(self._ring, streamed)
+
+    def attach(self, params: Any) -> None:
+        """Amend the parameters of a context of this model."""
+        if self._hand_over is not None:
+            params.cb_eval = self._hand_over.callback
+            params.op_offload = False  # would copy weights before their layer's turn
+
+    def start_pass(self, stop: Callable[[], bool]) -> None:
+        """A decode begins; `stop` is asked during waits whether it shall end."""
+        if self._hand_over is not None:
+            self._hand_over.start(stop)
+
+    def end_pass(self) -> BaseException | None:
+        """The decode has returned; what went wrong in the stream, if anything."""
+        return self._hand_over.end() if self._hand_over is not None else None
+
+    def close(self) -> None:
+        """Free everything; the model must be freed before."""
+        if self._ring is not None:
+            self._ring.close()
+        if self._resident is not None:
+            self._resident.close()
+        self._ring = self._resident = self._hand_over = None
+        for hollow in self._types.values():
+            hollow.close()
+        self._types = {}
+        self._reader.close()
+
+    def _bring_resident(self, used: Mapping[int, Mapping[Address, int]]) -> None:
+        layers = [self._store.layers[index] for index in sorted(used)]
+        if not layers:
+            return
+        self._resident = Area(sum(layer.n_bytes for layer in layers))
+        share = self._share_of_others
+
+        def report(fraction: float) -> None:
+            self._on_progress(share + (1 - share) * fraction)
+
+        starts = self._reader.read_layers(layers, self._resident, self._n_readers, report)
+        for index, places in used.items():
+            for tensor, place in places.items():
+                ggml.set_data(tensor, starts[index] + place)

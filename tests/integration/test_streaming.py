@@ -1,0 +1,302 @@
+"""Weights that come and go: the same text as from memory, and every fault survived."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from platformdirs import user_cache_path
+
+import edgespec
+from edgespec.engine import Engine
+from edgespec.errors import MemoryLimitError, StreamError
+from edgespec.generation import Generation, GenerationConfig
+from edgespec.offload import ggml, opening
+from edgespec.offload.handover import HandOver
+from edgespec.offload.reader import FileReader
+from edgespec.offload.weights import StreamedWeights
+
+PROMPT = "Write a short story about a fox and a crow who share a house."
+GREEDY = GenerationConfig(max_tokens=24)
+CONTEXT = 256
+MIB = 1 << 20
+
+
+def load_streamed(model: Path, spare: int = 0, **options: Any) -> Engine:
+    """The model in as little memory as it can do with, and `spare` bytes more."""
+    memory = 64 * MIB
+    while True:
+        try:
+            return edgespec.load(
+                model, offload="stream", memory=memory, **{"draft": "none", "context": CONTEXT, **options}
+            )
+        except MemoryLimitError as error:
+            if error.least is None or error.least <= memory:
+                raise
+            memory = error.least + spare
+
+
+def generate(engine: Engine, config: GenerationConfig = GREEDY) -> Generation:
+    engine.target.rewind(0)
+    answer = engine.generate(PROMPT, config)
+    assert len(answer.tokens) > 20  # or equal answers would mean little
+    return answer
+
+
+def weights_of(engine: Engine) -> StreamedWeights:
+    weights = engine.target.model.weights
+    assert isinstance(weights, StreamedWeights)
+    return weights
+
+
+def packs() -> list[Path]:
+    return list((user_cache_path("edgespec") / "packs").glob("*"))
+
+
+@pytest.fixture(scope="module")
+def resident(q4_drafter_path: Path) -> Iterator[Engine]:
+    """A model whose weights have a kernel layout, all of it in memory."""
+    with edgespec.load(q4_drafter_path, draft="none", exact=True, context=CONTEXT) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def streamed(q4_drafter_path: Path) -> Iterator[Engine]:
+    """The same model through a ring of two slots, drafted from its own text."""
+    with load_streamed(q4_drafter_path, draft="lookup") as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("config", [GREEDY, GREEDY.with_(temperature=1.0, seed=5)])
+def test_streamed_text_is_the_resident_text(
+    streamed: Engine, resident: Engine, config: GenerationConfig
+) -> None:
+    expected = generate(resident, config)
+    answer = generate(streamed, config)
+    assert answer.tokens == expected.tokens
+    assert answer.exact
+    assert answer.memory.streamed_bytes_per_pass > 40 * MIB
+    assert answer.memory.resident_bytes < 60 * MIB
+    assert answer.memory.peak_rss_bytes > 0
+    assert answer.timings.io_wait_s == pytest.approx(sum(record.wait_s for record in answer.passes))
+    assert weights_of(streamed).waited_s > 0
+
+
+def test_trees_of_a_model_drafter_change_nothing(
+    q4_drafter_path: Path, dropped_drafter_path: Path, resident: Engine
+) -> None:
+    config = GREEDY.with_(temperature=0.7, seed=3)
+    expected = generate(resident, config)
+    # Enough for some layers to stay, so that runs of both kinds alternate.
+    with load_streamed(
+        q4_drafter_path, 20 * MIB, draft=dropped_drafter_path, tree_budget=16, exact=True
+    ) as engine:
+        answer = generate(engine, config)
+        streamed = weights_of(engine).streamed_bytes
+    assert answer.tokens == expected.tokens
+    assert max(record.nodes for record in answer.passes) > 4
+    assert 20 * MIB < streamed < 40 * MIB
+
+
+def test_mixed_quantizations_and_sliding_windows(gemma_path: Path) -> None:
+    with edgespec.load(gemma_path, draft="none", exact=True, context=CONTEXT) as engine:
+        expected = generate(engine)
+    with load_streamed(gemma_path, draft="lookup") as engine:
+        answer = generate(engine)
+    assert answer.tokens == expected.tokens
+    assert len(packs()) == 1
+
+
+def test_weights_without_a_kernel_layout_come_from_the_model_itself(smol_path: Path) -> None:
+    with edgespec.load(smol_path, draft="none", exact=True, context=CONTEXT) as engine:
+        expected = generate(engine)
+    with load_streamed(smol_path, 9 * MIB) as engine:
+        assert generate(engine).tokens == expected.tokens
+        assert any(note.endswith("MiB a pass.") for note in engine.notes)
+    assert packs() == []
+
+
+def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
+    q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"draft": "none", "context": CONTEXT, "exact": False, "pack": "never"}
+    with load_streamed(q4_drafter_path, **options) as engine:
+        budget = engine.generate("Hi", GenerationConfig(max_tokens=1)).memory.budget_bytes
+        expected = generate(engine).tokens
+    with edgespec.load(q4_drafter_path, memory=budget, **options) as engine:
+        assert weights_of(engine).streamed_bytes > 40 * MIB
+        assert generate(engine).tokens == expected
+    assert packs() == []
+
+    def refuse() -> None:
+        raise ggml.UnsupportedBuild("a tensor's name is elsewhere")
+
+    monkeypatch.setattr(opening, "check_supported", refuse)
+    with edgespec.load(q4_drafter_path, memory=budget, **options) as engine:
+        assert engine.target.model.weights is None
+        assert "Weights cannot be streamed here: a tensor's name is elsewhere." in engine.notes
+        assert len(generate(engine).tokens) == len(expected)
+    with pytest.raises(edgespec.errors.BackendError, match="--offload mmap"):
+        edgespec.load(q4_drafter_path, memory=budget, offload="stream", **options)
+
+
+def test_a_damaged_pack_is_noticed_before_use_and_made_anew(q4_drafter_path: Path) -> None:
+    load_streamed(q4_drafter_path, exact=False).close()
+    (path,) = packs()
+    good = path.read_bytes()
+
+    def damage(at: int) -> None:
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+
+    damage(len(good) - 10)  # the index: seen when it is opened
+    with load_streamed(q4_drafter_path, exact=False) as engine:
+        assert path.read_bytes() == good
+        expected = generate(engine).tokens
+    damage(len(good) // 2)  # a streamed layer: seen when it is first read
+    with load_streamed(q4_drafter_path, exact=False) as engine:
+        with pytest.raises(StreamError) as caught:
+            generate(engine)
+        assert caught.value.what == f"The packed layer file '{path}' is damaged, and was removed."
+    assert packs() == []
+    with load_streamed(q4_drafter_path, exact=False) as engine:
+        assert generate(engine).tokens == expected
+    # A layer that stays in memory: seen while loading, and made anew at once.
+    damage(len(good) - 200_000)
+    with load_streamed(q4_drafter_path, 20 * MIB, exact=False) as engine:
+        assert path.read_bytes() == good
+        assert generate(engine).tokens == expected
+
+
+def test_a_full_disk_means_streaming_the_model_itself(
+    q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "_SPARE_DISK", 1 << 60)
+    with load_streamed(q4_drafter_path, exact=False) as engine:
+        assert any(note.startswith("The packed layer file would take") for note in engine.notes)
+        assert len(generate(engine).tokens) == GREEDY.max_tokens
+    assert packs() == []
+
+
+def test_a_file_cut_while_in_use_ends_the_answer_and_not_the_process(smol_path: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copy(smol_path, model)
+    with load_streamed(model, exact=False) as engine:
+        chunks = engine.stream(PROMPT, GREEDY)
+        shown = [next(chunks).text for _ in range(3)]
+        os.truncate(model, model.stat().st_size // 2)
+        with pytest.raises(StreamError) as caught:
+            shown += [chunk.text for chunk in chunks]
+        assert caught.value.what == f"'{model}' was changed while the model was in use."
+        assert engine.last_generation is not None
+        assert engine.last_generation.finish_reason == "error"
+        assert len(engine.last_generation.tokens) >= 3
+        assert engine.last_generation.text.startswith("".join(shown[:3]))
+        with pytest.raises(StreamError):
+            engine.generate(PROMPT, GREEDY)
+
+
+def test_a_failed_read_loses_only_its_answer(
+    streamed: Engine, resident: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = generate(resident).tokens
+    read, countdown = FileReader.read_into, [70]
+
+    def flaky(self: FileReader, memory: memoryview, offset: int) -> int:
+        countdown[0] -= 1
+        if countdown[0] == 0:
+            raise StreamError("Reading failed: Input/output error.")
+        return read(self, memory, offset)
+
+    monkeypatch.setattr(FileReader, "read_into", flaky)
+    streamed.target.rewind(0)
+    with pytest.raises(StreamError, match=r"Reading failed: Input/output error\."):
+        streamed.generate(PROMPT, GREEDY)
+    # The cache still holds what was read before, and goes on from there.
+    assert streamed.generate(PROMPT, GREEDY).tokens == expected
+
+
+def test_an_exception_in_the_callback_is_not_lost(
+    streamed: Engine, resident: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = generate(resident).tokens
+    asked, countdown = HandOver._asked, [2000]
+
+    def failing(self: HandOver, node: int) -> bool:
+        countdown[0] -= 1
+        if countdown[0] == 0:
+            raise KeyboardInterrupt
+        return asked(self, node)
+
+    monkeypatch.setattr(HandOver, "_asked", failing)
+    streamed.target.rewind(0)
+    with pytest.raises(KeyboardInterrupt):
+        streamed.generate(PROMPT, GREEDY)
+    assert streamed.generate(PROMPT, GREEDY).tokens == expected
+
+
+def test_cancelling_takes_effect_while_waiting_for_the_disk(
+    streamed: Engine, resident: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = generate(resident).tokens
+    read, countdown, stuck, go_on = FileReader.read_into, [100], threading.Event(), threading.Event()
+
+    def hanging(self: FileReader, memory: memoryview, offset: int) -> int:
+        countdown[0] -= 1
+        if countdown[0] <= 0 and not go_on.is_set():
+            stuck.set()
+            assert go_on.wait(30)
+        return read(self, memory, offset)
+
+    def cancel() -> None:
+        assert stuck.wait(30)
+        streamed.cancel()
+
+    monkeypatch.setattr(FileReader, "read_into", hanging)
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    streamed.target.rewind(0)
+    answer = streamed.generate(PROMPT, GREEDY)
+    assert not go_on.is_set()
+    assert answer.finish_reason == "cancelled"
+    assert answer.tokens
+    assert answer.tokens == expected[: len(answer.tokens)]
+    go_on.set()
+    thread.join()
+    assert generate(streamed).tokens == expected
+
+
+def test_two_engines_share_one_pack(q4_drafter_path: Path, resident: Engine) -> None:
+    expected = generate(resident).tokens
+    with load_streamed(q4_drafter_path, exact=True) as one:
+        (path,) = packs()
+        made = path.stat().st_mtime_ns
+        with load_streamed(q4_drafter_path, exact=True) as other:
+            assert generate(one).tokens == generate(other).tokens == expected
+        assert path.stat().st_mtime_ns == made
+
+
+def test_opening_and_closing_leaks_nothing(q4_drafter_path: Path) -> None:
+    def use() -> None:
+        with load_streamed(q4_drafter_path, exact=False, context=64) as engine:
+            engine.generate("Hi", GenerationConfig(max_tokens=2), raw=True)
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        process = psutil.Process()
+        return process.num_fds(), threading.active_count(), process.memory_info().rss
+
+    for _ in range(3):  # what llama.cpp and Python keep for good
+        use()
+    before = held()
+    for _ in range(20):
+        use()
+    after = held()
+    assert after[:2] == before[:2]
+    assert after[2] - before[2] < 15 * MIB

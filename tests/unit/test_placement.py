@@ -1,0 +1,71 @@
+"""Placement: within the budget, streaming the least, and clear about what is too little."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import MemoryLimitError
+from edgespec.offload.placement import FEWEST_SLOTS, place
+
+MIB = 1 << 20
+
+
+@given(
+    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=60),
+    fixed=st.integers(0, 100),
+    spare=st.integers(-50, 2000),
+    n_slots=st.integers(2, 6),
+)
+def test_a_placement_keeps_to_the_budget_or_is_refused(
+    sizes: list[int], fixed: int, spare: int, n_slots: int
+) -> None:
+    layers = {2 * number: size * MIB for number, size in enumerate(sizes)}
+    budget = (fixed + spare) * MIB
+    try:
+        placement = place(layers, budget=budget, fixed=fixed * MIB, n_slots=n_slots)
+    except MemoryLimitError as error:
+        least = error.least or 0
+        placement = place(layers, budget=least, fixed=fixed * MIB, n_slots=n_slots)
+        with pytest.raises(MemoryLimitError):
+            place(layers, budget=least - 1, fixed=fixed * MIB, n_slots=n_slots)
+        budget = least
+    assert placement.n_bytes <= budget
+    assert sorted(placement.resident + placement.streamed) == sorted(layers)
+    if placement.streamed:
+        assert FEWEST_SLOTS <= placement.n_slots <= n_slots
+        assert len(placement.streamed) > placement.n_slots
+        held = sum(layers[index] for index in placement.resident)
+        assert placement.n_bytes == fixed * MIB + held + placement.n_slots * max(layers.values())
+
+
+@given(n=st.integers(4, 100), kept=st.integers(0, 90))
+def test_equal_layers_fill_the_budget_and_lie_evenly(n: int, kept: int) -> None:
+    kept = min(kept, n - 4)
+    placement = place(dict.fromkeys(range(n), MIB), budget=(kept + 3) * MIB + 5, fixed=0)
+    assert len(placement.resident) == kept
+    runs = [b - a for a, b in zip((-1, *placement.resident), placement.resident, strict=False)]
+    assert not runs or max(runs) - min(runs) <= 1
+
+
+def test_everything_stays_if_it_fits() -> None:
+    placement = place({0: 10, 1: 20}, budget=35, fixed=5)
+    assert (placement.resident, placement.streamed, placement.n_bytes) == ((0, 1), (), 35)
+
+
+def test_too_little_is_refused_with_what_would_do() -> None:
+    with pytest.raises(MemoryLimitError) as caught:
+        place(dict.fromkeys(range(9), 4 * MIB), budget=100 * MIB, fixed=95 * MIB)
+    assert str(caught.value) == (
+        "Streaming this model needs 103.0 MiB of memory, and there are 100.0 MiB in the budget. "
+        "Ask for --memory 103MiB or more, or for a smaller --context."
+    )
+    assert caught.value.least == 103 * MIB
+
+
+def test_what_loading_needs_for_a_moment_counts() -> None:
+    layers = dict.fromkeys(range(9), MIB)
+    with pytest.raises(MemoryLimitError) as caught:
+        place(layers, budget=20 * MIB, fixed=5 * MIB, loading=30 * MIB)
+    assert caught.value.least == 30 * MIB
