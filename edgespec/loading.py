@@ -19,7 +19,7 @@ from edgespec.hardware.probe import available_memory, usable_cores
 from edgespec.models import catalog, gguf
 from edgespec.models.footprint import Footprint, footprint, readable
 from edgespec.models.pairing import check_pair
-from edgespec.models.rows import MOST_ROWS, RowRule, RowRuleStore
+from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.runtime import AbortFlag, Context, Model
 from edgespec.models.template import ChatTemplate
 from edgespec.models.vocabulary import Vocabulary
@@ -354,7 +354,8 @@ class _Loader:
         self._on_progress("Finding the rule for exact decoding (once a model)", 0.0)
         if self._plan is not None and self._plan.kernels_differ:
             fingerprint += " plain"
-        rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, context)
+        search = SPARING if self._plan is not None else THOROUGH
+        rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, context, search)
         if rule is None and self._wish.exact is None:
             self._notes.append("No row rule holds for this model here, so the text is not bit-exact.")
         elif rule is None:

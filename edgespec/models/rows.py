@@ -22,7 +22,8 @@ from edgespec.models.runtime import Context, FloatArray, build_identity
 # From 64 rows on attention runs in tiles of keys, whose rounding depends on where cells lie.
 MOST_ROWS = 60
 
-_SHAPES = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 47, 59)
+_ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 47, 59)
+_FEW_ROW_COUNTS = (1, 5, 13, 32, 47)
 
 
 @dataclass(frozen=True)
@@ -38,27 +39,41 @@ class RowRule:
         return max(self.minimum, -(-rows // self.multiple) * self.multiple)
 
 
-# Cheapest first. One row alone is never among them: beyond 512 cells it takes a kernel that splits
-# the keys between threads.
-CANDIDATES = (RowRule(1, 2), RowRule(2, 2), RowRule(4, 4), RowRule(4, 8), RowRule(8, 8, 56))
+@dataclass(frozen=True)
+class Search:
+    """Which rules are tried, cheapest first, and with which row counts."""
+
+    rules: tuple[RowRule, ...]
+    row_counts: tuple[int, ...]
 
 
-def find_row_rule(context: Context) -> RowRule | None:
-    """The cheapest rule under which every row count tried gives identical logits, if there is one.
+# One row alone is never among them: beyond 512 cells it takes a kernel that splits the keys between
+# threads.
+THOROUGH = Search(
+    (RowRule(1, 2), RowRule(2, 2), RowRule(4, 4), RowRule(4, 8), RowRule(8, 8, 56)), _ROW_COUNTS
+)
+
+# Where passes are slow and rows cost nothing: rules that pad most, which hold wherever a thriftier one
+# does and then give the same text, tried with few passes.
+SPARING = Search((RowRule(4, 8), RowRule(8, 8, 56)), _FEW_ROW_COUNTS)
+
+
+def find_row_rule(context: Context, search: Search = THOROUGH) -> RowRule | None:
+    """The first rule under which every row count tried gives identical logits, if there is one.
 
     The context must be empty, and is left empty.
     """
     rng = np.random.default_rng(0)
     n_vocab = context.model.vocabulary.n_tokens
     tokens = rng.integers(0, n_vocab, MOST_ROWS).astype(np.int32)
-    return next((rule for rule in CANDIDATES if _holds(context, rule, tokens)), None)
+    return next((rule for rule in search.rules if _holds(context, rule, search.row_counts, tokens)), None)
 
 
-def _holds(context: Context, rule: RowRule, tokens: np.ndarray) -> bool:
+def _holds(context: Context, rule: RowRule, row_counts: tuple[int, ...], tokens: np.ndarray) -> bool:
     reference = _logits(context, tokens[: rule.maximum], rule)
     return all(
         np.array_equal(_logits(context, tokens[:rows], rule), reference[:rows])
-        for rows in _SHAPES
+        for rows in row_counts
         if rows <= rule.maximum
     )
 
@@ -78,20 +93,20 @@ class RowRuleStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, fingerprint: str, context: Context) -> RowRule | None:
+    def get(self, fingerprint: str, context: Context, search: Search = THOROUGH) -> RowRule | None:
         """The rule for a model with this header fingerprint: remembered, or found now and kept."""
-        path = self._folder / f"{self._key(fingerprint)}.json"
+        path = self._folder / f"{self._key(fingerprint, search)}.json"
         try:
             stored = json.loads(path.read_text())
             return RowRule(**stored["rule"]) if stored["rule"] else None
         except (OSError, ValueError, TypeError, KeyError):
             pass  # not tried yet, or unreadable: try (again)
-        rule = find_row_rule(context)
+        rule = find_row_rule(context, search)
         self._put(path, rule)
         return rule
 
-    def _key(self, fingerprint: str) -> str:
-        identity = f"{fingerprint} {build_identity()} {CANDIDATES} {_SHAPES}"
+    def _key(self, fingerprint: str, search: Search) -> str:
+        identity = f"{fingerprint} {build_identity()} {search}"
         return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
     def _put(self, path: Path, rule: RowRule | None) -> None:
