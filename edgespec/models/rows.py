@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,21 +42,25 @@ class RowRule:
 
 @dataclass(frozen=True)
 class Search:
-    """Which rules are tried, cheapest first, and with which row counts."""
+    """Which rules are tried, cheapest first, with which row counts, and on how many batches of each.
+
+    Kernels that differ need not differ for every input, so one batch of a few rows proves little.
+    """
 
     rules: tuple[RowRule, ...]
     row_counts: tuple[int, ...]
+    batches: int
 
 
 # One row alone is never among them: beyond 512 cells it takes a kernel that splits the keys between
 # threads.
 THOROUGH = Search(
-    (RowRule(1, 2), RowRule(2, 2), RowRule(4, 4), RowRule(4, 8), RowRule(8, 8, 56)), _ROW_COUNTS
+    (RowRule(1, 2), RowRule(2, 2), RowRule(4, 4), RowRule(4, 8), RowRule(8, 8, 56)), _ROW_COUNTS, 60
 )
 
 # Where passes are slow and rows cost nothing: rules that pad most, which hold wherever a thriftier one
 # does and then give the same text, tried with few passes.
-SPARING = Search((RowRule(4, 8), RowRule(8, 8, 56)), _FEW_ROW_COUNTS)
+SPARING = Search((RowRule(4, 8), RowRule(8, 8, 56)), _FEW_ROW_COUNTS, 1)
 
 
 def find_row_rule(context: Context, search: Search = THOROUGH) -> RowRule | None:
@@ -66,25 +71,32 @@ def find_row_rule(context: Context, search: Search = THOROUGH) -> RowRule | None
     rng = np.random.default_rng(0)
     n_vocab = context.model.vocabulary.n_tokens
     tokens = rng.integers(0, n_vocab, MOST_ROWS).astype(np.int32)
-    return next((rule for rule in search.rules if _holds(context, rule, search.row_counts, tokens)), None)
+    return next((rule for rule in search.rules if _holds(context, rule, search, tokens)), None)
 
 
-def _holds(context: Context, rule: RowRule, row_counts: tuple[int, ...], tokens: np.ndarray) -> bool:
-    reference = _logits(context, tokens[: rule.maximum], rule)
-    return all(
-        np.array_equal(_logits(context, tokens[:rows], rule), reference[:rows])
-        for rows in row_counts
-        if rows <= rule.maximum
-    )
+def _holds(context: Context, rule: RowRule, search: Search, tokens: np.ndarray) -> bool:
+    """Whether a chain decoded in batches of any row count gives the logits of one large batch."""
+    (reference,) = _logits(context, tokens[: rule.maximum], rule.maximum, rule)
+    for rows in search.row_counts:
+        chain = tokens[: min(rows * search.batches, rule.maximum)]
+        start = 0
+        for logits in _logits(context, chain, rows, rule):
+            if not np.array_equal(logits, reference[start : start + len(logits)]):
+                return False
+            start += len(logits)
+    return True
 
 
-def _logits(context: Context, tokens: np.ndarray, rule: RowRule) -> FloatArray:
-    """Logits of a chain decoded in one batch under the rule."""
-    batch = Batch.run(tokens, start=0, n_sequences=1, logits="all")
-    context.decode(batch.padded(rule.padded(len(batch)), sequence_id=1))
-    logits: FloatArray = context.logits().copy()
-    context.clear()
-    return logits
+def _logits(context: Context, tokens: np.ndarray, rows: int, rule: RowRule) -> Iterator[FloatArray]:
+    """Logits of a chain decoded in batches of `rows`, padded by the rule."""
+    try:
+        for start in range(0, len(tokens), rows):
+            batch = Batch.run(tokens[start : start + rows], start, n_sequences=1, logits="all")
+            context.decode(batch.padded(rule.padded(len(batch)), sequence_id=1))
+            yield context.logits().copy()
+            context.remove(1)
+    finally:
+        context.clear()
 
 
 class RowRuleStore:

@@ -83,15 +83,17 @@ def test_text_does_not_depend_on_what_the_cache_held_before(plain: Engine) -> No
 
 
 def test_a_second_architecture_with_sliding_windows_is_exact_too(gemma_path: Path) -> None:
-    config = GenerationConfig(max_tokens=120)
-    prompt = "The quick brown fox jumps over the lazy dog. " * 6 + "The quick"
+    config = GenerationConfig(max_tokens=100)
+    repeating = "The quick brown fox jumps over the lazy dog. " * 6 + "The quick"
+    # Mixed quantizations round differently by row count for some inputs only: one prompt is too few.
+    prompts = [repeating, "Explain recursion to a ten year old.", "Write a Python function."]
     answers = []
     for draft in ("none", "lookup"):
         with edgespec.load(gemma_path, draft=draft, tree_budget=24, exact=True, context=512) as engine:
-            answers.append(engine.generate(prompt, config, raw=True))
-    plain, drafted = answers
-    assert drafted.tokens == plain.tokens
-    assert drafted.tokens_per_pass > 1.5
+            answers.append([engine.generate(prompt, config, raw=True) for prompt in prompts])
+    for plain, drafted in zip(*answers, strict=True):
+        assert drafted.tokens == plain.tokens
+        assert drafted.tokens_per_pass > 1
 
 
 def test_an_engine_says_when_it_is_not_exact(smol_path: Path) -> None:
