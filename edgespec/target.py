@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgespec.models.batch import Batch
-from edgespec.models.cache import open_cache
+from edgespec.models.cache import common_prefix, open_cache
 from edgespec.models.rows import RowRule
 from edgespec.models.runtime import Context, FloatArray, Model
 from edgespec.speculation.tree import TokenTree
@@ -45,7 +45,7 @@ class Target:
         Raises:
             DecodeAborted: stopped from outside; what was read until then is kept.
         """
-        self.rewind(_common_prefix(self._tokens, tokens))
+        self.rewind(common_prefix(self._tokens, tokens))
         missing = tokens[self.cache.length :]
         # Under a row rule prompts too are read in pieces it allows. Then a token's keys and values do not
         # depend on what was read beside it or before it, and a cache that is reused gives the same text
@@ -111,11 +111,3 @@ def tree_batch(tree: TokenTree, start: int) -> Batch:
         offsets=offsets,
         wants_logits=np.ones(len(tree), dtype=np.bool_),
     )
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens two texts share."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:  # the usual case, compared in C
-        return shorter
-    return next(i for i in range(shorter) if a[i] != b[i])

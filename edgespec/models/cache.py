@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from edgespec.models.batch import Batch
@@ -36,3 +37,11 @@ def open_cache(context: Context, *, ordered: bool) -> TextCache:
     if context.model.keeps_recurrent_state:
         return ChainCache(context)
     return BranchingCache(context, ordered=ordered)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens two texts share."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:  # the usual case, compared in C
+        return shorter
+    return next(i for i in range(shorter) if a[i] != b[i])

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from edgespec.models.batch import Batch
-from edgespec.models.cache import open_cache
+from edgespec.models.cache import common_prefix, open_cache
 from edgespec.models.runtime import Context, DecodeAborted, Model
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow_best_first
@@ -88,7 +88,7 @@ class ModelDrafter(Drafter):
                 path.append(child)
         self.cache.commit(last.paths.get(path[-1], 0), len(path) - 1, last.used_paths, len(last.paths))
         self._read.extend(text[known : known + len(path) - 1])
-        shared = _shared_prefix(self._read, text[:-1])
+        shared = common_prefix(self._read, list(text[:-1]))
         if shared < len(self._read):
             self.cache.rewind(shared)
             del self._read[self.cache.length :]
@@ -173,10 +173,3 @@ class ModelDrafter(Drafter):
         if parent in branches.paths:
             self.cache.fork(branches.paths[parent], path, len(self._read) + depth - 1)
         return path
-
-
-def _shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    shorter = min(len(a), len(b))
-    if list(a[:shorter]) == list(b[:shorter]):
-        return shorter
-    return next(i for i in range(shorter) if a[i] != b[i])
