@@ -26,6 +26,7 @@ from edgespec.models.vocabulary import Vocabulary
 from edgespec.offload.budget import PROCESS_BYTES, MemoryPlan, MemoryWish, bytes_needed, plan_memory
 from edgespec.offload.layout import ModelFiles
 from edgespec.offload.opening import open_streamed_model
+from edgespec.offload.paging import PagedWeights, try_paging
 from edgespec.offload.streamer import DamagedPack
 from edgespec.offload.weights import StreamedWeights
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
@@ -178,7 +179,8 @@ class _Loader:
         if plan.stream is not None:
             model = self._open_streamed(path, plan)
         else:
-            model = self._open_model(path, prints[0], plan.memory_map)
+            paged = try_paging(files) if plan.paged else None
+            model = self._open_model(path, prints[0], plan.memory_map, paged)
         # A streamed pass costs the same for the rows that exactness adds.
         streamed = plan.stream is not None and not model.keeps_recurrent_state
         exact = streamed if wish.exact is None else wish.exact
@@ -252,16 +254,24 @@ class _Loader:
             use.streamed_bytes_per_pass = model.weights.streamed_bytes
         return use
 
-    def _open_model(self, path: Path, needs: Footprint, memory_map: bool) -> Model:
+    def _open_model(
+        self, path: Path, needs: Footprint, memory_map: bool, paged: PagedWeights | None = None
+    ) -> Model:
         self._on_progress(f"Loading {path.name}", 0.0)
         fits = self._plan.stream is not None or needs.total + PROCESS_BYTES <= available_memory()
-        model = Model(
-            path,
-            gpu_layers=self._wish.gpu_layers,
-            memory_map=memory_map,
-            repack=fits,  # repacked weights are a copy that cannot be paged out
-            on_progress=lambda fraction: self._on_progress(f"Loading {path.name}", fraction),
-        )
+        try:
+            model = Model(
+                path,
+                gpu_layers=self._wish.gpu_layers,
+                memory_map=memory_map,
+                repack=fits,  # repacked weights are a copy that cannot be paged out
+                on_progress=lambda fraction: self._on_progress(f"Loading {path.name}", fraction),
+                weights=paged,
+            )
+        except BaseException:
+            if paged is not None:
+                paged.close()
+            raise
         self._opened.append(model)
         return model
 

@@ -92,6 +92,15 @@ class LoadOptions:
             metavar="auto|always|never",
         ),
     ] = None
+    slots: Annotated[
+        int | None,
+        _option(
+            "Model",
+            "--slots",
+            "Layers in memory at a time of those that are streamed. Default: as many as keep the disk busy.",
+            metavar="N",
+        ),
+    ] = None
     draft: Annotated[
         str | None,
         _option(

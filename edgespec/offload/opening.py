@@ -24,7 +24,7 @@ from edgespec.offload.pack import (
     pack_path,
     packed_bytes,
 )
-from edgespec.offload.placement import DEFAULT_SLOTS, Placement, place
+from edgespec.offload.placement import Placement, place
 from edgespec.offload.weights import StreamedWeights
 
 Progress = Callable[[str, float], None]
@@ -142,13 +142,13 @@ def plan_stream(
     other = beside + _tied_bytes(files)
 
     def placed(sizes: dict[int, int]) -> Placement:
-        # While the model is loaded, what belongs to no layer is in memory twice.
+        # What is rearranged while the model is loaded is in memory twice.
         return place(
             sizes,
             budget=budget,
             fixed=fixed + other,
-            loading=process + other + beside,
-            n_slots=n_slots or DEFAULT_SLOTS,
+            loading=process + other + _largest_beside(files),
+            n_slots=n_slots,
         )
 
     # Before packing, which takes minutes for a large model: is there any point?
@@ -170,6 +170,14 @@ def _streamable(files: ModelFiles, gpu_layers: int) -> list[Layer]:
     count = files.headers[0].block_count or 0
     first_on_gpu = 0 if gpu_layers < 0 else max(count - gpu_layers, 0)
     return [layer for layer in files.layers() if gpu_layers == 0 or layer.index < first_on_gpu]
+
+
+def _largest_beside(files: ModelFiles) -> int:
+    """Bytes of the largest tensor that belongs to no layer."""
+    layers = {tensor.name for layer in files.layers() for tensor in layer.tensors}
+    return max(
+        (t.n_bytes for header in files.headers for t in header.tensors if t.name not in layers), default=0
+    )
 
 
 def _tied_bytes(files: ModelFiles) -> int:

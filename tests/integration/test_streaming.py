@@ -21,6 +21,7 @@ from edgespec.errors import MemoryLimitError, StreamError
 from edgespec.generation import Generation, GenerationConfig
 from edgespec.offload import ggml, opening
 from edgespec.offload.handover import HandOver
+from edgespec.offload.paging import PagedWeights
 from edgespec.offload.reader import FileReader
 from edgespec.offload.weights import StreamedWeights
 
@@ -141,9 +142,12 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
 
     monkeypatch.setattr(opening, "check_supported", refuse)
     with edgespec.load(q4_drafter_path, memory=budget, **options) as engine:
-        assert engine.target.model.weights is None
+        paged = engine.target.model.weights
+        assert isinstance(paged, PagedWeights)
         assert "Weights cannot be streamed here: a tensor's name is elsewhere." in engine.notes
-        assert len(generate(engine).tokens) == len(expected)
+        answer = generate(engine)
+        assert len(answer.tokens) == len(expected)
+        assert paged.read_bytes > 40 * MIB * len(answer.passes)  # every layer, ahead of every pass
     with pytest.raises(edgespec.errors.BackendError, match="--offload mmap"):
         edgespec.load(q4_drafter_path, memory=budget, offload="stream", **options)
 
