@@ -3,6 +3,7 @@
     EdgeSpecError            exit code 1
     ├── UsageError           exit code 2: a wrong flag, number or input line
     ├── ModelFileError       a path that is no model, a damaged or hostile GGUF
+    ├── HubError             a model that cannot be fetched: no network, no access, a corrupted download
     ├── PairingError         a drafter that cannot serve its target
     ├── MemoryLimitError     more memory needed than there is
     ├── ContextLengthError   a prompt longer than the context
@@ -45,6 +46,10 @@ class UsageError(EdgeSpecError):
 
 class ModelFileError(EdgeSpecError):
     """A path that is no model, or a GGUF file that is damaged."""
+
+
+class HubError(EdgeSpecError):
+    """A model that cannot be fetched: no network, no access, no such repository, a corrupted download."""
 
 
 class PairingError(EdgeSpecError):

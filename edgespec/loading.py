@@ -66,7 +66,8 @@ def load(
     """Load a target and its drafter.
 
     Args:
-        model: path of a GGUF file or a catalog name; None is the default model.
+        model: path of a GGUF file, a catalog name, or org/repo[:quant] on the Hub, which is downloaded if
+            it is not here; None is the default model.
         draft: path or name of a small model with the same vocabulary; "lookup" drafts from the text
             itself; "auto" picks what is there; "none" decodes plainly.
         drafter: the kind, "model" or "lookup", where `draft` leaves it open.
@@ -90,7 +91,9 @@ def load(
     cores = usable_cores() if threads is None else threads
     wish = _Wish(context, cores, memory, tree_budget, exact, gpu_layers, offload, pack)
     wish.check()
-    return _Loader(wish, on_progress or _ignore).load(catalog.find(model), os.fspath(draft), drafter)
+    return _Loader(wish, on_progress or _ignore).load(
+        catalog.find(model, on_progress), os.fspath(draft), drafter
+    )
 
 
 @dataclass(frozen=True)

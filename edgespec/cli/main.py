@@ -17,6 +17,7 @@ import typer
 from edgespec import __version__
 from edgespec.cli.chat import chat
 from edgespec.cli.generate import generate
+from edgespec.cli.models import app as models_app
 from edgespec.errors import EdgeSpecError
 
 app = typer.Typer(
@@ -34,6 +35,7 @@ app.command(
     epilog="Examples:\n\nedgespec generate -p 'Why is the sky blue?'\n\n"
     "edgespec generate --input prompts.jsonl --output answers.jsonl",
 )(generate)
+app.add_typer(models_app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -114,6 +115,21 @@ class Terminal:
             KeyboardInterrupt: Ctrl-C, at the next sign of progress. Raised from the signal handler itself
                 it would be lost inside llama.cpp's callbacks, where ctypes swallows exceptions.
         """
+        engine = None
+        try:
+            with self.working() as report:
+                engine = loading.load(report)
+        except KeyboardInterrupt:
+            if engine is not None:
+                engine.close()
+            raise
+        for line in (engine.description, *engine.notes):
+            self.detail(line)
+        return engine
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Callable[[str, float], None]]:
+        """A line that shows what is told to it; Ctrl-C ends the work at the next thing told."""
         with self.status() as status, cancelling(_NothingToCancel()) as interruption:
 
             def report(what: str, fraction: float) -> None:
@@ -121,13 +137,9 @@ class Terminal:
                 if interruption:
                     raise KeyboardInterrupt
 
-            engine = loading.load(report)
+            yield report
             if interruption:
-                engine.close()
                 raise KeyboardInterrupt
-        for line in (engine.description, *engine.notes):
-            self.detail(line)
-        return engine
 
     def statistics(self, generation: Generation) -> None:
         """One line about an answer, for people who watch."""
@@ -223,6 +235,11 @@ def format_details(generation: Generation) -> str:
         + (f", seed {generation.seed}" if generation.seed else ""),
     }
     return "\n".join(f"{name:<8}{value}" for name, value in rows.items())
+
+
+def results() -> ResultStream:
+    """Standard output."""
+    return ResultStream(sys.stdout, "Standard output")
 
 
 def print_error(what: str, hint: str) -> None:
