@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -240,6 +240,17 @@ def format_details(generation: Generation) -> str:
 def results() -> ResultStream:
     """Standard output."""
     return ResultStream(sys.stdout, "Standard output")
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows in columns, for results; nothing is cut, so that a path can be copied."""
+    lines = [tuple(headings), *map(tuple, rows)] if headings else [tuple(row) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+    return "".join(f"{line}\n" for line in text)
 
 
 def print_error(what: str, hint: str) -> None:

@@ -12,9 +12,9 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ModelFileError
 from edgespec.models.names import HubName, parse_hub_name
@@ -52,10 +52,12 @@ class Entry:
     package: str = ""
     file: str = ""
 
-    @property
-    def hub_name(self) -> HubName:
-        """Where it is on the Hub."""
-        return HubName(self.repo, self.quant)
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        row = asdict(self)
+        row["bytes"] = row.pop("n_bytes")
+        row["drafters"] = list(self.drafters)
+        return row
 
 
 @dataclass(frozen=True)
