@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edgespec.cli.interrupt import cancelling
-from edgespec.errors import OutputError
+from edgespec.errors import EdgeSpecError, OutputError
 from edgespec.generation import Generation
 
 if TYPE_CHECKING:
@@ -137,7 +137,12 @@ class Terminal:
                 if interruption:
                     raise KeyboardInterrupt
 
-            yield report
+            try:
+                yield report
+            except EdgeSpecError:
+                if interruption:  # a child process was interrupted too, and its end looks like a failure
+                    raise KeyboardInterrupt from None
+                raise
             if interruption:
                 raise KeyboardInterrupt
 

@@ -138,8 +138,8 @@ def _tensor(header: Header, rng: random.Random) -> None:
             shape[rng.randrange(len(shape))] = rng.choice((0, 1, 31, 32, 64, 96, 2**31, 2**63, 2**64 - 1))
             header.tensors[at] = replace(tensor, shape=tuple(shape))
         case 4:
-            shape = rng.choice(((), tensor.shape[::-1], (*tensor.shape, 1), (*tensor.shape, 2), (32,) * 5))
-            header.tensors[at] = replace(tensor, shape=shape)
+            other = rng.choice(((), tensor.shape[::-1], (*tensor.shape, 1), (*tensor.shape, 2), (32,) * 5))
+            header.tensors[at] = replace(tensor, shape=other)
         case 5:
             header.tensors[at] = replace(tensor, type_id=rng.choice((*range(45), 2**31)))
         case 6:
