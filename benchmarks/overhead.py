@@ -75,7 +75,7 @@ def plain(rounds: int, tokens: int) -> dict[str, float]:
 
 
 def _reference_speed(model: llama_cpp.Llama, prompt: list[int], tokens: int) -> float:
-    model.reset()
+    model.reset()  # type: ignore[no-untyped-call]
     generator = model.generate(prompt, temp=0.0)
     next(generator)
     start = time.perf_counter()

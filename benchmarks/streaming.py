@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,18 @@ import numpy as np
 from platformdirs import user_cache_path
 
 import edgespec
+from benchmarks.capped import run_capped
 from benchmarks.workload import q4_0
 from edgespec.engine import Engine
 from edgespec.generation import GenerationConfig
 from edgespec.hardware.probe import usable_cores
 from edgespec.models.batch import Batch
-from edgespec.models.runtime import Context, Model
+from edgespec.models.gguf import read_header
+from edgespec.models.runtime import Context, Model, start_backend
 from edgespec.models.widen import widen
-from edgespec.offload.layout import PIECE_BYTES
+from edgespec.offload.layout import PIECE_BYTES, ModelFiles
 from edgespec.offload.memory import Area
+from edgespec.offload.pack import build_pack, content_fingerprint, pack_path
 from edgespec.offload.reader import FileReader
 
 ROWS = (1, 32, 64)
@@ -53,25 +56,42 @@ def main() -> None:
     parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
     parser.add_argument("--folder", type=Path, default=user_cache_path("edgespec") / "bench-models")
     parser.add_argument("--skip-llama", action="store_true", help="leave out llama.cpp, which is slow here")
+    parser.add_argument("--try-slots", type=int, nargs="*", default=[2, 3, 4, 6], help="sizes of the ring")
+    parser.add_argument("--try-budgets", type=int, nargs="*", default=[760, 950, 1520], help="megabytes")
+    parser.add_argument("--slots", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--role", choices=sorted(ROLES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     target = options.folder / f"smollm2-q4_0-widened-{options.target_bytes}.gguf"
     budget = (options.budget or int(options.cap * 0.95)) * 10**6
     if options.role:
-        print(json.dumps(ROLES[options.role](target, budget)))
+        role = partial(streamed, slots=options.slots) if options.slots else ROLES[options.role]
+        print(json.dumps(role(target, budget)))
         return
     if not target.exists():
         options.folder.mkdir(parents=True, exist_ok=True)
         widen(q4_0(), target, options.target_bytes)
     arguments = [*sys.argv[1:], "--role"]
+    packs = user_cache_path("edgespec") / "packs"
+    for old in packs.glob(f"{target.stem}-*.pack"):
+        old.unlink()
     result: dict[str, Any] = {"cap_bytes": options.cap * 10**6, "file_bytes": target.stat().st_size}
-    result["first"] = run([*arguments, "streamed"], options.cap)  # packs, and finds the row rule
+    result["pack"] = run([*arguments, "pack"], options.cap)
+    result["first"] = run([*arguments, "streamed"], options.cap)  # finds the row rule
     result["disk"] = [run([*arguments, "disk"], None)["bytes_per_s"]]
     result["resident"] = run([*arguments, "resident"], None)
     result["streamed"] = run([*arguments, "streamed"], options.cap)
     result["disk"].append(run([*arguments, "disk"], None)["bytes_per_s"])
+    result["slots"] = {
+        slots: run([*sys.argv[1:], "--slots", str(slots), "--role", "streamed"], options.cap)
+        for slots in options.try_slots
+    }
+    result["budgets"] = {
+        budget: run([*sys.argv[1:], "--budget", str(budget), "--role", "streamed"], int(budget / 0.95))
+        for budget in options.try_budgets
+    }
     if not options.skip_llama:
         result["llama_mmap"] = run([*arguments, "llama"], options.cap)
+        result["llama_read"] = run([*arguments, "llama_read"], options.cap)
     report(result)
     print(json.dumps(result))
 
@@ -100,71 +120,40 @@ def report(result: dict[str, Any]) -> None:
         f" peak of the group {streamed['peak_bytes'] / 1e6:.0f} MB (page cache included)"
     )
     print(
-        f"start-up: {streamed['load_s']:.2f} s; with packing and finding the row rule, where that was to do,"
+        f"start-up: {streamed['load_s']:.2f} s; the first time, with finding the row rule,"
         f" {result['first']['load_s']:.2f} s; reading the file once {result['file_bytes'] / speed:.2f} s"
     )
-    if "llama_mmap" in result:
-        theirs = result["llama_mmap"]["pass_s"]["1"]
-        print(
-            f"llama.cpp, mapped, same cap: {theirs:.3f} s a token,"
-            f" {theirs / streamed['pass_s']['1']:.1f} x ours"
-        )
+    pack = result["pack"]
+    print(f"packing: {pack['seconds']:.1f} s once, {pack['pack_bytes'] / 1e6:.0f} MB of disk")
+    for kind, runs in (("slots", result["slots"]), ("budget of MB", result["budgets"])):
+        for number, one in runs.items():
+            times = ", ".join(f"{rows} rows {seconds:.3f} s" for rows, seconds in one["pass_s"].items())
+            print(
+                f"{kind} {number}: {one['streamed_bytes'] / 1e6:.0f} MB a pass, {times},"
+                f" peak of the group {one['peak_bytes'] / 1e6:.0f} MB,"
+                f" identical {one['tokens'] == resident['tokens']}"
+            )
+    for name, how in (("llama_mmap", "mapped"), ("llama_read", "read into memory")):
+        theirs = result.get(name)
+        if theirs is not None and "killed" in theirs:
+            print(f"llama.cpp, {how}, same cap: killed by the system, out of memory")
+        elif theirs is not None:
+            theirs_s = theirs["pass_s"]["1"]
+            print(
+                f"llama.cpp, {how}, same cap: {theirs_s:.3f} s a token,"
+                f" {theirs_s / streamed['pass_s']['1']:.1f} x ours"
+            )
 
 
 def run(arguments: list[str], cap: int | None) -> dict[str, Any]:
     """This script in another role, in a process of its own; capped to so many megabytes."""
-    group = _group(cap * 10**6) if cap else None
-
-    def enter() -> None:
-        if group is not None:
-            (group / "cgroup.procs").write_text(str(os.getpid()))
-
-    child = subprocess.run(
-        [sys.executable, "-m", "benchmarks.streaming", *arguments],
-        stdout=subprocess.PIPE,
-        preexec_fn=enter,
-        text=True,
-        check=False,
-    )
-    if child.returncode:
-        if group is not None:
-            _remove(group)
-        raise SystemExit(f"{arguments[-1]} ended with status {child.returncode}")
-    result: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    result["peak_bytes"] = _peak(group) if group else 0
-    if group is not None:
-        _remove(group)
-    return result
-
-
-def _remove(group: Path) -> None:
-    for _ in range(50):
-        try:
-            group.rmdir()
-            break
-        except OSError:  # a process of the child's is still ending
-            time.sleep(0.1)
-
-
-def _group(limit: int) -> Path | None:
-    """A memory control group, version 1 or 2; None where there is none to be had."""
-    for root, file in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
-        group = Path(root) / f"edgespec-bench-{os.getpid()}"
-        try:
-            group.mkdir()
-            (group / file).write_text(str(limit))
-            return group
-        except OSError:
-            if group.exists():
-                group.rmdir()
-    return None
-
-
-def _peak(group: Path) -> int:
-    for name in ("memory.max_usage_in_bytes", "memory.peak"):
-        if (group / name).exists():
-            return int((group / name).read_text())
-    return 0
+    command = [sys.executable, "-m", "benchmarks.streaming", *arguments]
+    child = run_capped(command, cap * 10**6 if cap else None)
+    if child.killed:
+        return {"killed": True}
+    if child.status:
+        raise SystemExit(f"{arguments[-1]} ended with status {child.status}")
+    return {**json.loads(child.output.splitlines()[-1]), "peak_bytes": child.peak_bytes}
 
 
 def disk(target: Path, _budget: int) -> dict[str, Any]:
@@ -183,10 +172,23 @@ def disk(target: Path, _budget: int) -> dict[str, Any]:
     return {"bytes_per_s": n_bytes / (time.perf_counter() - start), "direct": reader.direct}
 
 
-def streamed(target: Path, budget: int) -> dict[str, Any]:
+def pack(target: Path, _budget: int) -> dict[str, Any]:
+    """Writing the packed layer file, by itself."""
+    files = ModelFiles.of(read_header(target))
+    start_backend()
+    folder = user_cache_path("edgespec") / "packs"
+    path = pack_path(folder, files)
+    start = time.perf_counter()
+    build_pack(path, files, files.layers(), content_fingerprint(files))
+    return {"seconds": time.perf_counter() - start, "pack_bytes": path.stat().st_size}
+
+
+def streamed(target: Path, budget: int, slots: int | None = None) -> dict[str, Any]:
     """Through the ring, as `--memory` makes it."""
     start = time.perf_counter()
-    with edgespec.load(target, draft="none", context=CONTEXT, offload="stream", memory=budget) as engine:
+    with edgespec.load(
+        target, draft="none", context=CONTEXT, offload="stream", memory=budget, slots=slots
+    ) as engine:
         load_s = time.perf_counter() - start
         result = _measured(engine)
         return {**result, "load_s": load_s, "notes": engine.notes}
@@ -198,9 +200,9 @@ def resident(target: Path, _budget: int) -> dict[str, Any]:
         return _measured(engine)
 
 
-def llama(target: Path, _budget: int) -> dict[str, Any]:
+def llama(target: Path, _budget: int, memory_map: bool = True) -> dict[str, Any]:
     """llama.cpp with the file mapped: it cannot rearrange weights that the system pages in and out."""
-    model = Model(target, memory_map=True, repack=False)
+    model = Model(target, memory_map=memory_map, repack=False)
     context = Context(model, n_cells=CONTEXT, n_rows=64, n_outputs=1, n_sequences=1, n_threads=usable_cores())
     seconds = []
     for position in range(5):
@@ -240,7 +242,19 @@ def _measured(engine: Engine) -> dict[str, Any]:
     }
 
 
-ROLES = {"disk": disk, "streamed": streamed, "resident": resident, "llama": llama}
+def llama_read(target: Path, budget: int) -> dict[str, Any]:
+    """llama.cpp with the file read into memory."""
+    return llama(target, budget, memory_map=False)
+
+
+ROLES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "disk": disk,
+    "pack": pack,
+    "streamed": streamed,
+    "resident": resident,
+    "llama": llama,
+    "llama_read": llama_read,
+}
 
 if __name__ == "__main__":
     main()

@@ -23,9 +23,9 @@ from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleS
 from edgespec.models.runtime import AbortFlag, Context, Model
 from edgespec.models.template import ChatTemplate
 from edgespec.models.vocabulary import Vocabulary
-from edgespec.offload.ggml import UnsupportedBuild
+from edgespec.offload.budget import PROCESS_BYTES, MemoryPlan, MemoryWish, bytes_needed, plan_memory
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload.opening import StreamPlan, open_streamed_model, plan_stream
+from edgespec.offload.opening import open_streamed_model
 from edgespec.offload.streamer import DamagedPack
 from edgespec.offload.weights import StreamedWeights
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
@@ -42,9 +42,6 @@ _PREFILL_ROWS = 512
 _DEFAULT_BUDGET = 64
 _MODEL_DRAFT_DEPTH = 16
 _SPARE_CELLS = 512  # for trees behind the text, and rejected cells that wait to be cleared away
-_PROCESS_BYTES = 140 << 20  # the interpreter and its libraries, and the process of the chat template
-_TORCH_BYTES = 120 << 20  # which drafting with a model takes
-_MARGIN = 0.05  # of what is free, left for what others may want meanwhile
 _NO_MODEL = {"auto", "none", "lookup"}
 
 
@@ -61,6 +58,7 @@ def load(
     gpu_layers: int = 0,
     offload: str = "auto",
     pack: str = "auto",
+    slots: int | None = None,
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load a target and its drafter.
@@ -82,6 +80,7 @@ def load(
             every pass, "mmap" lets the system page them, "auto" keeps or streams them.
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
             the disk has room for it, "always" or "never".
+        slots: layers in memory at a time of those that are streamed; None plans it.
         on_progress: told (what is being done, fraction done).
 
     Raises:
@@ -89,7 +88,7 @@ def load(
             MemoryLimitError, BackendError.
     """
     cores = usable_cores() if threads is None else threads
-    wish = _Wish(context, cores, memory, tree_budget, exact, gpu_layers, offload, pack)
+    wish = _Wish(context, cores, memory, tree_budget, exact, gpu_layers, offload, pack, slots)
     wish.check()
     return _Loader(wish, on_progress or _ignore).load(
         catalog.find(model, on_progress), os.fspath(draft), drafter
@@ -106,6 +105,11 @@ class _Wish:
     gpu_layers: int
     offload: str
     pack: str
+    slots: int | None
+
+    @property
+    def for_memory(self) -> MemoryWish:
+        return MemoryWish(self.memory, self.offload, self.pack, self.gpu_layers, self.context, self.slots)
 
     def check(self) -> None:
         _require(16 <= self.context <= 10_000_000, "context", self.context, "from 16 to 10000000")
@@ -117,6 +121,8 @@ class _Wish:
         ways = ("auto", "stream", "mmap", "none")
         _require(self.offload in ways, "offload", self.offload, "auto, stream, mmap or none")
         _require(self.pack in ("auto", "always", "never"), "pack", self.pack, "auto, always or never")
+        slots = self.slots
+        _require(slots is None or 2 <= slots <= 4096, "number of slots", slots, "from 2 to 4096")
         if self.exact and budget is not None and budget > MOST_ROWS:
             raise UsageError(
                 f"The tree budget is {budget}, and exact decoding allows {MOST_ROWS}.",
@@ -134,8 +140,7 @@ class _Loader:
         self._notes: list[str] = []
         self._opened: list[Model | Context | ChatTemplate] = []
         self._needed = 0  # bytes
-        self._plan: StreamPlan | None = None
-        self._plan_again: Callable[[], StreamPlan] | None = None
+        self._plan: MemoryPlan
 
     def load(self, path: Path, draft: str, kind: str | None) -> Engine:
         start = time.perf_counter()
@@ -168,14 +173,17 @@ class _Loader:
         prints = [footprint(h, n_cells=self._cells, n_outputs=self._nodes) for h in headers]
         files = ModelFiles.of(header)
         prints[0] = replace(prints[0], weights=files.tensor_bytes)
-        memory_map, budget = self._plan_memory(prints, files)
-
-        if self._plan is not None:
-            model = self._open_streamed(path)
+        self._needed = bytes_needed(prints)
+        plan = self._plan = plan_memory(
+            wish.for_memory, prints, files, user_cache_path("edgespec") / "packs", self._on_progress
+        )
+        self._notes += plan.notes
+        if plan.stream is not None:
+            model = self._open_streamed(path, plan)
         else:
-            model = self._open_model(path, prints[0], memory_map)
+            model = self._open_model(path, prints[0], plan.memory_map)
         # A streamed pass costs the same for the rows that exactness adds.
-        streamed = self._plan is not None and not model.keeps_recurrent_state
+        streamed = plan.stream is not None and not model.keeps_recurrent_state
         exact = streamed if wish.exact is None else wish.exact
         if model.keeps_recurrent_state:
             if exact:
@@ -217,7 +225,7 @@ class _Loader:
             limits=limits,
             notes=self._notes,
             load_s=time.perf_counter() - start,
-            memory=self._memory_use(budget, prints, model),
+            memory=self._memory_use(prints, model),
         )
 
     @property
@@ -228,90 +236,28 @@ class _Loader:
     def _nodes(self) -> int:
         return max(self._wish.tree_budget or 0, _DEFAULT_BUDGET)
 
-    def _plan_memory(self, prints: list[Footprint], files: ModelFiles) -> tuple[bool, int]:
-        """Whether the system must page the weights, and the budget in bytes; sets how they are streamed.
-
-        Raises:
-            MemoryLimitError: not even the caches fit, or the weights must fit and do not.
-        """
-        room = int(available_memory() * (1 - _MARGIN))
-        budget = min(self._wish.memory or room, room)
-        process = _PROCESS_BYTES + (_TORCH_BYTES if len(prints) > 1 else 0)
-        least = process + sum(p.total - p.weights for p in prints)
-        whole = self._needed = least + sum(p.weights for p in prints)
-        had = f"there are {readable(budget)}" + (" in the budget" if self._wish.memory else "")
-        if budget < least:
-            raise MemoryLimitError(
-                f"A context of {self._wish.context} tokens needs {readable(least)} of memory besides the "
-                f"weights, and {had}.",
-                "Ask for a smaller --context, or for more --memory.",
-                least=least,
-            )
-        if budget >= whole and self._wish.offload != "stream":
-            return self._wish.offload != "none", budget
-        if self._wish.offload == "none":
-            raise MemoryLimitError(
-                f"The model needs {readable(whole)} of memory, and {had}.",
-                "Leave out --offload none, ask for more --memory, or take a smaller quantization.",
-            )
-        if self._wish.offload != "mmap" and self._plan_stream(files, budget, fixed=whole - prints[0].weights):
-            return False, budget
-        self._notes.append(
-            f"The model needs {readable(whole)} of memory and {had}: its weights are paged in from disk "
-            "by the system, which is slow."
-        )
-        return True, budget
-
-    def _plan_stream(self, files: ModelFiles, budget: int, fixed: int) -> bool:
-        """Plan to stream the target; False, and a note, where that is not possible."""
-
-        def plan() -> StreamPlan:
-            return plan_stream(
-                files,
-                budget=budget,
-                fixed=fixed,
-                process=_PROCESS_BYTES,
-                pack=self._wish.pack,
-                pack_folder=user_cache_path("edgespec") / "packs",
-                gpu_layers=self._wish.gpu_layers,
-                on_progress=self._on_progress,
-            )
-
+    def _open_streamed(self, path: Path, plan: MemoryPlan) -> Model:
+        assert plan.stream is not None
+        gpu_layers = self._wish.gpu_layers
         try:
-            self._plan = plan()
-        except UnsupportedBuild as error:
-            if self._wish.offload == "stream":
-                raise BackendError(
-                    f"Weights cannot be streamed here: {error}.", "Use --offload mmap."
-                ) from error
-            self._notes.append(f"Weights cannot be streamed here: {error}.")
-            return False
-        self._plan_again = plan
-        return True
-
-    def _open_streamed(self, path: Path) -> Model:
-        assert self._plan is not None
-        assert self._plan_again is not None
-        try:
-            model = open_streamed_model(path, self._plan, self._wish.gpu_layers, self._on_progress)
+            model = open_streamed_model(path, plan.stream, gpu_layers, self._on_progress)
         except DamagedPack:  # and therefore removed: this makes a new one
-            self._plan = self._plan_again()
-            model = open_streamed_model(path, self._plan, self._wish.gpu_layers, self._on_progress)
+            model = open_streamed_model(path, plan.stream_again(), gpu_layers, self._on_progress)
         self._opened.append(model)
-        self._notes += self._plan.notes
+        self._notes += plan.stream.notes
         return model
 
-    def _memory_use(self, budget: int, prints: list[Footprint], model: Model) -> MemoryUse:
-        use = MemoryUse(budget_bytes=budget, resident_bytes=sum(p.weights for p in prints))
-        if self._plan is not None and isinstance(model.weights, StreamedWeights):
+    def _memory_use(self, prints: list[Footprint], model: Model) -> MemoryUse:
+        use = MemoryUse(budget_bytes=self._plan.budget, resident_bytes=sum(p.weights for p in prints))
+        if self._plan.stream is not None and isinstance(model.weights, StreamedWeights):
             layers = model.weights.resident_bytes
-            use.resident_bytes += self._plan.other_bytes + layers - prints[0].weights
+            use.resident_bytes += self._plan.stream.other_bytes + layers - prints[0].weights
             use.streamed_bytes_per_pass = model.weights.streamed_bytes
         return use
 
     def _open_model(self, path: Path, needs: Footprint, memory_map: bool) -> Model:
         self._on_progress(f"Loading {path.name}", 0.0)
-        fits = self._plan is not None or needs.total + _PROCESS_BYTES <= available_memory()
+        fits = self._plan.stream is not None or needs.total + PROCESS_BYTES <= available_memory()
         model = Model(
             path,
             gpu_layers=self._wish.gpu_layers,
@@ -337,7 +283,7 @@ class _Loader:
         self, path: Path, needs: Footprint, vocabulary: Vocabulary, limits: TreeLimits
     ) -> Drafter:
         # Beside a streamed target every page counts, and the system would have to guess which ones.
-        model = self._open_model(path, needs, memory_map=self._plan is None)
+        model = self._open_model(path, needs, memory_map=self._plan.stream is None)
         check_pair(vocabulary, model.vocabulary, path.name)
         context = Context(
             model,
@@ -355,9 +301,10 @@ class _Loader:
 
     def _row_rule(self, context: Context, fingerprint: str) -> RowRule | None:
         self._on_progress("Finding the rule for exact decoding (once a model)", 0.0)
-        if self._plan is not None and self._plan.kernels_differ:
+        stream = self._plan.stream
+        if stream is not None and stream.kernels_differ:
             fingerprint += " plain"
-        search = SPARING if self._plan is not None else THOROUGH
+        search = SPARING if stream is not None else THOROUGH
         rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, context, search)
         if rule is None and self._wish.exact is None:
             self._notes.append("No row rule holds for this model here, so the text is not bit-exact.")

@@ -116,7 +116,7 @@ def plan_stream(
     pack: str,
     pack_folder: Path,
     gpu_layers: int = 0,
-    n_slots: int = DEFAULT_SLOTS,
+    n_slots: int | None = None,
     on_progress: Progress = lambda _what, _fraction: None,
 ) -> StreamPlan:
     """Decide what to stream from where; packs the layers first where that is wanted.
@@ -148,7 +148,7 @@ def plan_stream(
             budget=budget,
             fixed=fixed + other,
             loading=process + other + beside,
-            n_slots=n_slots,
+            n_slots=n_slots or DEFAULT_SLOTS,
         )
 
     # Before packing, which takes minutes for a large model: is there any point?

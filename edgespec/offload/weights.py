@@ -73,6 +73,11 @@ class StreamedWeights:
         return self._reader.direct
 
     @property
+    def packed(self) -> bool:
+        """Whether layers are read from a packed file, in the layout of the CPU's kernels."""
+        return self._store.packed
+
+    @property
     def resident_bytes(self) -> int:
         """Bytes of memory that layers take, the ring included."""
         return sum(area.n_bytes for area in (self._resident, self._ring) if area is not None)

@@ -1,0 +1,138 @@
+"""Tokens per second of a target that does not fit, with a drafter, against llama.cpp in the same memory.
+
+    python -m benchmarks.answers [--cap 1200] [--budgets 8 16 32] [--llama-cpp DIR]
+
+The target is the widened SmolLM2-135M-Instruct (Q4_0) of benchmarks.streaming, the drafter the model it
+was requantized from, which agrees with it on about 3 of 4 tokens. Every answer is made in a process of its
+own inside a memory control group, page cache included, after one run that packs. DIR holds llama.cpp's
+own programs, built from the sources of the same version: llama-completion decodes plainly and
+llama-speculative-simple with its own speculative decoding, both with the target's file mapped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+import edgespec
+from benchmarks.capped import run_capped
+from benchmarks.workload import PROMPTS, q4_0, smollm2
+from edgespec.generation import GenerationConfig
+from edgespec.models.widen import widen
+
+CONTEXT = 512
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cap", type=int, default=1200, help="megabytes (10^6 bytes) of the control group")
+    parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
+    parser.add_argument("--folder", type=Path, default=user_cache_path("edgespec") / "bench-models")
+    parser.add_argument("--budgets", type=int, nargs="*", default=[8, 16, 32], help="of fixed trees")
+    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--llama-cpp", type=Path, help="folder of llama.cpp's programs")
+    parser.add_argument("--llama-tokens", type=int, default=24, help="its answers' length: it is slow here")
+    parser.add_argument("--llama-drafts", type=int, nargs="*", default=[4, 8, 16], help="its draft lengths")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    target = options.folder / f"smollm2-q4_0-widened-{options.target_bytes}.gguf"
+    if options.one:
+        print(json.dumps(answers(target, options)))
+        return
+    if not target.exists():
+        options.folder.mkdir(parents=True, exist_ok=True)
+        widen(q4_0(), target, options.target_bytes)
+    rows = [ours("plain, streamed", "none", options)]
+    expected = rows[0]["tokens"]
+    for budget in (*options.budgets, "auto"):
+        rows.append(ours(f"tree of {budget}", str(budget), options))
+    for row in rows:
+        row["identical"] = row["tokens"] == expected
+        print(
+            f"{row['name']:>24}: {row['tokens_per_second']:6.2f} tokens/s,"
+            f" {row['tokens_per_pass']:5.2f} a pass,"
+            f" peak of the group {row['peak_bytes'] / 1e6:.0f} MB, identical to plain {row['identical']}"
+        )
+    if options.llama_cpp:
+        rows += theirs(target, options)
+    print(json.dumps([{k: v for k, v in row.items() if k != "tokens"} for row in rows]))
+
+
+def ours(name: str, budget: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One setting of EdgeSpec in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.answers", *sys.argv[1:], "--one", budget]
+    child = run_capped(command, options.cap * 10**6)
+    if child.status:
+        raise SystemExit(f"{name} ended with status {child.status}")
+    return {"name": name, "peak_bytes": child.peak_bytes, **json.loads(child.output.splitlines()[-1])}
+
+
+def answers(target: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The same prompts, after one answer that is not counted."""
+    budget = int(options.one) if options.one.isdigit() else None
+    with edgespec.load(
+        target,
+        draft="none" if options.one == "none" else smollm2(),
+        tree_budget=budget,
+        context=CONTEXT,
+        memory=int(options.cap * 10**6 * 0.95),
+    ) as engine:
+        engine.generate(PROMPTS[-1], GenerationConfig(max_tokens=16))
+        config = GenerationConfig(max_tokens=options.tokens, temperature=options.temperature, seed=7)
+        made = [engine.generate(prompt, config) for prompt in PROMPTS[: options.prompts]]
+    return {
+        "tokens": [answer.tokens for answer in made],
+        "tokens_per_second": sum(len(a.tokens) for a in made) / sum(a.timings.decode_s for a in made),
+        "tokens_per_pass": statistics.mean(a.tokens_per_pass for a in made),
+        "streamed_bytes": made[0].memory.streamed_bytes_per_pass,
+    }
+
+
+def theirs(target: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """llama.cpp's own programs, in the same cap."""
+    common = ["-m", str(target), "-c", str(CONTEXT), "--temp", str(options.temperature), "--seed", "7"]
+    common += ["-n", str(options.llama_tokens), "-t", "2"]
+    plain = [
+        str(options.llama_cpp / "llama-completion"),
+        *common,
+        "-no-cnv",
+        "--no-warmup",
+        "--no-display-prompt",
+    ]
+    rows = [_their_row("llama.cpp, plain", plain, r"eval time =.*?,\s+([\d.]+) tokens per second", options)]
+    for length in options.llama_drafts:
+        command = [str(options.llama_cpp / "llama-speculative-simple"), *common, "-md", str(smollm2())]
+        command += ["--spec-draft-n-max", str(length), "--spec-type", "draft-simple"]
+        rows.append(
+            _their_row(f"llama.cpp, draft {length}", command, r"decoded.*speed:\s+([\d.]+) t/s", options)
+        )
+    return rows
+
+
+def _their_row(name: str, command: list[str], speed: str, options: argparse.Namespace) -> dict[str, Any]:
+    speeds = []
+    for prompt in PROMPTS[: options.prompts]:
+        child = run_capped([*command, "-p", CHAT.format(prompt)], options.cap * 10**6, with_errors=True)
+        found = re.findall(speed, child.output)
+        if child.status or not found:
+            raise SystemExit(f"{name} ended with status {child.status}:\n{child.output[-2000:]}")
+        speeds.append(float(found[-1]))
+    each = statistics.harmonic_mean(speeds)
+    print(f"{name:>24}: {each:6.2f} tokens/s")
+    return {"name": name, "tokens_per_second": each}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""One memory budget for everything: what stays, what is streamed, and whether it can work at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgespec.errors import BackendError, MemoryLimitError
+from edgespec.hardware.probe import available_memory
+from edgespec.models.footprint import Footprint, readable
+from edgespec.offload.ggml import UnsupportedBuild
+from edgespec.offload.layout import ModelFiles
+from edgespec.offload.opening import StreamPlan, plan_stream
+
+PROCESS_BYTES = 140 << 20  # the interpreter and its libraries, and the process of the chat template
+
+_TORCH_BYTES = 120 << 20  # which drafting with a model takes
+_MARGIN = 0.05  # of what is free, left for what others may want meanwhile
+
+
+@dataclass(frozen=True)
+class MemoryWish:
+    """What a person asked for.
+
+    Attributes:
+        memory: bytes that may be used; None means what is free.
+        offload: "auto", "stream", "mmap" or "none".
+        pack: "auto", "always" or "never".
+        gpu_layers: layers for the GPU; -1 for all.
+        context: most tokens of a text, to be named in messages.
+        slots: layers that the ring holds; None leaves it to the plan.
+    """
+
+    memory: int | None
+    offload: str
+    pack: str
+    gpu_layers: int
+    context: int
+    slots: int | None = None
+
+
+@dataclass
+class MemoryPlan:
+    """How the budget is spent.
+
+    Attributes:
+        budget: bytes that may be used in all.
+        memory_map: whether the target's file is mapped.
+        stream: how the target's layers are streamed; None if they are not.
+        notes: what a person should know, in sentences.
+    """
+
+    budget: int
+    memory_map: bool
+    stream: StreamPlan | None = None
+    notes: list[str] = field(default_factory=list)
+    replan: Callable[[], StreamPlan] | None = None
+
+    def stream_again(self) -> StreamPlan:
+        """Plan the stream anew, after its packed file was found damaged and removed."""
+        assert self.replan is not None
+        self.stream = self.replan()
+        return self.stream
+
+
+def plan_memory(
+    wish: MemoryWish,
+    prints: list[Footprint],
+    files: ModelFiles,
+    pack_folder: Path,
+    on_progress: Callable[[str, float], None],
+) -> MemoryPlan:
+    """Decide where the target's weights live; packs them first where they are to be streamed.
+
+    Args:
+        prints: the target's footprint, and the drafter's if it is a model.
+
+    Raises:
+        MemoryLimitError: not even the caches fit, or the weights must fit and do not.
+        BackendError: weights must be streamed, and cannot be here.
+        OutputError, StreamError: as plan_stream.
+    """
+    room = int(available_memory() * (1 - _MARGIN))
+    budget = min(wish.memory or room, room)
+    least = process_bytes(prints) + sum(p.total - p.weights for p in prints)
+    whole = bytes_needed(prints)
+    had = f"there are {readable(budget)}" + (" in the budget" if wish.memory else "")
+    if budget < least:
+        raise MemoryLimitError(
+            f"A context of {wish.context} tokens needs {readable(least)} of memory besides the "
+            f"weights, and {had}.",
+            "Ask for a smaller --context, or for more --memory.",
+            least=least,
+        )
+    if budget >= whole and wish.offload != "stream":
+        return MemoryPlan(budget, memory_map=wish.offload != "none")
+    if wish.offload == "none":
+        raise MemoryLimitError(
+            f"The model needs {readable(whole)} of memory, and {had}.",
+            "Leave out --offload none, ask for more --memory, or take a smaller quantization.",
+        )
+
+    def plan() -> StreamPlan:
+        return plan_stream(
+            files,
+            budget=budget,
+            fixed=whole - prints[0].weights,
+            process=PROCESS_BYTES,
+            pack=wish.pack,
+            pack_folder=pack_folder,
+            gpu_layers=wish.gpu_layers,
+            n_slots=wish.slots,
+            on_progress=on_progress,
+        )
+
+    notes = []
+    if wish.offload != "mmap":
+        try:
+            return MemoryPlan(budget, memory_map=False, stream=plan(), replan=plan)
+        except UnsupportedBuild as error:
+            if wish.offload == "stream":
+                raise BackendError(
+                    f"Weights cannot be streamed here: {error}.", "Use --offload mmap."
+                ) from error
+            notes.append(f"Weights cannot be streamed here: {error}.")
+    notes.append(
+        f"The model needs {readable(whole)} of memory and {had}: its weights are paged in from disk "
+        "by the system, which is slow."
+    )
+    return MemoryPlan(budget, memory_map=True, notes=notes)
+
+
+def process_bytes(prints: list[Footprint]) -> int:
+    """Memory of the process itself, libraries included."""
+    return PROCESS_BYTES + (_TORCH_BYTES if len(prints) > 1 else 0)
+
+
+def bytes_needed(prints: list[Footprint]) -> int:
+    """Memory for everything, all weights included."""
+    return process_bytes(prints) + sum(p.total for p in prints)

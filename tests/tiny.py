@@ -1,0 +1,160 @@
+"""Tiny models with random weights: real files of many architectures, for what needs no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD, N_LAYER, N_VOCAB = 256, 512, 4, 2, 64, 6, 1536
+N_EXPERT, N_EXPERT_USED = 4, 2
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What sets one architecture's layers apart.
+
+    Attributes:
+        layer: further tensors of a layer, name to shape (rows first), biases and norms included.
+        without: tensors of the common layer that it lacks.
+        beside: further tensors of the whole model.
+        keys: amends the writer with metadata of its own.
+    """
+
+    layer: dict[str, Shape] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    beside: dict[str, Shape] = field(default_factory=dict)
+    keys: Callable[[gguf.GGUFWriter], Any] = lambda writer: None
+
+
+_KV = N_HEAD_KV * HEAD
+_COMMON: dict[str, Shape] = {
+    "attn_norm.weight": (N_EMBD,),
+    "attn_q.weight": (N_EMBD, N_EMBD),
+    "attn_k.weight": (_KV, N_EMBD),
+    "attn_v.weight": (_KV, N_EMBD),
+    "attn_output.weight": (N_EMBD, N_EMBD),
+    "ffn_norm.weight": (N_EMBD,),
+    "ffn_gate.weight": (N_FF, N_EMBD),
+    "ffn_up.weight": (N_FF, N_EMBD),
+    "ffn_down.weight": (N_EMBD, N_FF),
+}
+_EXPERTS: dict[str, Shape] = {
+    "ffn_gate_inp.weight": (N_EXPERT, N_EMBD),
+    "ffn_gate_exps.weight": (N_EXPERT, N_FF, N_EMBD),
+    "ffn_up_exps.weight": (N_EXPERT, N_FF, N_EMBD),
+    "ffn_down_exps.weight": (N_EXPERT, N_EMBD, N_FF),
+}
+_DENSE_FFN = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
+
+
+def _experts(writer: gguf.GGUFWriter) -> None:
+    writer.add_expert_count(N_EXPERT)
+    writer.add_expert_used_count(N_EXPERT_USED)
+    writer.add_expert_feed_forward_length(N_FF)
+
+
+def _gemma2(writer: gguf.GGUFWriter) -> None:
+    writer.add_sliding_window(32)
+    writer.add_attn_logit_softcapping(50.0)
+    writer.add_final_logit_softcapping(30.0)
+
+
+_OUTPUT: dict[str, Shape] = {"output.weight": (N_VOCAB, N_EMBD)}
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(beside=_OUTPUT),
+    "qwen2": Architecture({"attn_q.bias": (N_EMBD,), "attn_k.bias": (_KV,), "attn_v.bias": (_KV,)}),
+    "qwen3": Architecture({"attn_q_norm.weight": (HEAD,), "attn_k_norm.weight": (HEAD,)}, beside=_OUTPUT),
+    "gemma2": Architecture(
+        {"post_attention_norm.weight": (N_EMBD,), "post_ffw_norm.weight": (N_EMBD,)}, keys=_gemma2
+    ),
+    "phi3": Architecture(
+        {"attn_qkv.weight": (N_EMBD + 2 * _KV, N_EMBD), "ffn_up.weight": (2 * N_FF, N_EMBD)},
+        without=("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "ffn_up.weight"),
+        beside=_OUTPUT,
+    ),
+    "olmo2": Architecture(
+        {
+            "attn_q_norm.weight": (N_EMBD,),
+            "attn_k_norm.weight": (_KV,),
+            "post_attention_norm.weight": (N_EMBD,),
+            "post_ffw_norm.weight": (N_EMBD,),
+        },
+        without=("attn_norm.weight", "ffn_norm.weight"),
+        beside=_OUTPUT,
+    ),
+    "qwen3moe": Architecture(
+        {"attn_q_norm.weight": (HEAD,), "attn_k_norm.weight": (HEAD,), **_EXPERTS},
+        without=_DENSE_FFN,
+        beside=_OUTPUT,
+        keys=_experts,
+    ),
+}
+
+
+def write_tiny(path: Path, architecture: str, vocabulary_of: Path, *, split: int = 0) -> Path:
+    """A model of that architecture in F16, with the first tokens of another model's vocabulary.
+
+    Args:
+        split: most tensors a file; 0 writes one file.
+
+    Returns:
+        The path to load.
+    """
+    kind = ARCHITECTURES[architecture]
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
+    writer.add_block_count(N_LAYER)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(N_HEAD_KV)
+    writer.add_key_length(HEAD)
+    writer.add_value_length(HEAD)
+    writer.add_rope_dimension_count(HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    kind.keys(writer)
+    _copy_vocabulary(writer, vocabulary_of)
+    rng = np.random.default_rng(1)
+
+    def add(name: str, shape: Shape) -> None:
+        small = name.endswith(".bias") or "norm" in name or "gate_inp" in name
+        scale = 1.0 if "norm" in name else 0.1
+        values = (rng.standard_normal(shape) * scale).astype(np.float32 if small else np.float16)
+        writer.add_tensor(name, np.abs(values) if "norm" in name else values)
+
+    add("token_embd.weight", (N_VOCAB, N_EMBD))
+    add("output_norm.weight", (N_EMBD,))
+    for name, shape in kind.beside.items():
+        add(name, shape)
+    for i in range(N_LAYER):
+        tensors = {name: shape for name, shape in _COMMON.items() if name not in kind.without} | kind.layer
+        for name, shape in tensors.items():
+            add(f"blk.{i}.{name}", shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path if path.exists() else next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*"))))
+
+
+def _copy_vocabulary(writer: gguf.GGUFWriter, source: Path) -> None:
+    """The first tokens, and the merges that lead to them."""
+    fields = gguf.GGUFReader(source).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()[:N_VOCAB]
+    kept = set(tokens)
+    merges = [m for m in fields["tokenizer.ggml.merges"].contents() if m.replace(" ", "") in kept]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(fields["tokenizer.ggml.pre"].contents())
+    writer.add_token_list(tokens)
+    writer.add_token_types(fields["tokenizer.ggml.token_type"].contents()[:N_VOCAB])
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
