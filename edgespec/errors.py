@@ -4,7 +4,7 @@
     ├── UsageError           exit code 2: a wrong flag, number or input line
     ├── ModelFileError       a path that is no model, a damaged or hostile GGUF
     ├── HubError             a model that cannot be fetched: no network, no access, a corrupted download
-    ├── PairingError         a drafter that cannot serve its target
+    ├── PairingError         a drafter that makes no sense for its target
     ├── MemoryLimitError     more memory needed than there is
     ├── ContextLengthError   a prompt longer than the context
     ├── TemplateError        a chat template that is missing, broken or hostile
@@ -53,7 +53,7 @@ class HubError(EdgeSpecError):
 
 
 class PairingError(EdgeSpecError):
-    """A drafter whose vocabulary does not fit the target's."""
+    """A drafter that makes no sense for its target, such as one that is larger."""
 
 
 class MemoryLimitError(EdgeSpecError):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import UsageError
+from edgespec.errors import PairingError, UsageError
 from edgespec.models import catalog
 from edgespec.models.footprint import readable
 from edgespec.models.gguf import GGUFHeader, read_header, split_paths
@@ -66,7 +66,8 @@ def examine_pair(
     """Compare the vocabularies; if they fit, measure the agreement and remember the pair.
 
     Raises:
-        UsageError: the drafter is larger than its target, or the same file.
+        UsageError: they are the same file.
+        PairingError: the drafter is larger than its target.
         EdgeSpecError: one of them cannot be found or loaded.
     """
     paths = [catalog.find(target, on_progress), catalog.find(drafter, on_progress)]
@@ -93,13 +94,14 @@ def check_sizes(target: GGUFHeader, drafter: GGUFHeader) -> None:
     """Refuse a drafter that is as large as its target.
 
     Raises:
-        UsageError: it is.
+        UsageError: they are the same file.
+        PairingError: it is larger.
     """
     if target.path.resolve() == drafter.path.resolve():
         raise UsageError(f"{target.path.name} would draft for itself.", "Name a smaller model.")
     sizes = [sum(path.stat().st_size for path in split_paths(h)) for h in (target, drafter)]
     if sizes[1] > sizes[0]:
-        raise UsageError(
+        raise PairingError(
             f"The drafter {drafter.path.name} ({readable(sizes[1])}) is larger than its target "
             f"{target.path.name} ({readable(sizes[0])}).",
             "Name the large model first, and then the small one.",
