@@ -100,7 +100,8 @@ class Workshop:
                     layers[layer] = layers.get(layer, 0) + tensor.n_bytes
             self._state.keep(key, {"file": header.file_bytes, "layers": layers})
         sizes = self._state.values[key]
-        return int(sizes["file"]) - sum(sizes["layers"].get(str(layer), 0) for layer in recipe.dropped)
+        dropped: int = sum(sizes["layers"].get(str(layer), 0) for layer in recipe.dropped)
+        return int(sizes["file"]) - dropped
 
     def close(self) -> None:
         """Remove the files; what was measured stays."""
