@@ -3,7 +3,8 @@
     EdgeSpecError            exit code 1
     ├── UsageError           exit code 2: a wrong flag, number or input line
     ├── ModelFileError       a path that is no model, a damaged or hostile GGUF
-    ├── PairingError         a drafter that cannot serve its target
+    ├── HubError             a model that cannot be fetched: no network, no access, a corrupted download
+    ├── PairingError         a drafter that makes no sense for its target
     ├── MemoryLimitError     more memory needed than there is
     ├── ContextLengthError   a prompt longer than the context
     ├── TemplateError        a chat template that is missing, broken or hostile
@@ -47,8 +48,12 @@ class ModelFileError(EdgeSpecError):
     """A path that is no model, or a GGUF file that is damaged."""
 
 
+class HubError(EdgeSpecError):
+    """A model that cannot be fetched: no network, no access, no such repository, a corrupted download."""
+
+
 class PairingError(EdgeSpecError):
-    """A drafter whose vocabulary does not fit the target's."""
+    """A drafter that makes no sense for its target, such as one that is larger."""
 
 
 class MemoryLimitError(EdgeSpecError):

@@ -13,14 +13,15 @@ from platformdirs import user_cache_path
 
 from edgespec.encoding import Encoder
 from edgespec.engine import Engine
-from edgespec.errors import BackendError, MemoryLimitError, UsageError
+from edgespec.errors import BackendError, EdgeSpecError, MemoryLimitError, UsageError
 from edgespec.generation import MemoryUse
 from edgespec.hardware.probe import available_memory, usable_cores
 from edgespec.models import catalog, gguf
 from edgespec.models.footprint import Footprint, footprint, readable
-from edgespec.models.pairing import check_pair
+from edgespec.models.pairing import differs
 from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.runtime import AbortFlag, Context, Model
+from edgespec.models.siblings import candidates
 from edgespec.models.template import ChatTemplate
 from edgespec.models.vocabulary import Vocabulary
 from edgespec.offload.budget import PROCESS_BYTES, MemoryPlan, MemoryWish, bytes_needed, plan_memory
@@ -65,9 +66,11 @@ def load(
     """Load a target and its drafter.
 
     Args:
-        model: path of a GGUF file or a catalog name; None is the default model.
-        draft: path or name of a small model with the same vocabulary; "lookup" drafts from the text
-            itself; "auto" picks what is there; "none" decodes plainly.
+        model: path of a GGUF file, a catalog name, or org/repo[:quant] on the Hub, which is downloaded if
+            it is not here; None is the default model.
+        draft: path or name of a small model, best one with the same vocabulary; "lookup" drafts from the
+            text itself; "auto" takes the best that is here (registered, of the same family, made, or else
+            the text itself); "none" decodes plainly.
         drafter: the kind, "model" or "lookup", where `draft` leaves it open.
         context: most tokens of prompt and answer together.
         threads: CPU threads; None means all cores this process may use.
@@ -84,13 +87,15 @@ def load(
         on_progress: told (what is being done, fraction done).
 
     Raises:
-        EdgeSpecError: its kinds say what is wrong: UsageError, ModelFileError, PairingError,
+        EdgeSpecError: its kinds say what is wrong: UsageError, ModelFileError, HubError,
             MemoryLimitError, BackendError.
     """
     cores = usable_cores() if threads is None else threads
     wish = _Wish(context, cores, memory, tree_budget, exact, gpu_layers, offload, pack, slots)
     wish.check()
-    return _Loader(wish, on_progress or _ignore).load(catalog.find(model), os.fspath(draft), drafter)
+    return _Loader(wish, on_progress or _ignore).load(
+        catalog.find(model, on_progress), os.fspath(draft), drafter
+    )
 
 
 @dataclass(frozen=True)
@@ -161,16 +166,20 @@ class _Loader:
 
     def _load(self, path: Path, draft: str, kind: str | None, start: float) -> Engine:
         wish = self._wish
-        draft_path = _draft_path(draft, kind)
+        header = gguf.read_header(path)
+        draft_path = _draft_path(draft, kind, self._on_progress) or self._known_drafter(header, draft, kind)
         if draft_path is not None:
             # Over a second, which it can spend while the weights are read.
             threading.Thread(target=__import__, args=("torch",), daemon=True).start()
-        header = gguf.read_header(path)
         draft_header = gguf.read_header(draft_path) if draft_path else None
         headers = [header, draft_header] if draft_header else [header]
         prints = [footprint(h, n_cells=self._cells, n_outputs=self._nodes) for h in headers]
         files = ModelFiles.of(header)
         prints[0] = replace(prints[0], weights=files.tensor_bytes)
+        if draft_path is not None and prints[1].weights > prints[0].weights:
+            self._notes.append(
+                f"The drafter {draft_path.name} is larger than its target: that can hardly pay."
+            )
         self._needed = bytes_needed(prints)
         plan = self._plan = plan_memory(
             wish.for_memory, prints, files, user_cache_path("edgespec") / "packs", self._on_progress
@@ -213,7 +222,10 @@ class _Loader:
         else:
             drafter = NoDrafter() if draft == "none" else LookupDrafter()
             if draft == "auto":
-                self._notes.append("No drafter was given; drafting from the text itself.")
+                self._notes.append(
+                    "No drafter is known for this target; drafting from the text itself. "
+                    "'edgespec draft make' makes one."
+                )
         return Engine(
             target,
             drafter,
@@ -226,6 +238,31 @@ class _Loader:
             load_s=time.perf_counter() - start,
             memory=self._memory_use(prints, model),
         )
+
+    def _known_drafter(self, header: gguf.GGUFHeader, draft: str, kind: str | None) -> Path | None:
+        """With "auto": the best drafter that is here for the target, and a note that says which."""
+        if draft != "auto" or kind == "lookup":
+            return None
+        for candidate in candidates(header):
+            if self._has_room(header, candidate.path):
+                self._notes.append(f"Drafting with {candidate.path.name}, {candidate.reason}.")
+                return candidate.path
+        if kind == "model":
+            raise UsageError(
+                "No drafter is known for this target.",
+                "Name one with --draft PATH, or make one: edgespec draft make TARGET.",
+            )
+        return None
+
+    def _has_room(self, header: gguf.GGUFHeader, drafter: Path) -> bool:
+        """Whether a drafter can be read, and is small beside the target and within the budget."""
+        try:
+            small = footprint(gguf.read_header(drafter), n_cells=self._cells, n_outputs=self._nodes)
+            target = ModelFiles.of(header).tensor_bytes
+        except EdgeSpecError:
+            return False
+        budget = min(self._wish.memory or available_memory(), available_memory())
+        return small.weights < target and small.total < budget / 2
 
     @property
     def _cells(self) -> int:
@@ -291,7 +328,7 @@ class _Loader:
     ) -> Drafter:
         # Beside a streamed target every page counts, and the system would have to guess which ones.
         model = self._open_model(path, needs, memory_map=self._plan.stream is None)
-        check_pair(vocabulary, model.vocabulary, path.name)
+        differ = differs(vocabulary, model.vocabulary)
         context = Context(
             model,
             n_cells=self._cells,
@@ -302,6 +339,14 @@ class _Loader:
             abort=self._abort,
         )
         self._opened.append(context)
+        if differ:
+            from edgespec.speculation.drafters.retokenized import RetokenizedDrafter
+
+            self._notes.append(
+                f"The vocabularies of {path.name} and the target differ ({differ}): drafting by text, which "
+                "is slower."
+            )
+            return RetokenizedDrafter(model, context, vocabulary)
         from edgespec.speculation.drafters.model import ModelDrafter
 
         return ModelDrafter(model, context, vocabulary.n_tokens)
@@ -324,7 +369,7 @@ class _Loader:
         return rule
 
 
-def _draft_path(draft: str, kind: str | None) -> Path | None:
+def _draft_path(draft: str, kind: str | None, on_progress: Progress | None = None) -> Path | None:
     """The drafter's file, if it is a model.
 
     Raises:
@@ -334,9 +379,9 @@ def _draft_path(draft: str, kind: str | None) -> Path | None:
         raise UsageError(f"There is no drafter kind '{kind}'.", "The kinds are model and lookup.")
     if kind == "lookup" and draft not in _NO_MODEL:
         raise UsageError("The lookup drafter needs no model.", "Leave out --draft, or --drafter lookup.")
-    if kind == "model" and draft in _NO_MODEL:
+    if kind == "model" and draft in ("none", "lookup"):
         raise UsageError("The model drafter needs a model.", "Name it with --draft PATH.")
-    return None if draft in _NO_MODEL else catalog.find(draft)
+    return None if draft in _NO_MODEL else catalog.find(draft, on_progress)
 
 
 def _sequences(model: Model, nodes: int) -> int:

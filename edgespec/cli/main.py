@@ -16,7 +16,9 @@ import typer
 
 from edgespec import __version__
 from edgespec.cli.chat import chat
+from edgespec.cli.draft import app as draft_app
 from edgespec.cli.generate import generate
+from edgespec.cli.models import app as models_app
 from edgespec.errors import EdgeSpecError
 
 app = typer.Typer(
@@ -34,6 +36,8 @@ app.command(
     epilog="Examples:\n\nedgespec generate -p 'Why is the sky blue?'\n\n"
     "edgespec generate --input prompts.jsonl --output answers.jsonl",
 )(generate)
+app.add_typer(models_app)
+app.add_typer(draft_app)
 
 
 def _print_version(wanted: bool) -> None:

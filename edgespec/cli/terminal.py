@@ -11,11 +11,12 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edgespec.cli.interrupt import cancelling
-from edgespec.errors import OutputError
+from edgespec.errors import EdgeSpecError, OutputError
 from edgespec.generation import Generation
 
 if TYPE_CHECKING:
@@ -114,6 +115,21 @@ class Terminal:
             KeyboardInterrupt: Ctrl-C, at the next sign of progress. Raised from the signal handler itself
                 it would be lost inside llama.cpp's callbacks, where ctypes swallows exceptions.
         """
+        engine = None
+        try:
+            with self.working() as report:
+                engine = loading.load(report)
+        except KeyboardInterrupt:
+            if engine is not None:
+                engine.close()
+            raise
+        for line in (engine.description, *engine.notes):
+            self.detail(line)
+        return engine
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Callable[[str, float], None]]:
+        """A line that shows what is told to it; Ctrl-C ends the work at the next thing told."""
         with self.status() as status, cancelling(_NothingToCancel()) as interruption:
 
             def report(what: str, fraction: float) -> None:
@@ -121,13 +137,14 @@ class Terminal:
                 if interruption:
                     raise KeyboardInterrupt
 
-            engine = loading.load(report)
+            try:
+                yield report
+            except EdgeSpecError:
+                if interruption:  # a child process was interrupted too, and its end looks like a failure
+                    raise KeyboardInterrupt from None
+                raise
             if interruption:
-                engine.close()
                 raise KeyboardInterrupt
-        for line in (engine.description, *engine.notes):
-            self.detail(line)
-        return engine
 
     def statistics(self, generation: Generation) -> None:
         """One line about an answer, for people who watch."""
@@ -223,6 +240,22 @@ def format_details(generation: Generation) -> str:
         + (f", seed {generation.seed}" if generation.seed else ""),
     }
     return "\n".join(f"{name:<8}{value}" for name, value in rows.items())
+
+
+def results() -> ResultStream:
+    """Standard output."""
+    return ResultStream(sys.stdout, "Standard output")
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows in columns, for results; nothing is cut, so that a path can be copied."""
+    lines = [tuple(headings), *map(tuple, rows)] if headings else [tuple(row) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+    return "".join(f"{line}\n" for line in text)
 
 
 def print_error(what: str, hint: str) -> None:

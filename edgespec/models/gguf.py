@@ -176,6 +176,33 @@ def read_header(path: Path) -> GGUFHeader:
         raise _unreadable(path, error) from error
 
 
+class IncompleteHeader(Exception):
+    """The bytes at hand end before the header does.
+
+    Attributes:
+        needed: bytes from the file's start that are needed at the least.
+    """
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(needed)
+        self.needed = needed
+
+
+def read_header_bytes(name: Path, data: bytes, file_bytes: int) -> GGUFHeader:
+    """Read and check a header from the first bytes of a file that is somewhere else.
+
+    Args:
+        name: what the file is called in messages.
+        data: its beginning.
+        file_bytes: its whole size.
+
+    Raises:
+        IncompleteHeader: the header is longer than `data`.
+        ModelFileError: the file is no GGUF, or damaged.
+    """
+    return _HeaderReader(name, data, file_bytes).read()
+
+
 def split_paths(header: GGUFHeader) -> tuple[Path, ...]:
     """All files of the model that `header` belongs to, in order; just its own if it is not split.
 
@@ -206,12 +233,12 @@ def split_paths(header: GGUFHeader) -> tuple[Path, ...]:
 
 
 class _HeaderReader:
-    """A cursor over the mapped file. Each step checks its bounds before it reads."""
+    """A cursor over the mapped file, or over its beginning. Each step checks its bounds before it reads."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap | bytes, size: int | None = None) -> None:
         self._path = path
         self._data = data
-        self._size = len(data)
+        self._size = len(data) if size is None else size
         self._at = 0
 
     def read(self) -> GGUFHeader:
@@ -242,6 +269,8 @@ class _HeaderReader:
         )
 
     def _read_version(self) -> int:
+        if len(self._data) < 4 <= self._size:
+            raise IncompleteHeader(4)
         if self._data[:4] != b"GGUF":
             raise ModelFileError(
                 f"{self._path} is not a GGUF file: {_describe(self._data[:512])}.",
@@ -309,7 +338,7 @@ class _HeaderReader:
         if count > most:
             self._damaged(f"{where} has {count:,} strings; at most {_MAX_STRINGS:,} make sense")
         unpack, data, at = struct.Struct("<Q").unpack_from, self._data, self._at
-        last = min(self._size, _MAX_HEADER_BYTES) - 8
+        last = min(len(data), _MAX_HEADER_BYTES) - 8
         for _ in range(count):  # the one long loop: a vocabulary
             if at > last:
                 self._advance(at + 8 - self._at, where)  # raises: there is no such byte
@@ -380,6 +409,8 @@ class _HeaderReader:
         self._require_size(end, where)
         if end > _MAX_HEADER_BYTES:
             self._damaged(f"{where} makes its header longer than {_MAX_HEADER_BYTES >> 20} MiB")
+        if end > len(self._data):
+            raise IncompleteHeader(end)
         self._at = end
 
     def _require_size(self, needed: int, where: str) -> None:

@@ -107,7 +107,7 @@ class RowRuleStore:
 
     def get(self, fingerprint: str, context: Context, search: Search = THOROUGH) -> RowRule | None:
         """The rule for a model with this header fingerprint: remembered, or found now and kept."""
-        path = self._folder / f"{self._key(fingerprint, search)}.json"
+        path = self.path(fingerprint, search)
         try:
             stored = json.loads(path.read_text())
             return RowRule(**stored["rule"]) if stored["rule"] else None
@@ -117,9 +117,10 @@ class RowRuleStore:
         self._put(path, rule)
         return rule
 
-    def _key(self, fingerprint: str, search: Search) -> str:
+    def path(self, fingerprint: str, search: Search) -> Path:
+        """The file for a model with this header fingerprint."""
         identity = f"{fingerprint} {build_identity()} {search}"
-        return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+        return self._folder / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.json"
 
     def _put(self, path: Path, rule: RowRule | None) -> None:
         partial = path.with_suffix(f".{os.getpid()}.partial")

@@ -141,6 +141,7 @@ class Model:
         on_progress: told the fraction that is loaded.
         weights: holds the layers' weights in llama.cpp's stead; closed with the model, or by the caller
             if the model cannot be loaded.
+        vocabulary_only: load the vocabulary and no weights; nothing can be computed.
 
     Raises:
         ModelFileError: llama.cpp cannot load the file.
@@ -156,6 +157,7 @@ class Model:
         repack: bool = True,
         on_progress: Callable[[float], None] | None = None,
         weights: OutsideWeights | None = None,
+        vocabulary_only: bool = False,
     ) -> None:
         start_backend()
         self.path = path
@@ -166,6 +168,7 @@ class Model:
         params.n_gpu_layers = gpu_layers
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
         params.use_extra_bufts = repack
+        params.vocab_only = vocabulary_only
         interrupted: list[BaseException] = []
         if on_progress is not None:
 

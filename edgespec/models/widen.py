@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +32,39 @@ _FEED_FORWARD = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.weight")
 _STEP = 256  # hidden units are added in multiples of this, which every kernel layout can take
 _CHUNK = 32 << 20
 
-# A block of each kind: the bytes that hold its scales, and scales that make noise of usual size.
-_BLOCKS: dict[Kind, tuple[int, list[float], int]] = {
-    Kind.Q4_0: (18, [0.005], 2),
-    Kind.Q4_1: (20, [0.005, -0.04], 4),
-    Kind.Q5_0: (22, [0.0025], 2),
-    Kind.Q5_1: (24, [0.0025, -0.04], 4),
-    Kind.Q8_0: (34, [0.0003], 2),
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of one kind: its bytes, scales that make noise of usual size, and where they stand in it."""
+
+    n_bytes: int
+    scales: tuple[float, ...]
+    at: int = 0
+
+
+_BLOCKS: dict[Kind, _Block] = {
+    Kind.Q4_0: _Block(18, (0.005,)),
+    Kind.Q4_1: _Block(20, (0.005, -0.04)),
+    Kind.Q5_0: _Block(22, (0.0025,)),
+    Kind.Q5_1: _Block(24, (0.0025, -0.04)),
+    Kind.Q8_0: _Block(34, (0.0003,)),
+    Kind.Q4_K: _Block(144, (0.0002, 0.0015)),
+    Kind.Q5_K: _Block(176, (0.0001, 0.0015)),
+    Kind.Q6_K: _Block(210, (0.00002,), at=208),
 }
 
 
-def widen(source: Path, destination: Path, target_bytes: int) -> Path:
+def widen(
+    source: Path,
+    destination: Path,
+    target_bytes: int,
+    *,
+    on_progress: Callable[[str, float], None] | None = None,
+) -> Path:
     """Write a model of about `target_bytes` that gives the same tokens as `source`.
+
+    Args:
+        on_progress: told (what is being done, fraction done).
 
     Returns:
         `destination`.
@@ -73,9 +96,15 @@ def widen(source: Path, destination: Path, target_bytes: int) -> Path:
             f"'{source}' has {source.stat().st_size} bytes already, and {target_bytes} were asked for.",
             "Ask for more.",
         )
+    _check_room(destination, target_bytes)
     partial = destination.with_name(destination.name + ".partial")
+
+    def report(fraction: float) -> None:
+        if on_progress is not None:
+            on_progress(f"Writing {destination.name}", fraction)
+
     try:
-        _write(reader, partial, source, {key: units + extra}, extra)
+        _write(reader, partial, source, {key: units + extra}, extra, report)
         partial.replace(destination)
     except OSError as error:
         raise OutputError(
@@ -87,7 +116,26 @@ def widen(source: Path, destination: Path, target_bytes: int) -> Path:
     return destination
 
 
-def _write(reader: gguf.GGUFReader, path: Path, source: Path, changed: dict[str, int], extra: int) -> None:
+def _check_room(destination: Path, n_bytes: int) -> None:
+    try:
+        free = shutil.disk_usage(destination.absolute().parent).free
+    except OSError:
+        return  # opening the file says what is wrong with the folder
+    if free < n_bytes:
+        raise OutputError(
+            f"'{destination}' would take {n_bytes:,} bytes, and {free:,} are free there.",
+            "Ask for a smaller --size, or choose another disk.",
+        )
+
+
+def _write(
+    reader: gguf.GGUFReader,
+    path: Path,
+    source: Path,
+    changed: dict[str, int],
+    extra: int,
+    report: Callable[[float], None],
+) -> None:
     writer = gguf.GGUFWriter(path, _text(reader, "general.architecture"))
     for name, entry in reader.fields.items():
         if name.startswith("GGUF.") or name in ("general.architecture", "general.name"):
@@ -120,7 +168,8 @@ def _write(reader: gguf.GGUFReader, path: Path, source: Path, changed: dict[str,
     assert writer.fout is not None
     out = writer.fout[0]
     noise = np.random.default_rng(0)
-    for tensor in reader.tensors:
+    for number, tensor in enumerate(reader.tensors):
+        report(number / len(reader.tensors))
         writer.write_padding(out, out.tell())
         data: Bytes = np.ascontiguousarray(tensor.data).view(np.uint8)
         match = _FEED_FORWARD.fullmatch(tensor.name)
@@ -137,7 +186,7 @@ def _write(reader: gguf.GGUFReader, path: Path, source: Path, changed: dict[str,
 def _write_with_columns(write: Callable[[Any], Any], data: Bytes, kind: Kind, extra: int) -> None:
     """The rows, each with `extra` columns of exact zeros behind it."""
     elements, _ = gguf.GGML_QUANT_SIZES[kind]
-    n_bytes = _BLOCKS[kind][0]
+    n_bytes = _BLOCKS[kind].n_bytes
     # A scale and a minimum of zero make any digits zero.
     zeros = np.zeros((len(data), extra // elements * n_bytes), np.uint8)
     write(np.concatenate([data, zeros], axis=1).data)
@@ -146,12 +195,13 @@ def _write_with_columns(write: Callable[[Any], Any], data: Bytes, kind: Kind, ex
 def _write_noise(
     write: Callable[[Any], Any], row_bytes: int, kind: Kind, rows: int, noise: np.random.Generator
 ) -> None:
-    n_bytes, scales, scale_bytes = _BLOCKS[kind]
+    block = _BLOCKS[kind]
+    scales = np.array(block.scales, np.float16).view(np.uint8)
     step = max(_CHUNK // row_bytes, 1)
     for start in range(0, rows, step):
         n = min(step, rows - start)
-        blocks = noise.integers(0, 256, (n * row_bytes // n_bytes, n_bytes), dtype=np.uint8)
-        blocks[:, :scale_bytes] = np.array(scales, np.float16).view(np.uint8)
+        blocks = noise.integers(0, 256, (n * row_bytes // block.n_bytes, block.n_bytes), dtype=np.uint8)
+        blocks[:, block.at : block.at + len(scales)] = scales
         write(blocks.data)
 
 

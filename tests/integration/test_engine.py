@@ -17,7 +17,6 @@ from edgespec.errors import (
     ContextLengthError,
     MemoryLimitError,
     ModelFileError,
-    PairingError,
     TemplateError,
     UsageError,
 )
@@ -196,7 +195,7 @@ def test_turns_reuse_what_was_read(engine: Engine) -> None:
     assert not session.undo()
 
 
-def test_bad_input_is_explained(engine: Engine, smol_path: Path, gemma_path: Path, tmp_path: Path) -> None:
+def test_bad_input_is_explained(engine: Engine, smol_path: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"The prompt is empty\."):
         engine.generate("", raw=True)
     with pytest.raises(
@@ -208,10 +207,6 @@ def test_bad_input_is_explained(engine: Engine, smol_path: Path, gemma_path: Pat
         edgespec.load(tmp_path / "missing.gguf")
     with pytest.raises(ModelFileError, match="There is no model 'smollm2'"):
         edgespec.load("smollm2")
-    with pytest.raises(PairingError, match=r"does not fit the target: \d+ of 49152 tokens differ") as pairing:
-        edgespec.load(smol_path, draft=gemma_path)
-    assert "token 0 is '<|endoftext|>' for the target and '<pad>' for the drafter" in pairing.value.what
-    assert "--draft auto" in pairing.value.hint
     with pytest.raises(MemoryLimitError, match=r"needs .* of memory"):
         edgespec.load(smol_path, memory=10 << 20)
     with pytest.raises(MemoryLimitError, match=r"A context of 9000000 tokens needs .* GiB of memory"):

@@ -8,8 +8,9 @@ import gguf
 import pytest
 
 import edgespec
-from edgespec.errors import ModelFileError, UsageError
+from edgespec.errors import ModelFileError, OutputError, UsageError
 from edgespec.generation import GenerationConfig
+from edgespec.models.factory import make_drafter
 from edgespec.models.gguf import read_header
 from edgespec.models.widen import widen
 
@@ -34,10 +35,26 @@ def test_a_widened_model_says_the_same(fixture: str, request: pytest.FixtureRequ
     assert [entry.name for entry in tmp_path.iterdir()] == ["wide.gguf"]
 
 
-def test_what_cannot_be_widened_is_named(gemma_path: Path, smol_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="which cannot be widened") as caught:
-        widen(gemma_path, tmp_path / "wide.gguf", 10**9)
+def test_mixed_k_quantizations_are_widened(gemma_path: Path, tmp_path: Path) -> None:
+    told: list[float] = []
+    size = gemma_path.stat().st_size + 60_000_000
+    path = widen(gemma_path, tmp_path / "wide.gguf", size, on_progress=lambda _, done: told.append(done))
+    assert told == sorted(told) != []
+    texts = []
+    for model in (gemma_path, path):
+        with edgespec.load(model, draft="none", exact=True, context=128) as engine:
+            texts.append(engine.generate("The sky is", CONFIG, raw=True).tokens)
+    assert texts[0] == texts[1]
+
+
+def test_what_cannot_be_widened_is_named(smol_path: Path, tmp_path: Path) -> None:
+    small = make_drafter(smol_path, tmp_path / "iq4.gguf", quantization="iq4_nl")
+    with pytest.raises(ModelFileError, match="is IQ4_NL, which cannot be widened") as caught:
+        widen(small, tmp_path / "wide.gguf", 10**9)
     assert "Q4_0, Q4_1" in caught.value.hint
+    small.unlink()
+    with pytest.raises(OutputError, match=r"would take 1,152,921,504,606,846,976 bytes, and"):
+        widen(smol_path, tmp_path / "wide.gguf", 1 << 60)
     with pytest.raises(UsageError, match="bytes already, and 1000 were asked for"):
         widen(smol_path, tmp_path / "wide.gguf", 1000)
     assert list(tmp_path.iterdir()) == []

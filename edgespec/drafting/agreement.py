@@ -1,0 +1,206 @@
+"""How often a drafter would say what its target says, measured on text that the target wrote itself.
+
+The target writes greedily, so every token of an answer is its first choice; the drafter reads the same text
+in a few large batches, and its ranks of those tokens are counted. That is cheap, and it is what speculation
+lives on: a chain is accepted as far as first choices agree, a tree where one of the first few does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.engine import Engine
+from edgespec.generation import GenerationConfig
+from edgespec.hardware.probe import usable_cores
+from edgespec.models.batch import Batch
+from edgespec.models.runtime import Context, Model
+
+Progress = Callable[[str, float], None]
+
+_ROWS = 64
+_AMONG = 4
+
+# Our own, varied in kind. The first half is for choosing a drafter, the rest for judging the chosen one.
+PROMPTS = (
+    "Explain how bread rises.",
+    "Write a Python function that checks whether a word is a palindrome.",
+    "Tell a short story about a lighthouse keeper.",
+    "List three uses of vinegar in the house.",
+    "What is the difference between weather and climate?",
+    "Translate into Spanish: The library opens at nine.",
+    "Describe a walk through an old town at night.",
+    "A train travels 120 km in 90 minutes. What is its speed?",
+    "Write a short letter that declines an invitation.",
+    "Explain photosynthesis to a child.",
+    "Name five rivers in Europe and a city on each.",
+    "Write a haiku about autumn, and explain it.",
+    "How do I plant tomatoes?",
+    "Write a shell command that counts the lines of all text files.",
+    "Why do cats purr?",
+    "Compare trains and buses for a daily trip.",
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens of a prompt and of the answer that the target gave."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Shares of the target's tokens that a drafter would have had.
+
+    Attributes:
+        top1: as its first choice.
+        top4: among its first four.
+        tokens: how many were compared.
+    """
+
+    top1: float
+    top4: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the target wrote, and what that cost.
+
+    Attributes:
+        pass_s: seconds a pass took, the median.
+        streamed_bytes: read from disk in every pass.
+    """
+
+    texts: tuple[Text, ...]
+    pass_s: float
+    streamed_bytes: int
+
+
+def write_texts(
+    engine: Engine, prompts: Sequence[str], n_tokens: int, on_progress: Progress | None = None
+) -> Written:
+    """Let the target answer prompts greedily, `n_tokens` tokens at most each."""
+    texts, passes = [], []
+    config = GenerationConfig(max_tokens=n_tokens)
+    streamed = 0
+    for number, prompt in enumerate(prompts):
+        if on_progress is not None:
+            on_progress("The target writes text to compare with", number / len(prompts))
+        tokens = engine.encoder.encode(prompt)
+        answer = engine.generate(tokens, config)
+        passes += [record.verify_s for record in answer.passes]
+        streamed = answer.memory.streamed_bytes_per_pass
+        texts.append(Text(tuple(tokens), tuple(answer.tokens)))
+    return Written(tuple(texts), statistics.median(passes), streamed)
+
+
+class Reader:
+    """A drafter candidate in memory, to be asked about texts.
+
+    Args:
+        repack: in the CPU's own layout, as it would draft; without it the weights are the file's bytes,
+            mapped, so that what is written to the file is what is computed with.
+    """
+
+    def __init__(self, path: Path, texts: Sequence[Text], *, repack: bool) -> None:
+        longest = max(len(text.prompt) + len(text.answer) for text in texts)
+        self.model = Model(path, gpu_layers=0, memory_map=True, repack=repack)
+        try:
+            self.context = Context(
+                self.model,
+                n_cells=longest + _ROWS,
+                n_rows=_ROWS,
+                n_outputs=_ROWS,
+                n_sequences=1,
+                n_threads=usable_cores(),
+            )
+        except BaseException:
+            self.model.close()
+            raise
+
+    def agreement(self, texts: Sequence[Text], on_text: Callable[[int], None] | None = None) -> Agreement:
+        """How often the model ranks the answers' tokens first, or among the first four."""
+        ranks: list[int] = []
+        for number, text in enumerate(texts):
+            if on_text is not None:
+                on_text(number)
+            ranks += self._ranks(text)
+        self.context.clear()
+        return Agreement(
+            sum(rank == 0 for rank in ranks) / len(ranks),
+            sum(rank < _AMONG for rank in ranks) / len(ranks),
+            len(ranks),
+        )
+
+    def step_s(self) -> float:
+        """Seconds for one token, the median of a few."""
+        times = []
+        for position in range(24):
+            start = time.perf_counter()
+            self.context.decode(Batch.run([1], position, n_sequences=1, logits="last"))
+            self.context.logits()
+            times.append(time.perf_counter() - start)
+        self.context.clear()
+        return statistics.median(times[4:])
+
+    def _ranks(self, text: Text) -> list[int]:
+        """The rank of each of the answer's tokens, 0 for a first choice."""
+        tokens = [*text.prompt, *text.answer][:-1]
+        wanted = np.array(text.answer)
+        first = len(text.prompt) - 1  # the row whose logits are about the first token of the answer
+        ranks: list[int] = []
+        self.context.clear()
+        for start, end in _pieces(first, len(tokens)):
+            asked = start >= first
+            self.context.decode(
+                Batch.run(tokens[start:end], start, n_sequences=1, logits="all" if asked else "none")
+            )
+            if asked:
+                logits = self.context.logits()
+                said = wanted[start - first : end - first]
+                scores = logits[np.arange(len(said)), said]
+                ranks += np.count_nonzero(logits > scores[:, None], axis=1).tolist()
+        return ranks
+
+    def close(self) -> None:
+        """Free it."""
+        self.context.close()
+        self.model.close()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _pieces(first: int, end: int) -> list[tuple[int, int]]:
+    """Ranges of at most _ROWS: those before `first` apart from the others."""
+    bounds = [*range(0, first, _ROWS), *range(first, end, _ROWS), end]
+    return list(itertools.pairwise(bounds))
+
+
+def measure(target: str | os.PathLike[str], drafter: Path, on_progress: Progress | None = None) -> Agreement:
+    """The agreement of a pair, on half a dozen prompts.
+
+    Raises:
+        EdgeSpecError: one of them cannot be loaded.
+    """
+    import edgespec
+
+    with edgespec.load(target, draft="lookup", context=1024, on_progress=on_progress) as engine:
+        written = write_texts(engine, PROMPTS[len(PROMPTS) // 2 :], 64, on_progress)
+    if on_progress is not None:
+        on_progress("The drafter reads it", 0.0)
+    with Reader(drafter, written.texts, repack=True) as reader:
+        return reader.agreement(written.texts)

@@ -1,0 +1,214 @@
+"""`edgespec draft make`: a drafter for a target that has none, found by search and registered.
+
+The target writes text; recipes are judged on one half of it, and the drafter that is made is measured on
+the other half, which it was not chosen by. A target larger than memory writes streamed, and its drafters are
+mapped from disk while they are measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.drafting.agreement import PROMPTS, Agreement, Reader, Written, write_texts
+from edgespec.drafting.search import CostModel, Judged, Recipe, search
+from edgespec.drafting.workshop import State, Workshop
+from edgespec.errors import BackendError, OutputError, UsageError
+from edgespec.models import catalog
+from edgespec.models.factory import KEEP, QUANTIZATIONS, make_drafter
+from edgespec.models.gguf import GGUFHeader, read_header, split_paths
+from edgespec.models.registry import MADE, Pair, Registry, drafters_folder
+
+Progress = Callable[[str, float], None]
+
+_CONTEXT = 1024
+_LOW_BITS = ("q4_0", "q3_k_m", "q2_k")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A drafter that was made and registered.
+
+    Attributes:
+        agreement: on text that it was not chosen by.
+        step_s: seconds for one token.
+        expected: what the search expected of it.
+        pass_s: seconds of a target pass that it was chosen for.
+    """
+
+    target: Path
+    path: Path
+    recipe: Recipe
+    agreement: Agreement
+    step_s: float
+    n_bytes: int
+    expected: Judged
+    pass_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return {
+            "target": str(self.target),
+            "path": str(self.path),
+            "recipe": {
+                "quantization": self.recipe.quantization,
+                "dropped": list(self.recipe.dropped),
+                "text": str(self.recipe),
+            },
+            "agreement": {
+                "top1": self.agreement.top1,
+                "top4": self.agreement.top4,
+                "tokens": self.agreement.tokens,
+            },
+            "step_s": self.step_s,
+            "bytes": self.n_bytes,
+            "pass_s": self.pass_s,
+            "expected_tokens_per_second": self.expected.tokens_per_second,
+        }
+
+
+@dataclass(frozen=True)
+class MakeOptions:
+    """What may be chosen about a drafter.
+
+    Attributes:
+        memory: bytes that EdgeSpec may use while the target writes; None is what is available.
+        size: most bytes of the drafter; None leaves that to the search.
+        quantizations: those to choose from; empty takes the usual ones.
+        keep_layers: requantize only.
+        pass_s: seconds of a target pass to choose for; None measures them.
+        tokens: length of each of the target's answers.
+    """
+
+    output: Path | None = None
+    memory: int | None = None
+    size: int | None = None
+    quantizations: Sequence[str] = ()
+    keep_layers: bool = False
+    pass_s: float | None = None
+    tokens: int = 64
+    threads: int | None = None
+
+
+def make_for(target: str, options: MakeOptions, on_progress: Progress | None = None) -> Made:
+    """Search, make, measure and register a drafter; goes on where an earlier call was ended.
+
+    Raises:
+        UsageError: an unknown quantization, or a size that nothing can meet.
+        EdgeSpecError: the target cannot be found or loaded, the disk is too small, a file cannot be written.
+    """
+    tell = on_progress or (lambda _what, _fraction: None)
+    _check(options)
+    header = read_header(catalog.find(target, on_progress))
+    folder = drafters_folder() / "work" / header.fingerprint[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be made: {error.strerror}.", "Check its permissions.") from error
+    state = State(folder / f"state-{options.tokens}.json")
+    written = state.written(
+        "written", lambda: _let_write(header, options, lambda what, part: tell(what, part * 0.2))
+    )
+    choosing, judging = written.texts[::2], written.texts[1::2]
+    cost = _cost(written, options)
+    workshop = Workshop(header, folder, state, choosing, options.threads)
+    workshop.on_progress = tell
+    quantizations = options.quantizations or _usual(header)
+    layers = 0 if options.keep_layers else header.block_count or 0
+    chosen = search(workshop, quantizations, layers, cost, lambda what, part: tell(what, 0.2 + part * 0.7))
+    if options.size is not None and chosen.n_bytes > options.size:
+        raise UsageError(
+            f"No drafter of at most {options.size:,} bytes was found; the smallest has {chosen.n_bytes:,}.",
+            "Ask for a larger --size, or name fewer bits with --quantization.",
+        )
+    if chosen.recipe == Recipe(KEEP):
+        raise BackendError(
+            f"Nothing that was tried drafts better for {header.path.name} than the model itself.",
+            "Its passes cost too little for drafting to pay. Name a cost with --pass-seconds to choose for "
+            "a slower machine.",
+        )
+    output = options.output or drafters_folder() / _file_name(header, chosen.recipe)
+    tell(f"Making {chosen.recipe}", 0.92)
+    make_drafter(
+        header.path,
+        output,
+        quantization=chosen.recipe.quantization,
+        drop_layers=chosen.recipe.dropped,
+        threads=options.threads,
+    )
+    tell("Measuring the result", 0.95)
+    with Reader(output, judging, repack=True) as reader:
+        agreement, step_s = reader.agreement(judging), reader.step_s()
+    workshop.close()
+    Registry().add(
+        Pair(
+            header.fingerprint,
+            header.path.name,
+            str(output.absolute()),
+            MADE,
+            agreement.top1,
+            agreement.top4,
+            agreement.tokens,
+            str(chosen.recipe),
+        )
+    )
+    n_bytes = output.stat().st_size
+    return Made(header.path, output, chosen.recipe, agreement, step_s, n_bytes, chosen, cost.pass_s)
+
+
+def _check(options: MakeOptions) -> None:
+    for name in options.quantizations:
+        if name != KEEP and name not in QUANTIZATIONS:
+            raise UsageError(
+                f"There is no quantization '{name}'.", f"Choose from {KEEP}, {', '.join(QUANTIZATIONS)}."
+            )
+    if options.pass_s is not None and not 0 < options.pass_s < 3600:
+        raise UsageError(f"A pass of {options.pass_s} seconds makes no sense.", "It must be above 0.")
+    if not 8 <= options.tokens <= 512:
+        raise UsageError(f"The number of tokens is {options.tokens}.", "It must be from 8 to 512.")
+    if options.output is not None and not options.output.absolute().parent.is_dir():
+        raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")
+
+
+def _let_write(header: GGUFHeader, options: MakeOptions, tell: Progress) -> Written:
+    import edgespec
+
+    with edgespec.load(
+        header.path,
+        draft="lookup",
+        context=_CONTEXT,
+        memory=options.memory,
+        threads=options.threads,
+        on_progress=tell,
+    ) as engine:
+        return write_texts(engine, PROMPTS, options.tokens, tell)
+
+
+def _cost(written: Written, options: MakeOptions) -> CostModel:
+    pass_s = options.pass_s or written.pass_s
+    rate = written.streamed_bytes / pass_s if written.streamed_bytes else 0.0
+    return CostModel(pass_s, rate, options.size)
+
+
+def _usual(header: GGUFHeader) -> tuple[str, ...]:
+    """Low bits; and the target's own types, if it is one file of few bits already."""
+    elements = sum(_product(tensor.shape) for tensor in header.tensors)
+    bits = 8 * header.tensor_bytes / max(elements, 1)
+    whole = len(split_paths(header)) == 1
+    return (KEEP, *_LOW_BITS) if whole and bits < 6 else _LOW_BITS
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _file_name(header: GGUFHeader, recipe: Recipe) -> str:
+    stem = re.sub(r"-00001-of-\d{5}$", "", header.path.stem)
+    less = f"-less-{'-'.join(map(str, recipe.dropped))}" if recipe.dropped else ""
+    return f"{stem}-draft-{recipe.quantization}{less}"[:120] + f"-{header.fingerprint[:8]}.gguf"

@@ -1,0 +1,136 @@
+"""Which drafters are known for which target: pairs that people registered, and drafters made here.
+
+One JSON file in the user's data folder. Targets are known by the fingerprint of their header, so a model
+that moved or was renamed keeps its drafters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_data_path
+
+from edgespec.errors import OutputError
+
+REGISTERED, MADE = "registered", "made"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A drafter for a target.
+
+    Attributes:
+        target: fingerprint of the target's header; `target_name` is for people.
+        kind: "registered" by a person, or "made" here.
+        top1, top4: share of the target's tokens that are the drafter's first choice, or among its first
+            four, over `tokens` tokens that the target wrote; None where it was not measured.
+        recipe: how it was made, such as "q4_0 without layers 18, 21".
+    """
+
+    target: str
+    target_name: str
+    drafter: str
+    kind: str
+    top1: float | None = None
+    top4: float | None = None
+    tokens: int = 0
+    recipe: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The drafter's file."""
+        return Path(self.drafter)
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return asdict(self) | {"n_bytes": _size(self.path)}
+
+
+def data_folder() -> Path:
+    """Where what EdgeSpec made and remembers is kept."""
+    return user_data_path("edgespec")
+
+
+def drafters_folder() -> Path:
+    """Where made drafters are kept."""
+    return data_folder() / "drafters"
+
+
+class Registry:
+    """The pairs, in a file; every change is written at once, under a temporary name."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path or data_folder() / "pairs.json"
+
+    def pairs(self, target: str | None = None) -> list[Pair]:
+        """All pairs, or those of a target, whose drafters are there; the best agreement first."""
+        found = [
+            pair for pair in self._read() if (target is None or pair.target == target) and pair.path.is_file()
+        ]
+        return sorted(found, key=lambda pair: -(pair.top1 or 0.0))
+
+    def add(self, pair: Pair) -> None:
+        """Remember a pair, in place of what was known about it.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+
+        def changed(pairs: list[Pair]) -> list[Pair]:
+            same = (pair.target, pair.drafter)
+            return [p for p in pairs if (p.target, p.drafter) != same] + [pair]
+
+        self._change(changed)
+
+    def forget(self, *, target: str | None = None, drafter: Path | None = None) -> None:
+        """Forget the pairs of a target, or those with a drafter."""
+
+        def changed(pairs: list[Pair]) -> list[Pair]:
+            return [p for p in pairs if p.target != target and (drafter is None or p.path != drafter)]
+
+        self._change(changed)
+
+    def _read(self) -> list[Pair]:
+        try:
+            rows = json.loads(self._path.read_text(encoding="utf-8"))["pairs"]
+            return [Pair(**row) for row in rows]
+        except OSError:
+            return []
+        except (ValueError, TypeError, KeyError):
+            # Nothing a person made is lost: what cannot be read is put aside, not written over.
+            with contextlib.suppress(OSError):
+                self._path.replace(self._path.with_suffix(".damaged"))
+            return []
+
+    def _change(self, change: Callable[[list[Pair]], list[Pair]]) -> None:
+        partial = self._path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(self._path.with_suffix(".lock")):
+                rows = [asdict(pair) for pair in change(self._read())]
+                partial.write_text(json.dumps({"pairs": rows}, indent=1), encoding="utf-8")
+                partial.replace(self._path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise OutputError(
+                f"{self._path} cannot be written: {error.strerror or error}.", "Check its permissions."
+            ) from error
+
+
+def _locked(path: Path) -> contextlib.AbstractContextManager[object]:
+    from filelock import FileLock
+
+    return FileLock(path, timeout=10)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

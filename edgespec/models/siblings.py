@@ -1,0 +1,82 @@
+"""The drafters that are here for a target, best first: what `--draft auto` picks from.
+
+Registered by a person; a smaller model of the same family from the catalog; one made from the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import EdgeSpecError
+from edgespec.models import catalog
+from edgespec.models.gguf import GGUFHeader
+from edgespec.models.registry import MADE, REGISTERED, Registry
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A drafter that is here.
+
+    Attributes:
+        kind: "registered", "catalog" or "made".
+        top1: its measured agreement; None where it was not measured.
+    """
+
+    path: Path
+    kind: str
+    top1: float | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why it is a candidate, as the end of a sentence."""
+        why = {
+            REGISTERED: "registered for this target",
+            "catalog": "of the same family",
+            MADE: "made from this target",
+        }[self.kind]
+        return f"{why}, agreement {self.top1:.2f}" if self.top1 is not None else why
+
+
+def candidates(header: GGUFHeader, registry: Registry | None = None) -> list[Candidate]:
+    """The drafters for the target with this header that are here; the one to take comes first."""
+    known = (registry or Registry()).pairs(header.fingerprint)
+    registered = [Candidate(p.path, REGISTERED, p.top1) for p in known if p.kind == REGISTERED]
+    made = [Candidate(p.path, MADE, p.top1) for p in known if p.kind == MADE]
+    siblings = [Candidate(path, "catalog") for path in _siblings(header)]
+    found: list[Candidate] = []
+    for candidate in registered + siblings + made:
+        if candidate.path not in [other.path for other in found] and candidate.path != header.path:
+            found.append(candidate)
+    return found
+
+
+def entry_of(path: Path) -> catalog.Entry | None:
+    """The catalog's entry that a file belongs to: by its place in the cache, or by its name."""
+    repository = next(
+        (part.removeprefix("models--") for part in path.parts if part.startswith("models--")), ""
+    ).replace("--", "/", 1)
+    stem = path.stem.lower()
+    best: catalog.Entry | None = None
+    for entry in catalog.entries().values():
+        if (repository and entry.repo.lower() == repository.lower()) or (
+            entry.file and entry.file == path.name
+        ):
+            return entry
+        base = entry.repo.lower().rpartition("/")[2].removesuffix("-gguf")
+        if base and stem.startswith(base) and (best is None or len(base) > len(best.repo)):
+            best = entry
+    return best
+
+
+def _siblings(header: GGUFHeader) -> list[Path]:
+    entry = entry_of(header.path)
+    found = []
+    for name in entry.drafters if entry else ():
+        try:
+            path = catalog.find(name, fetch=False)
+        except EdgeSpecError:
+            continue  # not here
+        if path.is_file():
+            found.append(path)
+    return found

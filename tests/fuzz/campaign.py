@@ -1,0 +1,184 @@
+"""Damage a real header in thousands of ways: each file must be refused, or load, and nothing else.
+
+    python -m tests.fuzz.campaign --files 20000
+    python -m tests.fuzz.campaign --seeds 17 4711            # those again
+    python -m tests.fuzz.campaign --seeds 17 --keep folder   # and keep the files
+
+Prints what became of them; every crash, hang, or use of memory beyond reason is printed with its seed and
+ends the run with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.fuzz.headers import Header, small_model
+from tests.fuzz.mutations import mutate
+
+_PATIENCE_S = 20
+_MEMORY_KIB = 64 << 10  # beyond the file's own size: buffers of llama.cpp's context
+
+
+@dataclass
+class Outcome:
+    """What became of the files.
+
+    Attributes:
+        counts: "refused", "error" and "loaded".
+        failures: (seed, what) of crashes, hangs, and memory beyond reason.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Loader:
+    """The child process, started anew when it has died."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[str] | None = None
+        self._peak = 0
+
+    def load(self, path: Path) -> tuple[str, int]:
+        """What becomes of a file, and KiB of memory that it took beyond what was taken before."""
+        child = self._start()
+        assert child.stdin is not None
+        child.stdin.write(f"{path}\n")
+        child.stdin.flush()
+        start, last = self._line(child), ""
+        if start is not None:
+            answer = self._line(child)
+            if answer is not None:
+                peak, _, last = answer.partition(" ")
+                grown = max(int(peak) - self._peak, 0)
+                self._peak = max(self._peak, int(peak))
+                return last, grown
+        hung = child.poll() is None and not self._dying(child)
+        child.kill()
+        child.wait()
+        self._child = None
+        if hung:
+            return "hang", 0
+        return f"crash by {_signal_name(child.returncode)}", 0
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None and self._child.stdin is not None:
+            self._child.stdin.close()
+            self._child.wait(5)
+
+    def _start(self) -> subprocess.Popen[str]:
+        if self._child is None:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "tests.fuzz.loader"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                bufsize=1,
+                env={**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1"},
+            )
+            self._peak = 0
+            # The first file pays for the imports, so its memory says nothing.
+            self._peak = 1 << 40
+        return self._child
+
+    def _line(self, child: subprocess.Popen[str]) -> str | None:
+        assert child.stdout is not None
+        ready, _, _ = select.select([child.stdout], [], [], _PATIENCE_S)
+        line = child.stdout.readline() if ready else ""
+        if not line:
+            return None
+        if self._peak == 1 << 40:
+            self._peak = int(line.partition(" ")[0])
+        return line.rstrip("\n")
+
+    @staticmethod
+    def _dying(child: subprocess.Popen[str]) -> bool:
+        try:
+            child.wait(2)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+def run(base: Header, seeds: Iterable[int], folder: Path, keep: Path | None = None) -> Outcome:
+    """Load the files of these numbers; those that fail are kept in `keep`."""
+    outcome = Outcome()
+    loader = Loader()
+    path = folder / "model.gguf"
+    try:
+        for seed in seeds:
+            data = mutate(base, seed)
+            path.write_bytes(data)
+            what, grown = loader.load(path)
+            kind = what.split()[0]
+            if kind not in ("refused", "error", "loaded"):
+                outcome.failures.append((seed, what))
+            elif grown > _MEMORY_KIB + len(data) // 1024:
+                outcome.failures.append((seed, f"{grown} KiB of memory for {len(data)} bytes: {what}"))
+            else:
+                outcome.counts[kind] += 1
+            outcome.reasons[re.sub(r"\d+|'[^']*'", "#", what)[:110]] += 1
+            if keep is not None:
+                (keep / f"{seed}.gguf").write_bytes(data)
+    finally:
+        loader.close()
+    return outcome
+
+
+def _signal_name(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"status {code}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, nargs="+", help="these instead")
+    parser.add_argument("--keep", type=Path, help="keep the files here")
+    parser.add_argument("--reasons", action="store_true", help="print what was said, and how often")
+    options = parser.parse_args()
+    from edgespec.models import catalog
+
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+    seeds = options.seeds or range(options.first, options.first + options.files)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run(small_model(catalog.find(None)), seeds, Path(folder), options.keep)
+    if options.reasons:
+        for reason, count in outcome.reasons.most_common():
+            print(f"{count:6} {reason}", file=sys.stderr)
+    for seed, what in outcome.failures:
+        print(f"seed {seed}: {what}", file=sys.stderr)
+    seconds = round(time.perf_counter() - start)
+    print(
+        json.dumps(
+            {"files": len(seeds), **outcome.counts, "failures": len(outcome.failures), "seconds": seconds}
+        )
+    )
+    return 1 if outcome.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The child process of a fuzz run: reads files as EdgeSpec does, and lets llama.cpp load those that pass.
+
+    python -m tests.fuzz.loader
+
+Takes a path a line, and answers each with a line: "start", then "refused WHY" (by gguf.py), "error WHY" (by
+llama.cpp, cleanly) or "loaded", each followed by the process's peak of memory in KiB. A line that never comes
+is a crash or a hang, for the parent to notice.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+from edgespec.errors import EdgeSpecError, ModelFileError
+from edgespec.models.gguf import read_header
+
+
+def main() -> None:
+    from edgespec.models.batch import Batch
+    from edgespec.models.runtime import Context, Model
+
+    for line in sys.stdin:
+        path = Path(line.rstrip("\n"))
+        _say("start")
+        try:
+            header = read_header(path)
+        except ModelFileError as error:
+            _say(f"refused {error.what.replace(str(path), 'FILE')}")
+            continue
+        except Exception as error:
+            _say(f"broke {type(error).__name__}: {error}")
+            continue
+        del header
+        try:
+            with Model(path, memory_map=True, repack=False) as model:
+                context = Context(model, n_cells=64, n_rows=32, n_outputs=32, n_sequences=1, n_threads=1)
+                try:
+                    tokens = model.vocabulary.tokenize("Hello, world <|im_start|>", control=True)
+                    tokens = [t for t in tokens if 0 <= t < model.vocabulary.n_tokens][:8] or [0]
+                    context.decode(Batch.run(tokens, 0, n_sequences=1, logits="last"))
+                    context.logits()
+                    for token in range(min(model.vocabulary.n_tokens, 400)):
+                        model.vocabulary.piece(token)
+                        model.vocabulary.is_end(token)
+                finally:
+                    context.close()
+            _say("loaded")
+        except EdgeSpecError as error:
+            _say(f"error {error.what.replace(str(path), 'FILE')}")
+        except Exception as error:
+            _say(f"broke {type(error).__name__}: {error}")
+
+
+def _say(text: str) -> None:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"{peak} {' '.join(text.split())}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

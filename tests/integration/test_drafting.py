@@ -1,0 +1,159 @@
+"""Making drafters from real models, measuring them, and drafting with whatever is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec.cli.main import main
+from edgespec.drafting.agreement import PROMPTS, Reader, Text, write_texts
+from edgespec.drafting.make import MakeOptions, make_for
+from edgespec.drafting.masking import MaskedCopy
+from edgespec.errors import OutputError, UsageError
+from edgespec.generation import GenerationConfig
+from edgespec.models.factory import KEEP, make_drafter
+from edgespec.models.gguf import read_header
+from edgespec.models.registry import REGISTERED, Pair, Registry, drafters_folder
+
+PROMPT = "Why is the sky blue?"
+CONFIG = GenerationConfig(max_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def texts(smol_path: Path) -> tuple[Text, ...]:
+    with edgespec.load(smol_path, draft="lookup", context=512) as engine:
+        return write_texts(engine, PROMPTS[:3], 32).texts
+
+
+def test_a_model_agrees_with_itself(smol_path: Path, texts: tuple[Text, ...]) -> None:
+    with Reader(smol_path, texts, repack=False) as reader:
+        found = reader.agreement(texts)
+    assert found.tokens == sum(len(text.answer) for text in texts) > 60
+    # Batches round differently than single tokens, so near-ties may fall otherwise.
+    assert found.top1 > 0.97
+    assert found.top4 == 1.0
+
+
+def test_a_silenced_layer_is_as_good_as_gone(
+    smol_path: Path, texts: tuple[Text, ...], tmp_path: Path
+) -> None:
+    less = make_drafter(smol_path, tmp_path / "less.gguf", quantization=KEEP, drop_layers=(18, 21))
+    with Reader(less, texts, repack=False) as reader:
+        expected = reader.agreement(texts)
+    copy = MaskedCopy(smol_path, tmp_path / "masked.gguf")
+    with Reader(copy.path, texts, repack=False) as reader:
+        whole = reader.agreement(texts)
+        copy.silence((18, 21))
+        assert reader.agreement(texts) == expected
+        assert expected.top1 < whole.top1
+        copy.silence(())
+        assert reader.agreement(texts) == whole
+    assert copy.path.read_bytes() == smol_path.read_bytes()
+    copy.close()
+    assert not copy.path.exists()
+
+
+@pytest.mark.slow
+def test_a_drafter_is_made_registered_and_taken(smol_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["draft", "make", str(smol_path), "--quantization", "q4_0", "--keep-layers", "--tokens", "16"]
+    assert main([*command, "--pass-seconds", "1", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["recipe"] == {"quantization": "q4_0", "dropped": [], "text": "q4_0"}
+    path = Path(made["path"])
+    assert path.parent == drafters_folder()
+    assert made["bytes"] == path.stat().st_size < smol_path.stat().st_size
+    assert 0.5 < made["agreement"]["top1"] <= made["agreement"]["top4"] <= 1
+    (pair,) = Registry().pairs(read_header(smol_path).fingerprint)
+    assert (pair.kind, pair.path, pair.recipe) == ("made", path, "q4_0")
+    assert list((drafters_folder() / "work").rglob("*.gguf")) == []
+    with edgespec.load(smol_path, context=256) as engine:
+        assert engine.notes[0] == (
+            f"Drafting with {path.name}, made from this target, agreement {pair.top1:.2f}."
+        )
+        assert engine.drafter.name == path.stem
+    assert main(["models", "remove", str(smol_path), "--yes", "--json"]) == 0
+    removed = json.loads(capsys.readouterr().out)
+    assert removed["freed_bytes"] >= made["bytes"]
+    assert removed["kept"][0].startswith(f"{smol_path.name} belongs to a Python package")
+    assert smol_path.exists()
+    assert not path.exists()
+    assert Registry().pairs() == []
+
+
+def test_a_search_is_taken_up_where_it_was_ended(smol_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = MakeOptions(quantizations=("keep",), pass_s=1.0, tokens=8)
+    seen: list[str] = []
+
+    def stop(what: str, _fraction: float) -> None:
+        seen.append(what)
+        if what == "Trying keep without layer 2":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_for(str(smol_path), options, stop)
+    (state,) = (drafters_folder() / "work").rglob("state-8.json")
+    before = json.loads(state.read_text())
+    assert {"written", "agreement keep [0]", "agreement keep [1]"} <= before.keys()
+    seen.clear()
+    with pytest.raises(KeyboardInterrupt):
+        make_for(str(smol_path), options, stop)
+    assert not any(what.startswith(("The target writes", "Loading")) for what in seen)
+    assert json.loads(state.read_text()) == before
+
+
+def test_wrong_wishes(smol_path: Path, tmp_path: Path) -> None:
+    for options, message in (
+        (MakeOptions(quantizations=("q9",)), "There is no quantization 'q9'."),
+        (MakeOptions(pass_s=-1.0), "A pass of -1.0 seconds makes no sense."),
+        (MakeOptions(tokens=1), "The number of tokens is 1."),
+    ):
+        with pytest.raises(UsageError) as caught:
+            make_for(str(smol_path), options)
+        assert caught.value.what == message
+    with pytest.raises(OutputError, match="There is no folder"):
+        make_for(str(smol_path), MakeOptions(output=tmp_path / "no" / "d.gguf"))
+
+
+def test_another_vocabulary_drafts_by_text_and_changes_nothing(smol_path: Path, gemma_path: Path) -> None:
+    with edgespec.load(smol_path, draft="none", exact=True, context=256) as engine:
+        plain = engine.generate(PROMPT, CONFIG)
+    with edgespec.load(smol_path, draft=gemma_path, tree_budget=8, exact=True, context=256) as engine:
+        assert any("differ" in note and "drafting by text, which is slower." in note for note in engine.notes)
+        drafted = engine.generate(PROMPT, CONFIG)
+        again = engine.generate("Translate 'naïve café, 日本語 😀' into French.", CONFIG)
+    assert drafted.tokens == plain.tokens
+    assert drafted.tokens_per_pass > 1.15
+    assert len(again.tokens) > 3
+
+
+def test_pairs_are_examined_and_remembered(
+    smol_path: Path, gemma_path: Path, q4_drafter_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "pair", str(smol_path), str(q4_drafter_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"]
+    assert all(check["passed"] for check in found["checks"])
+    assert 0.6 < found["agreement"]["top1"] < 0.95
+    (pair,) = Registry().pairs()
+    assert (pair.kind, pair.path) == (REGISTERED, q4_drafter_path)
+
+    assert main(["models", "pair", str(gemma_path), str(smol_path)]) == 1
+    out = capsys.readouterr().out
+    assert "49152 differ (token 0 is '<pad>' and '<|endoftext|>';" in " ".join(out.split())
+    assert "They do not fit: --draft would draft by text here, which is slower." in out
+
+    assert main(["models", "pair", str(q4_drafter_path), str(smol_path)]) == 1
+    assert f"The drafter {smol_path.name} (93.8 MiB) is larger than its target" in capsys.readouterr().err
+    assert main(["models", "pair", str(smol_path), str(smol_path)]) == 2
+
+
+def test_a_registered_drafter_that_was_damaged_is_passed_over(smol_path: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF but no more")
+    Registry().add(Pair(read_header(smol_path).fingerprint, "smol", str(bad), REGISTERED))
+    with edgespec.load(smol_path, context=128) as engine:
+        assert engine.drafter.name == "prompt lookup"
+        assert "No drafter is known for this target" in engine.notes[-1]

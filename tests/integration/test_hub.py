@@ -1,0 +1,400 @@
+"""Pulling from a server that speaks the Hub's API, over real HTTP, with everything that can go wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import EdgeSpecError, HubError, OutputError, UsageError
+from edgespec.models.hub import Hub, cached_models, look_up
+from edgespec.models.names import HubName, parse_hub_name
+from edgespec.models.pull import pull
+from tests.hub_server import HubServer, always, cut_off, hang, on_bytes, reply, send_bytes, status, too_short
+
+REPO = "acme/Tiny-GGUF"
+Q4, Q8 = "Tiny-Q4_K_M.gguf", "Tiny-Q8_0.gguf"
+DATA = bytes(range(256)) * 1024  # 256 KiB
+OTHER = DATA[::-1]
+
+
+@pytest.fixture
+def server() -> Iterator[HubServer]:
+    from huggingface_hub.utils import close_session  # type: ignore[attr-defined]
+
+    with HubServer({REPO: {Q4: DATA, Q8: OTHER, "README.md": b"hello"}}) as server:
+        yield server
+        close_session()
+
+
+@pytest.fixture
+def hub(server: HubServer, tmp_path: Path) -> Hub:
+    return Hub(server.url, tmp_path / "hub", timeout=0.3, pause=0.01)
+
+
+def name(text: str) -> HubName:
+    found = parse_hub_name(text)
+    assert found is not None
+    return found
+
+
+def refused(hub: Hub, text: str, what: str, hint: str, kind: type[EdgeSpecError] = HubError) -> None:
+    with pytest.raises(kind) as caught:
+        pull(name(text), hub=hub)
+    assert (caught.value.what, caught.value.hint) == (what, hint)
+
+
+def test_a_model_comes_into_the_cache_of_the_hub(server: HubServer, hub: Hub) -> None:
+    found = pull(name(f"{REPO}:q4_k_m"), hub=hub)
+    assert found.path.read_bytes() == DATA
+    assert found.notes == ()
+    digest = hashlib.sha256(DATA).hexdigest()
+    assert found.path.resolve() == (hub.folder(REPO) / "blobs" / digest).resolve()
+    from huggingface_hub import try_to_load_from_cache
+
+    assert try_to_load_from_cache(REPO, Q4, cache_dir=hub.cache) == str(found.path)
+    assert [path.name for path in (hub.folder(REPO) / "blobs").iterdir()] == [digest]
+    assert len(server.downloads()) == 1
+
+
+def test_what_is_here_is_found_without_asking(server: HubServer, hub: Hub) -> None:
+    first = pull(name(f"{REPO}:Q4_K_M"), hub=hub)
+    server.requests.clear()
+    assert pull(name(f"{REPO}:q4_k_m"), hub=hub).path == first.path
+    assert pull(name(REPO), hub=hub).path == first.path  # the only one here
+    assert server.requests == []
+
+
+def test_what_another_program_fetched_is_used(server: HubServer, hub: Hub) -> None:
+    from huggingface_hub import hf_hub_download
+
+    theirs = hf_hub_download(REPO, Q8, cache_dir=hub.cache, endpoint=hub.endpoint, token=False)
+    server.requests.clear()
+    assert pull(name(f"{REPO}:Q8_0"), hub=hub).path == Path(theirs)
+    assert server.requests == []
+
+
+def test_the_nearest_quantization_is_taken_and_said(hub: Hub) -> None:
+    found = pull(name(f"{REPO}:Q5_K_M"), hub=hub)
+    assert found.path.name == Q4
+    assert found.notes == (f"There is no Q5_K_M in {REPO}; Q4_K_M is the nearest (256.0 KiB).",)
+
+
+def test_the_parts_of_a_split_model_come_together(server: HubServer, hub: Hub) -> None:
+    parts = {f"Q8_0/Big-Q8_0-0000{n}-of-00003.gguf": bytes([n]) * (1000 + n) for n in (1, 2, 3)}
+    server.repositories["acme/Big-GGUF"] = parts
+    told: list[str] = []
+    found = pull(name("acme/Big-GGUF"), lambda what, _: told.append(what), hub=hub)
+    assert found.path.name == "Big-Q8_0-00001-of-00003.gguf"
+    assert {p.name: p.read_bytes() for p in found.path.parent.iterdir()} == {
+        path.split("/")[1]: data for path, data in parts.items()
+    }
+    assert "Downloading Big-Q8_0-00002-of-00003.gguf (file 2 of 3), 1002 B of 1002 B" in told
+
+
+# --- transfers that fail -------------------------------------------------------------------------
+
+
+def test_a_lost_connection_is_taken_up_where_it_was_lost(server: HubServer, hub: Hub) -> None:
+    server.failures.append(on_bytes(cut_off(DATA, 100_000)))
+    told: list[str] = []
+    assert pull(name(f"{REPO}:Q4_K_M"), lambda what, _: told.append(what), hub=hub).path.read_bytes() == DATA
+    assert [request.range for request in server.downloads()] == [None, "bytes=100000-"]
+    assert f"{Q4}: the connection was lost; trying again in 1 s" in told
+
+
+def test_a_connection_that_is_always_lost_ends_with_a_message(server: HubServer, hub: Hub) -> None:
+    server.failures.append(on_bytes(cut_off(DATA, 0), times=-1))
+    refused(
+        hub,
+        f"{REPO}:Q4_K_M",
+        f"The download of {Q4} stopped at 0 B of 256.0 KiB: the connection was lost.",
+        "Ask for it again, and it goes on from there.",
+    )
+
+
+def test_a_body_that_is_too_short_is_no_model(server: HubServer, hub: Hub) -> None:
+    # The server says that this is all, and hangs up properly: five times in a row the rest does not come.
+    server.failures.append(on_bytes(too_short(DATA[:5000]), times=-1))
+    refused(
+        hub,
+        f"{REPO}:Q4_K_M",
+        f"The download of {Q4} stopped at 4.9 KiB of 256.0 KiB: the connection ended early.",
+        "Ask for it again, and it goes on from there.",
+    )
+    server.failures.clear()
+    assert pull(name(f"{REPO}:Q4_K_M"), hub=hub).path.read_bytes() == DATA
+    assert server.downloads()[-1].range == "bytes=5000-"
+
+
+def test_a_server_that_hangs_is_left_and_tried_again(server: HubServer, hub: Hub) -> None:
+    server.failures.append(on_bytes(hang(DATA, 65_536, seconds=2)))
+    told: list[str] = []
+    assert pull(name(f"{REPO}:Q4_K_M"), lambda what, _: told.append(what), hub=hub).path.read_bytes() == DATA
+    assert f"{Q4}: the server fell silent; trying again in 1 s" in told
+    assert server.downloads()[-1].range == "bytes=65536-"
+
+
+def test_a_server_that_never_answers(server: HubServer, hub: Hub) -> None:
+    server.failures.append(always(lambda _request, _handler: time.sleep(1.5)))
+    host = server.url.removeprefix("http://")
+    refused(hub, REPO, f"{host} does not answer.", "Try again later; what was fetched so far is kept.")
+
+
+def test_a_wrong_checksum_is_told_and_the_file_removed(server: HubServer, hub: Hub) -> None:
+    server.digests[Q4] = "ab" * 32
+    with pytest.raises(HubError) as caught:
+        pull(name(f"{REPO}:Q4_K_M"), hub=hub)
+    true = hashlib.sha256(DATA).hexdigest()[:12]
+    assert caught.value.what == (
+        f"The download of {Q4} is corrupted: its checksum is {true}... instead of abababababab..."
+    )
+    assert list((hub.folder(REPO) / "blobs").iterdir()) == []
+    assert list(cached_models(hub, REPO)) == []
+
+
+def test_damage_on_the_way_is_noticed_and_the_next_try_is_clean(server: HubServer, hub: Hub) -> None:
+    bad = DATA[:70_000] + b"!" + DATA[70_001:]
+    server.failures.append(on_bytes(lambda _request, handler: send_bytes(handler, bad, len(bad))))
+    with pytest.raises(HubError, match="is corrupted"):
+        pull(name(f"{REPO}:Q4_K_M"), hub=hub)
+    assert pull(name(f"{REPO}:Q4_K_M"), hub=hub).path.read_bytes() == DATA
+
+
+def test_too_many_requests_are_waited_out_as_the_hub_asks(server: HubServer, hub: Hub) -> None:
+    server.failures.append(on_bytes(status(429, Retry_After="1")))
+    told: list[str] = []
+    start = time.monotonic()
+    assert pull(name(f"{REPO}:Q4_K_M"), lambda what, _: told.append(what), hub=hub).path.read_bytes() == DATA
+    assert time.monotonic() - start >= 1
+    assert f"{Q4}: the Hub says that it was asked too often; trying again in 1 s" in told
+
+
+def test_a_wait_that_is_too_long_is_told_at_once(server: HubServer, hub: Hub) -> None:
+    server.failures.append(on_bytes(status(429, Retry_After="3600")))
+    refused(
+        hub,
+        f"{REPO}:Q4_K_M",
+        f"The download of {Q4} stopped at 0 B of 256.0 KiB: the Hub says that it was asked too often.",
+        "The Hub asks to wait 60 min.",
+    )
+
+
+def test_too_many_questions(server: HubServer, hub: Hub) -> None:
+    server.failures.append(always(lambda _request, handler: reply(handler, {}, 429, {"Retry-After": "77"})))
+    refused(
+        hub, REPO, "The Hub says that it was asked too often (429).", "Try again in 77 seconds, or log in."
+    )
+
+
+def test_a_server_in_trouble(server: HubServer, hub: Hub) -> None:
+    server.failures.append(always(lambda _request, handler: reply(handler, {}, 500)))
+    refused(hub, REPO, "The Hub answers with status 500.", "Try again later.")
+
+
+def test_ranges_that_the_server_ignores_start_anew(server: HubServer, hub: Hub) -> None:
+    server.failures += [
+        on_bytes(cut_off(DATA, 1000)),
+        on_bytes(lambda _request, handler: send_bytes(handler, DATA, len(DATA))),
+    ]
+    assert pull(name(f"{REPO}:Q4_K_M"), hub=hub).path.read_bytes() == DATA
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
+def test_a_killed_download_goes_on_in_the_next_run(server: HubServer, tmp_path: Path) -> None:
+    server.failures.append(on_bytes(hang(DATA, 131_072, seconds=30)))
+    environment = {
+        **os.environ,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": server.url,
+        "HF_HUB_DOWNLOAD_TIMEOUT": "20",
+    }
+    command = [sys.executable, "-m", "edgespec", "models", "pull", f"{REPO}:Q4_K_M"]
+    child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    blobs = tmp_path / "hf" / "hub" / "models--acme--Tiny-GGUF" / "blobs"
+    partial = blobs / f"{hashlib.sha256(DATA).hexdigest()}.edgespec.incomplete"
+    deadline = time.monotonic() + 60
+    while not (partial.exists() and partial.stat().st_size >= 65_536) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    kept = partial.stat().st_size
+    assert 0 < kept < len(DATA)
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert Path(again.stdout.strip()).read_bytes() == DATA
+    assert server.downloads()[-1].range == f"bytes={kept}-"
+
+
+# --- access --------------------------------------------------------------------------------------
+
+
+def test_an_unknown_repository_and_its_neighbours(hub: Hub) -> None:
+    refused(
+        hub,
+        "acme/Tiny-GGFU",
+        "There is no repository acme/Tiny-GGFU on the Hub, or it is private.",
+        f"Did you mean {REPO}?",
+    )
+    refused(
+        hub,
+        "nobody/nothing",
+        "There is no repository nobody/nothing on the Hub, or it is private.",
+        "Check the name. If it is private: Log in with 'hf auth login', or set HF_TOKEN.",
+    )
+
+
+def test_a_private_repository_opens_with_the_token(server: HubServer, hub: Hub) -> None:
+    server.private.add(REPO)
+    with pytest.raises(HubError, match="or it is private"):
+        pull(name(REPO), hub=hub)
+    mine = Hub(server.url, hub.cache, token=server.token, timeout=0.3)
+    assert pull(name(REPO), hub=mine).path.read_bytes() == DATA
+    # The token is for the Hub; the host that has the bytes must not see it.
+    assert {request.authorization for request in server.downloads()} == {None}
+
+
+def test_a_gated_repository_says_what_to_accept(server: HubServer, hub: Hub) -> None:
+    server.gated.add(REPO)
+    refused(
+        hub,
+        REPO,
+        f"Access to {REPO} is restricted by its owner.",
+        f"Open {server.url}/{REPO}, accept the terms there, then: "
+        "Log in with 'hf auth login', or set HF_TOKEN.",
+    )
+
+
+def test_a_wrong_token_is_not_shown(server: HubServer, hub: Hub, capfd: pytest.CaptureFixture[str]) -> None:
+    mine = Hub(server.url, hub.cache, token="hf_wrongwrongwrong", timeout=0.3)
+    refused(
+        mine,
+        REPO,
+        "The Hub does not accept the token.",
+        "Log in with 'hf auth login', or set HF_TOKEN to a valid one.",
+    )
+    assert "wrongwrong" not in "".join(capfd.readouterr())
+
+
+def test_no_signed_address_is_shown(server: HubServer, hub: Hub, capfd: pytest.CaptureFixture[str]) -> None:
+    server.failures.append(on_bytes(status(403), times=-1))
+    refused(
+        hub,
+        f"{REPO}:Q4_K_M",
+        f"The Hub refuses access to {REPO} (403).",
+        "Give your token the right to read it: huggingface.co/settings/tokens.",
+    )
+    assert "verysecret" not in "".join(capfd.readouterr())
+
+
+def test_a_renamed_repository_is_followed(server: HubServer, hub: Hub) -> None:
+    server.renamed["acme/Old-GGUF"] = REPO
+    assert pull(name("acme/Old-GGUF:Q8_0"), hub=hub).path.read_bytes() == OTHER
+
+
+def test_a_file_that_is_gone(server: HubServer, hub: Hub) -> None:
+    server.failures.append(on_bytes(status(404), times=-1))
+    refused(
+        hub, f"{REPO}:Q4_K_M", f"A file of {REPO} is gone from the Hub (404).", "Ask for the model again."
+    )
+
+
+def test_no_network(tmp_path: Path) -> None:
+    hub = Hub("http://127.0.0.1:9", tmp_path, timeout=0.3)
+    refused(
+        hub,
+        REPO,
+        "127.0.0.1:9 cannot be reached (ConnectError).",
+        "Check the network and HF_ENDPOINT. Without a network, give the path of a GGUF file.",
+    )
+
+
+def test_something_that_is_no_hub(server: HubServer, hub: Hub) -> None:
+    server.failures.append(always(lambda _request, handler: reply(handler, "hello")))
+    host = server.url.removeprefix("http://")
+    refused(hub, REPO, f"{host} gave an answer that is not the Hub's.", "Check HF_ENDPOINT and any proxy.")
+
+
+def test_offline_uses_what_is_here_and_asks_nobody(server: HubServer, hub: Hub) -> None:
+    offline = Hub(server.url, hub.cache, offline=True)
+    refused(
+        offline,
+        f"{REPO}:Q4_K_M",
+        f"{REPO}:Q4_K_M is not here, and the Hub is not asked, as HF_HUB_OFFLINE is set.",
+        "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
+    )
+    assert server.requests == []
+    here = pull(name(f"{REPO}:Q4_K_M"), hub=hub)
+    server.requests.clear()
+    assert pull(name(f"{REPO}:Q4_K_M"), hub=offline).path == here.path
+    assert pull(name(REPO), hub=offline).path == here.path
+    refused(
+        offline,
+        f"{REPO}:Q8_0",
+        f"{REPO}:Q8_0 is not here, and the Hub is not asked, as HF_HUB_OFFLINE is set. "
+        "Here is Q4_K_M (256.0 KiB).",
+        "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
+    )
+    assert server.requests == []
+
+
+# --- what there is -------------------------------------------------------------------------------
+
+
+def test_a_repository_without_models_lists_what_it_has(server: HubServer, hub: Hub) -> None:
+    server.repositories["acme/Plain"] = {"config.json": b"{}", "model.safetensors": b"x" * 10}
+    refused(
+        hub,
+        "acme/Plain",
+        "acme/Plain has no GGUF files. It has: config.json, model.safetensors.",
+        "Look for a conversion: its name usually ends in -GGUF, such as Plain-GGUF.",
+    )
+
+
+def test_an_ambiguous_quantization_lists_the_files(server: HubServer, hub: Hub) -> None:
+    refused(
+        hub,
+        f"{REPO}:q",
+        f"'q' fits several quantizations of {REPO}: Q4_K_M (256.0 KiB), Q8_0 (256.0 KiB).",
+        f"Name one: {REPO}:Q4_K_M",
+        UsageError,
+    )
+    refused(
+        hub,
+        f"{REPO}:Q8_X",
+        f"{REPO} has no 'Q8_X'. It has: Q4_K_M (256.0 KiB), Q8_0 (256.0 KiB).",
+        f"Did you mean {REPO}:Q8_0?",
+        UsageError,
+    )
+
+
+def test_a_disk_that_is_too_small_is_told_before(server: HubServer, hub: Hub) -> None:
+    server.sizes[Q4] = 1 << 60
+    with pytest.raises(OutputError, match=r"needs 1048576.0 TiB of disk, and .* are free in") as caught:
+        pull(name(f"{REPO}:Q4_K_M"), hub=hub)
+    assert "set HF_HOME to a folder on a larger disk" in caught.value.hint
+    assert server.downloads() == []
+
+
+def test_a_cache_that_cannot_be_written(server: HubServer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    hub = Hub(server.url, tmp_path / "file" / "hub", timeout=0.3)
+    with pytest.raises(OutputError) as caught:
+        pull(name(f"{REPO}:Q4_K_M"), hub=hub)
+    assert "cannot be written: Not a directory" in caught.value.what
+    assert caught.value.hint == "Check its permissions, or set HF_HOME to another folder."
+
+
+def test_what_the_hub_says_of_a_repository(server: HubServer, hub: Hub) -> None:
+    repository = look_up(hub, REPO)
+    assert [(model.label, model.n_bytes) for model in repository.models] == [
+        ("Q4_K_M", len(DATA)),
+        ("Q8_0", len(OTHER)),
+    ]

@@ -1,0 +1,155 @@
+"""`edgespec models` against a Hub on loopback: list, show from the first megabytes, remove."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.main import main
+from edgespec.models.gguf import read_header
+from edgespec.models.hub import Hub
+from edgespec.models.sight import look_at
+from tests.fuzz.headers import small_model
+from tests.hub_server import HubServer
+
+REPO = "acme/Small-GGUF"
+Q4, Q8 = "Small-Q4_0.gguf", "Small-Q8_0.gguf"
+
+
+@pytest.fixture
+def server(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import close_session  # type: ignore[attr-defined]
+
+    data = small_model(smol_path).to_bytes()
+    with HubServer({REPO: {Q4: data, Q8: data + bytes(4096)}}) as server:
+        # As HF_ENDPOINT and HF_HOME do when a program starts.
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        yield server
+        close_session()
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_model_on_the_hub_is_shown_and_not_downloaded(
+    server: HubServer, smol_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The real header, whose vocabulary alone is over a megabyte, before 96 MB that must stay where they are.
+    server.repositories[REPO] = {Q4: smol_path.read_bytes()}
+    code, out, _ = run(capsys, "models", "show", f"{REPO}:Q4_0", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert (facts["here"], facts["path"]) == (False, None)
+    assert (facts["architecture"], facts["layers"], facts["vocabulary"]) == ("llama", 30, 49152)
+    assert facts["bytes"] == smol_path.stat().st_size
+    assert facts["parameters"] == 134_515_008
+    assert facts["memory"]["verdict"] == "fits"
+    assert {row["tensors"] for row in facts["quantization"]} >= {"embedding", "attention", "feed-forward"}
+    asked = [request.range for request in server.downloads()]
+    assert asked[0] == "bytes=0-2097151"
+    assert len(asked) <= 3
+    assert not (tmp_path / "hub").exists()
+
+
+def test_a_long_header_is_read_in_steps(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec.models import remote
+
+    monkeypatch.setattr(remote, "_FIRST", 1000)
+    data = server.repositories[REPO][Q4]
+    (tmp_path / "local.gguf").write_bytes(data)
+    (header,) = look_at(f"{REPO}:Q4_0", hub=Hub(server.url, tmp_path / "hub")).headers
+    local = read_header(tmp_path / "local.gguf")
+    assert (header.fingerprint, header.tensors) == (local.fingerprint, local.tensors)
+    assert len(server.downloads()) > 1
+    assert sum(int(r.range.split("-")[1]) for r in server.downloads()[-1:] if r.range) < len(data)
+
+
+def test_list_show_and_remove(server: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for quant in ("Q4_0", "Q8_0"):
+        code, out, _ = run(capsys, "models", "pull", f"{REPO}:{quant}")
+        assert code == 0
+    path = Path(out.strip())
+    code, out, _ = run(capsys, "models", "list", "--json")
+    here = {model["name"]: model for model in json.loads(out)["models"]}
+    assert {"smollm2-135m", f"{REPO}:Q4_0", f"{REPO}:Q8_0"} == here.keys()
+    assert here[f"{REPO}:Q8_0"]["path"] == str(path)
+    code, out, _ = run(capsys, "models", "show", f"{REPO}:Q8_0")
+    rows = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in out.splitlines() if "  " in line}
+    assert rows["architecture"] == "llama"
+    assert rows["layers"] == "2"
+    assert rows["drafters"] == f"none known; edgespec draft make {REPO}:Q8_0"
+    size = path.stat().st_size
+
+    code, _, err = run(capsys, "models", "remove", f"{REPO}:Q8_0")
+    assert code == 2
+    assert "There is nobody to ask." in err
+    assert path.exists()
+    code, out, _ = run(capsys, "models", "remove", f"{REPO}:Q8_0", "--yes")
+    assert (code, out) == (0, f"{size} bytes freed ({size / 1024:.1f} KiB).\n")
+    assert not path.exists()
+    blobs = tmp_path / "hub" / "models--acme--Small-GGUF" / "blobs"
+    assert len(list(blobs.iterdir())) == 1
+    code, out, _ = run(capsys, "models", "remove", f"{REPO}:Q4_0", "--yes", "--json")
+    assert code == 0
+    assert not blobs.parent.exists()
+
+
+def test_a_file_of_ones_own_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], smol_path: Path
+) -> None:
+    path = tmp_path / "mine.gguf"
+    path.write_bytes(small_model(smol_path).to_bytes())
+    code, out, err = run(capsys, "models", "remove", str(path), "--yes")
+    assert (code, out) == (0, "0 bytes freed (0 B).\n")
+    assert "is your own file and stays." in " ".join(err.split())
+    assert path.exists()
+
+
+def test_the_catalog_is_listed(server: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "models", "list", "--all")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("llama3.3-70b"))
+    assert "Llama 3" in line
+    assert "llama3.1-8b, llama3.2-3b, llama3.2-1b" in line
+    code, out, _ = run(capsys, "models", "list", "--all", "--json")
+    assert len(json.loads(out)["catalog"]) > 30
+
+
+def test_widen_from_the_command_line(
+    smol_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = tmp_path / "wide.gguf"
+    code, out, _ = run(capsys, "models", "widen", str(smol_path), str(wide), "--size", "150MB", "--json")
+    assert code == 0
+    assert json.loads(out) == {
+        "path": str(wide),
+        "bytes": wide.stat().st_size,
+        "widened_from": str(smol_path),
+    }
+    code, _, err = run(capsys, "models", "widen", str(smol_path), str(wide), "--size", "150MB")
+    assert (code, "is there already." in err) == (2, True)
+    code, out, _ = run(capsys, "models", "show", str(wide))
+    assert f"from {smol_path.name}: larger, with the same answers" in out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from edgespec.cli.main import main; main(['models', '--help']); "
+        "main(['draft', '--help']); "
+        "print([m for m in ('huggingface_hub', 'httpx2', 'numpy', 'llama_cpp', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

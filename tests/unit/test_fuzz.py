@@ -1,0 +1,53 @@
+"""A short run of the fuzz campaign; `python -m tests.fuzz.campaign` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.models.gguf import read_header
+from tests.fuzz.campaign import run
+from tests.fuzz.headers import parse, small_model
+from tests.fuzz.mutations import mutate
+
+# Files that crashed llama.cpp, made it hang, or made it take memory without end, before they were refused.
+SEEDS: tuple[int, ...] = ()
+
+
+def test_headers_are_put_together_as_they_were(smol_path: Path, tmp_path: Path) -> None:
+    with smol_path.open("rb") as file:
+        start = file.read(4 << 20)
+    header = parse(start)
+    header.data_bytes = 0
+    data = header.to_bytes()
+    assert start.startswith(data[: read_header(smol_path).data_offset - 64])
+
+
+def test_the_same_number_gives_the_same_file(smol_path: Path) -> None:
+    base = small_model(smol_path)
+    files = [mutate(base, seed) for seed in range(50)]
+    assert files == [mutate(base, seed) for seed in range(50)]
+    assert len(set(files)) > 45
+
+
+def test_damaged_files_are_refused_or_load(smol_path: Path, tmp_path: Path) -> None:
+    outcome = run(small_model(smol_path), [*SEEDS, *range(1_000_000, 1_000_400)], tmp_path)
+    assert outcome.failures == []
+    # Damage of every depth: refused by the reader, by llama.cpp, and by neither.
+    assert min(outcome.counts[kind] for kind in ("refused", "error", "loaded")) > 20
+
+
+def test_a_crash_would_be_noticed(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import edgespec.models.gguf as g, os\n"
+        "read = g.read_header\n"
+        "g.read_header = lambda path: os.abort() if path.stat().st_size % 2 else read(path)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    base = small_model(smol_path)
+    odd = next(seed for seed in range(1000) if len(mutate(base, seed)) % 2)
+    even = next(seed for seed in range(1000) if len(mutate(base, seed)) % 2 == 0)
+    outcome = run(base, [even, odd, even], tmp_path)
+    assert outcome.failures == [(odd, "crash by SIGABRT")]
+    assert outcome.counts.total() == 2

@@ -1,0 +1,102 @@
+"""What is remembered about pairs, and which drafter is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import OutputError
+from edgespec.models.gguf import GGUFHeader
+from edgespec.models.registry import MADE, REGISTERED, Pair, Registry
+from edgespec.models.siblings import candidates, entry_of
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / "data" / "pairs.json")
+
+
+def pair(path: Path, top1: float | None = None, kind: str = REGISTERED, target: str = "t") -> Pair:
+    path.touch()
+    return Pair(target, "target.gguf", str(path), kind, top1, top1, 100)
+
+
+def header(path: Path) -> GGUFHeader:
+    return GGUFHeader(path, 3, {}, (), 32, 0, 0, "t")
+
+
+def test_pairs_are_remembered_best_first(registry: Registry, tmp_path: Path) -> None:
+    good, poor = pair(tmp_path / "good.gguf", 0.8), pair(tmp_path / "poor.gguf", 0.5)
+    other = pair(tmp_path / "good.gguf", 0.9, target="u")
+    for one in (poor, good, other):
+        registry.add(one)
+    assert registry.pairs("t") == [good, poor]
+    assert registry.pairs() == [other, good, poor]
+    better = replace(poor, top1=0.85)
+    registry.add(better)
+    assert registry.pairs("t") == [better, good]
+
+
+def test_a_drafter_that_is_gone_is_not_offered(registry: Registry, tmp_path: Path) -> None:
+    registry.add(pair(tmp_path / "a.gguf"))
+    (tmp_path / "a.gguf").unlink()
+    assert registry.pairs() == []
+
+
+def test_forgetting(registry: Registry, tmp_path: Path) -> None:
+    for name, target in (("a", "t"), ("b", "t"), ("b", "u")):
+        registry.add(pair(tmp_path / f"{name}.gguf", target=target))
+    registry.forget(target="t")
+    assert [p.target for p in registry.pairs()] == ["u"]
+    registry.forget(drafter=tmp_path / "b.gguf")
+    assert registry.pairs() == []
+
+
+def test_a_damaged_file_is_put_aside_not_lost(registry: Registry, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "pairs.json").write_text("half a fi")
+    assert registry.pairs() == []
+    registry.add(pair(tmp_path / "a.gguf"))
+    assert (tmp_path / "data" / "pairs.damaged").read_text() == "half a fi"
+    assert len(registry.pairs()) == 1
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"pairs\.json cannot be written: "):
+        Registry(tmp_path / "file" / "pairs.json").add(pair(tmp_path / "a.gguf"))
+
+
+def test_registered_ones_come_before_made_ones(registry: Registry, tmp_path: Path) -> None:
+    registry.add(pair(tmp_path / "made.gguf", 0.9, MADE))
+    registry.add(pair(tmp_path / "mine.gguf", 0.5))
+    found = candidates(header(tmp_path / "target.gguf"), registry)
+    assert [(c.path.name, c.reason) for c in found] == [
+        ("mine.gguf", "registered for this target, agreement 0.50"),
+        ("made.gguf", "made from this target, agreement 0.90"),
+    ]
+    # A model is no drafter for itself.
+    assert candidates(header(tmp_path / "mine.gguf"), registry) == found[1:]
+
+
+def test_a_sibling_of_the_catalog_is_offered_where_it_is_here(registry: Registry, tmp_path: Path) -> None:
+    target = header(tmp_path / "SmolLM2-1.7B-Instruct-Q4_K_M.gguf")
+    found = candidates(target, registry)
+    assert [(c.kind, c.path.name) for c in found] == [("catalog", "SmolLM2-135M-Instruct.Q4_1.gguf")]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/hub/models--Qwen--Qwen3-8B-GGUF/snapshots/0/Qwen3-8B-Q4_K_M.gguf", "qwen3-8b"),
+        ("/models/Llama-3.2-3B-Instruct-Q8_0.gguf", "llama3.2-3b"),
+        ("/models/qwen2.5-coder-7b-instruct-q4_k_m.gguf", "qwen2.5-coder-7b"),
+        ("/models/SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m"),
+        ("/models/mine.gguf", None),
+    ],
+)
+def test_files_that_the_catalog_knows(path: str, name: str | None) -> None:
+    entry = entry_of(Path(path))
+    assert (entry.name if entry else None) == name
