@@ -8,6 +8,7 @@ drafter is the same loop with a tree of one node.
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -33,7 +34,8 @@ from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking, ranking_for
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
-from edgespec.speculation.verification import sample_and_look_up
+from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.verification import Acceptance, sample_and_look_up
 from edgespec.target import Target
 
 
@@ -44,6 +46,7 @@ class Engine:
         context: most tokens of a text, prompt and answer together.
         notes: what a person might wonder about, in plain sentences.
         last_generation: the latest answer.
+        last_round: the latest tree that held drafts, and what became of it.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Engine:
         self.context = context
         self.notes = list(notes)
         self.last_generation: Generation | None = None
+        self.last_round: tuple[TokenTree, Acceptance] | None = None
         most = limits or TreeLimits(budget=target.max_nodes)
         most = replace(
             most,
@@ -74,7 +78,9 @@ class Engine:
         )
         if most.leaves == 1:
             most = replace(most, width=1, branching=1)
+        self._most = most
         self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most)
+        self._plain_s = 0.0
         self._load_s = load_s
         self._memory = memory or MemoryUse()
         self._abort = abort
@@ -104,6 +110,8 @@ class Engine:
             limits = replace(limits, depth=min(limits.depth, end - len(text) - 1))
             record = self._pass(text, limits, sampler, ranking)
             self._sizer.record(record)
+            if record.nodes == 1:
+                self._plain_s = min(record.seconds, 1.05 * (self._plain_s or math.inf))
             yield record
 
     def _pass(self, text: list[int], limits: TreeLimits, sampler: Sampler, ranking: Ranking) -> PassRecord:
@@ -127,6 +135,8 @@ class Engine:
         text.append(accepted.bonus)
 
         self.target.commit(tree, accepted.path)
+        if len(tree) > 1:
+            self.last_round = tree, accepted
         return PassRecord(
             nodes=len(tree),
             accepted=len(accepted.path) - 1,
@@ -196,6 +206,20 @@ class Engine:
         """End the running answer; safe from other threads and from signal handlers."""
         self._abort.set()
 
+    def set_tree_budget(self, budget: int | None) -> None:
+        """Size the trees from now on: most nodes a pass, or None to follow the measured cost.
+
+        Raises:
+            UsageError: the engine was not loaded for trees of that size.
+        """
+        if budget is not None and not 1 <= budget <= self.target.max_nodes:
+            raise UsageError(
+                f"The tree budget is {budget}.",
+                f"It must be from 1 to {self.target.max_nodes} now, or auto.",
+            )
+        most = self._most
+        self._sizer = FixedSizer(replace(most, budget=budget)) if budget else AdaptiveSizer(most)
+
     def close(self) -> None:
         """Free the models and their caches."""
         self.encoder.close()
@@ -251,6 +275,7 @@ class Engine:
         finally:
             rest = builder.finish(reason)
             self.target.settle(len(prompt) + builder.tokens_to_cache)
+            answer.plain_pass_s = self._plain_s
             answer.context_full = reason == "length" and len(answer.tokens) == room
             answer.memory.peak_rss_bytes = peak_rss()
         yield Chunk(rest, generation=answer)

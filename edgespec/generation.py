@@ -196,6 +196,7 @@ class Generation:
             drafter and tree.
         seed: the seed in force; 0 when greedy.
         passes: one record for every target pass.
+        plain_pass_s: seconds that a pass without drafts takes, as last measured; 0 if none was.
     """
 
     text: str = ""
@@ -206,6 +207,7 @@ class Generation:
     exact: bool = False
     seed: int = 0
     passes: list[PassRecord] = field(default_factory=list)
+    plain_pass_s: float = 0.0
     timings: Timings = field(default_factory=Timings)
     memory: MemoryUse = field(default_factory=MemoryUse)
 
@@ -231,6 +233,24 @@ class Generation:
         """Accepted drafted tokens over drafted tokens."""
         drafted = sum(p.nodes - 1 for p in self.passes)
         return sum(p.accepted for p in self.passes) / drafted if drafted else 0.0
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as plain decoding, by the measured cost of a plain pass; 0 if unknown."""
+        if self.plain_pass_s <= 0 or self.timings.decode_s <= 0 or all(p.nodes == 1 for p in self.passes):
+            return 0.0
+        return sum(p.accepted + 1 for p in self.passes) * self.plain_pass_s / self.timings.decode_s
+
+    @property
+    def bound_by(self) -> Literal["disk", "compute", "drafter"]:
+        """What most of the time went to: waiting for weights, the target's passes, or drafting."""
+        t = self.timings
+        shares: dict[Literal["disk", "compute", "drafter"], float] = {
+            "disk": t.io_wait_s,
+            "compute": t.verify_s - t.io_wait_s,
+            "drafter": t.draft_s,
+        }
+        return max(shares, key=lambda name: shares[name])
 
     def to_json(self, prompt: object, identifier: str | int | None = None) -> dict[str, Any]:
         """The record that `generate --json` prints: names are fixed, new ones may be added."""

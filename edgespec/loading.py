@@ -18,6 +18,7 @@ from edgespec.generation import MemoryUse
 from edgespec.hardware.probe import available_memory, usable_cores
 from edgespec.models import catalog, gguf
 from edgespec.models.footprint import Footprint, footprint, readable
+from edgespec.models.identity import cache_identity
 from edgespec.models.pairing import check_pair
 from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.runtime import AbortFlag, Context, Model
@@ -195,6 +196,10 @@ class _Loader:
         )
         self._opened.append(context)
         target = Target(model, context, self._row_rule(context, header.fingerprint) if exact else None)
+        kernels = "plain" if self._plan is not None and self._plan.kernels_differ else "packed"
+        target.identity = cache_identity(
+            header, context=self._cells, rule=target.rule, gpu_layers=wish.gpu_layers, kernels=kernels
+        )
         limits = TreeLimits(self._nodes, depth=self._nodes, width=max(8, self._nodes // 8))
         drafter: Drafter
         if draft_path is not None:

@@ -144,6 +144,11 @@ class LoadOptions:
             wishes["tree_budget"] = _parse_tree_budget(self.tree_budget)
         return {name: value for name, value in wishes.items() if value is not None}
 
+    @property
+    def budget(self) -> int | None:
+        """The tree budget that was asked for; None is auto."""
+        return None if self.tree_budget is None else _parse_tree_budget(self.tree_budget)
+
     def load(self, on_progress: Callable[[str, float], None]) -> Engine:
         """Load the target and its drafter; raises what `edgespec.load` raises."""
         arguments = self.arguments()
