@@ -22,6 +22,7 @@ from edgespec.models.identity import cache_identity
 from edgespec.models.pairing import check_pair
 from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.runtime import AbortFlag, Context, Model
+from edgespec.models.states import prompt_store
 from edgespec.models.template import ChatTemplate
 from edgespec.models.vocabulary import Vocabulary
 from edgespec.offload.ggml import UnsupportedBuild
@@ -62,6 +63,7 @@ def load(
     gpu_layers: int = 0,
     offload: str = "auto",
     pack: str = "auto",
+    prompt_cache: bool = False,
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load a target and its drafter.
@@ -82,6 +84,7 @@ def load(
             every pass, "mmap" lets the system page them, "auto" keeps or streams them.
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
             the disk has room for it, "always" or "never".
+        prompt_cache: keep what prompts were read as on disk, so that the same beginning is read once.
         on_progress: told (what is being done, fraction done).
 
     Raises:
@@ -91,7 +94,10 @@ def load(
     cores = usable_cores() if threads is None else threads
     wish = _Wish(context, cores, memory, tree_budget, exact, gpu_layers, offload, pack)
     wish.check()
-    return _Loader(wish, on_progress or _ignore).load(catalog.find(model), os.fspath(draft), drafter)
+    engine = _Loader(wish, on_progress or _ignore).load(catalog.find(model), os.fspath(draft), drafter)
+    if prompt_cache:
+        engine.target.stores.append(prompt_store(engine.target.identity))
+    return engine
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from typing import Any
 from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig
 
+MOST_ANSWERS = 1000
+
 Messages = list[dict[str, str]]
 
 _SETTINGS = asdict(GenerationConfig())
@@ -26,6 +28,7 @@ class Job:
         identifier: its "id", or else the line number.
         prompt: what was asked; None if the line could not be read.
         settings: fields of GenerationConfig that this line overrides.
+        answers: how many it wants, if it says so.
         error: why the line cannot be done; empty if it can.
     """
 
@@ -34,6 +37,7 @@ class Job:
     prompt: str | Messages | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    answers: int | None = None
 
 
 def read_jobs(lines: Iterable[bytes]) -> Iterator[Job]:
@@ -57,10 +61,11 @@ def _read_job(number: int, line: bytes) -> Job:
         values = _parse_object(line)
         identifier = _identifier(values.pop("id", number))
         prompt = _prompt(values)
+        answers = _answers(values.pop("n", None))
         settings = {name: _setting(name, value) for name, value in values.items()}
     except UsageError as error:
         return Job(number, identifier, prompt, error=str(error))
-    return Job(number, identifier, prompt, settings)
+    return Job(number, identifier, prompt, settings, answers=answers)
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
@@ -81,6 +86,14 @@ def _identifier(value: object) -> str | int:
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise UsageError(f"The id is {json.dumps(value)}.", "It must be a text or a whole number.")
+
+
+def _answers(value: object) -> int | None:
+    if value is None or (
+        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_ANSWERS
+    ):
+        return value
+    raise UsageError(f"The field 'n' is {json.dumps(value)}.", f"It must be from 1 to {MOST_ANSWERS}.")
 
 
 def _prompt(values: dict[str, Any]) -> str | Messages:

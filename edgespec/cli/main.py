@@ -17,6 +17,7 @@ import typer
 from edgespec import __version__
 from edgespec.cli.chat import chat
 from edgespec.cli.generate import generate
+from edgespec.cli.serve import serve
 from edgespec.errors import EdgeSpecError
 
 app = typer.Typer(
@@ -34,6 +35,9 @@ app.command(
     epilog="Examples:\n\nedgespec generate -p 'Why is the sky blue?'\n\n"
     "edgespec generate --input prompts.jsonl --output answers.jsonl",
 )(generate)
+app.command(
+    epilog="Examples:\n\nedgespec serve\n\nedgespec serve large.gguf --memory 12GiB --port 8000",
+)(serve)
 
 
 def _print_version(wanted: bool) -> None:

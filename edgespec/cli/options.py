@@ -92,6 +92,15 @@ class LoadOptions:
             metavar="auto|always|never",
         ),
     ] = None
+    prompt_cache: Annotated[
+        bool | None,
+        _option(
+            "Model",
+            "--prompt-cache/--no-prompt-cache",
+            "Keep read prompts on disk, so that a beginning is read once.",
+            show_default=False,
+        ),
+    ] = None
     draft: Annotated[
         str | None,
         _option(

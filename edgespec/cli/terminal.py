@@ -172,7 +172,7 @@ class Status:
     """A line on the terminal that is gone when the work is done."""
 
     def __init__(self, *, shown: bool) -> None:
-        self._shown = shown
+        self.shown = shown
         self._spinner: Spinner | None = None
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
@@ -188,7 +188,7 @@ class Status:
 
     def waiting(self, text: str) -> None:
         """Show a text if nothing else happens in a moment: what is done at once needs no word."""
-        if self._shown:
+        if self.shown:
             self._timer = threading.Timer(_A_MOMENT_S, self._show, [text])
             self._timer.daemon = True
             self._timer.start()
@@ -222,7 +222,7 @@ class Status:
         self.clear()
 
     def _show(self, text: str) -> None:
-        if not self._shown:
+        if not self.shown:
             return
         if self._timer is not None and threading.current_thread() is not self._timer:
             self._timer.cancel()

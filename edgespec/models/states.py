@@ -18,9 +18,11 @@ import tempfile
 import time
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
 from edgespec.models.cache import TextCache
@@ -32,6 +34,7 @@ _CHECKSUM_BYTES = 4
 _SUFFIX = ".kv"
 _UNFINISHED = ".part"
 _ABANDONED_S = 3600.0
+_PROMPTS_BYTES = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -215,3 +218,9 @@ class StateStore:
 
 def _length(name: str) -> int:
     return int(name.removesuffix(_SUFFIX).partition("-")[2])
+
+
+def prompt_store(identity: Mapping[str, str]) -> StateStore:
+    """The store in the user's cache folder where prompts of every model are kept, within a limit."""
+    folder = user_cache_path("edgespec") / "prompts"
+    return StateStore(folder, repr(sorted(identity.items())), limit=_PROMPTS_BYTES)

@@ -24,7 +24,7 @@ from edgespec.cli.commands import TypedChat
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.jobs import read_jobs
 from edgespec.cli.main import app, main
-from edgespec.cli.options import LoadOptions, parse_size
+from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, parse_size
 from edgespec.cli.prompting import join_lines
 from edgespec.cli.terminal import ResultStream, Terminal, format_prefill, format_statistics
 from edgespec.errors import ContextLengthError, OutputError, UsageError
@@ -143,10 +143,10 @@ def test_without_a_command_prints_help(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_every_shared_option_has_its_environment_variable() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    of_one_prompt = {"prompt", "input_name", "output_name", "system", "session", "raw", "help"}
+    shared = {name for group in (LoadOptions, SamplingOptions, OutputOptions) for name in vars(group())}
     for command in commands.values():
         for option in command.params:
-            if option.name not in of_one_prompt:
+            if option.name in shared:
                 flag = option.opts[0].removeprefix("--")
                 assert option.envvar == "EDGESPEC_" + flag.replace("-", "_").upper()
 
@@ -413,6 +413,7 @@ BAD_LINES = {
     '{"prompt": "a", "top_k": "few"}': "The field 'top_k' is \"few\", which is of the wrong kind.",
     '{"prompt": "a", "max_tokens": 1.5}': "The field 'max_tokens' is 1.5, which is of the wrong kind.",
     '{"prompt": "a", "stop": [1]}': "The field 'stop' is [1], which is of the wrong kind.",
+    '{"prompt": "a", "n": 0}': "The field 'n' is 0. It must be from 1 to 1000.",
     '{"prompt": "a", "top_p": 2}': "top_p is 2. It must be above 0 and at most 1.",
     '{"prompt": "a", "id": true}': "The id is true. It must be a text or a whole number.",
     '{"prompt": "a", "id": "good"}': "The id 'good' is that of line 1 too.",
@@ -465,12 +466,60 @@ def test_an_interrupted_run_goes_on(
     engine.on_word = lambda _: None
     assert main(command) == 0
     results = records((tmp_path / "out.jsonl").read_text())
-    assert [(r["id"], r["finish_reason"]) for r in results] == [
-        (1, "stop"),
-        (2, "cancelled"),
-        (2, "stop"),
-        (3, "stop"),
+    assert [(r["id"], r["finish_reason"]) for r in results] == [(1, "stop"), (2, "stop"), (3, "stop")]
+
+
+def test_a_failed_line_is_tried_again_and_has_one_result_in_its_place(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_lines(
+        tmp_path / "in.jsonl", {"id": 1, "prompt": "too long"}, "{", {"id": 3, "prompt": "Q"}
+    )
+    answers = tmp_path / "out.jsonl"
+    other = Generation(text="other").to_json("?", "another line")
+    write_lines(answers, other)
+    command = ["generate", "--input", str(prompts), "--output", str(answers)]
+    for _ in range(2):
+        assert main(command) == 1
+        results = [(r["id"], r["finish_reason"]) for r in records(answers.read_text())]
+        assert results == [("another line", "stop"), (1, "error"), (2, "error"), (3, "stop")]
+    write_lines(prompts, {"id": 1, "prompt": "short"}, "{", {"id": 3, "prompt": "Q"})
+    assert main(command) == 1
+    assert capsys.readouterr().err.endswith("1 answered, 1 were there already, 1 failed.\n")
+    results = [(r["id"], r["finish_reason"]) for r in records(answers.read_text())]
+    assert results == [("another line", "stop"), (1, "stop"), (2, "error"), (3, "stop")]
+
+
+def test_several_answers_to_a_line(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_lines(
+        tmp_path / "in.jsonl", {"id": "a", "prompt": "Q"}, {"prompt": "R", "n": 1, "seed": 9}
+    )
+    command = [
+        "generate",
+        "--input",
+        str(prompts),
+        "--output",
+        str(tmp_path / "out"),
+        "--n",
+        "3",
+        "--seed",
+        "5",
     ]
+    for told in ("4 answered.\n", "0 answered, 4 were there already.\n"):
+        assert main(command) == 0
+        assert capsys.readouterr().err == told
+    results = records((tmp_path / "out").read_text())
+    assert [(r["id"], r.get("index")) for r in results] == [("a", 0), ("a", 1), ("a", 2), (2, None)]
+    assert [config.seed for _, config, _ in engine.asked] == [5, 6, 7, 9]
+
+
+def test_several_answers_to_one_prompt(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-p", "Hi", "--n", "2"]) == 0
+    assert capsys.readouterr().out == f"{ANSWER}\n\n{ANSWER}\n"
+    assert main(["generate", "-p", "Hi", "--n", "0"]) == 2
+    assert capsys.readouterr().err == "Error: --n is 0.\nIt must be from 1 to 1000.\n"
 
 
 @pytest.mark.parametrize(
@@ -720,12 +769,14 @@ def test_a_full_context_says_how_to_go_on(typed: Any, engine: TalkingEngine) -> 
 
 
 def test_settings_can_be_changed_and_shown(typed: Any, engine: TalkingEngine) -> None:
-    _, err, _ = typed("/set temperature 0.5", "/set stop X", "/set top_k few", "/set tempo 1", "/show", "Hi")
+    _, err, _ = typed(
+        "/set temperature 0.5", "/set stop X", "/set top_k few", "/set temprature 1", "/show", "Hi"
+    )
     assert err[:4] == [
         "temperature is 0.5 from now on.",
         "stop is X from now on.",
         "top_k is 'few'. It must be a number.",
-        "There is no setting 'tempo'. Did you mean 'temperature'?".replace("'temperature'", "temperature"),
+        "There is no setting 'temprature'. Did you mean temperature?",
     ]
     assert "temperature        0.5" in err
     assert "session            not saved" in err
@@ -737,7 +788,8 @@ def test_files_go_with_the_next_question(typed: Any, engine: TalkingEngine, tmp_
     notes.write_text("Buy ```milk```.\n")
     code.write_text("print()\n")
     _, err, _ = typed(f"/file {notes}", f"What about @{code}? And @nobody?", "Hi", "/file none.txt")
-    asked = f"notes.md:\n````\nBuy ```milk```.\n````\n\na.py:\n```\nprint()\n```\n\nWhat about @{code}? And @nobody?"
+    asked = "notes.md:\n````\nBuy ```milk```.\n````\n\na.py:\n```\nprint()\n```\n\n"
+    asked += f"What about @{code}? And @nobody?"
     assert [prompt for prompt, _, _ in engine.asked] == [asked, "Hi"]
     assert err == [
         f"{notes} (16 characters) goes with the next question.",
