@@ -28,7 +28,9 @@ from edgespec.generation import (
     PassRecord,
 )
 from edgespec.hardware.probe import peak_rss
+from edgespec.models.grammar import Grammars
 from edgespec.models.runtime import AbortFlag, DecodeAborted
+from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking, ranking_for
@@ -84,6 +86,8 @@ class Engine:
         self._load_s = load_s
         self._memory = memory or MemoryUse()
         self._abort = abort
+        self._grammars = Grammars(target.model.vocabulary)
+        self._constraint: Constraint | None = None  # of the running answer
         self._busy = threading.Lock()
 
     @property
@@ -103,6 +107,8 @@ class Engine:
         The cache must hold all of `text` but its last token, which becomes the root of the first tree.
         """
         ranking = ranking_for(sampler.config, sampler.noise)
+        if self._constraint is not None:
+            ranking = self._constraint.guiding(ranking, text)
         end = len(text) + max_tokens
         while len(text) < end:
             limits = self._sizer.limits()
@@ -118,10 +124,14 @@ class Engine:
         """Draft, verify, accept, commit."""
         start = time.perf_counter()
         tree = self.drafter.draft(text, limits, ranking)
+        if self._constraint is not None:
+            tree = self._constraint.pruned(tree, text)
 
         drafted = time.perf_counter()
         waited = self.target.context.waited_s
         logits = self.target.verify(tree)
+        if self._constraint is not None:
+            logits = self._constraint.masked(logits, tree, text)
         waited = self.target.context.waited_s - waited
 
         verified = time.perf_counter()
@@ -166,7 +176,7 @@ class Engine:
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
             TemplateError: messages were given and the model has no template, or a broken one.
-            UsageError: the prompt is empty, or the engine is busy with another answer.
+            UsageError: the prompt is empty, the grammar is wrong, or the engine is busy with another answer.
         """
         config = config or GenerationConfig()
         tokens = self.encoder.encode(prompt, raw=raw)
@@ -244,6 +254,7 @@ class Engine:
         config: GenerationConfig,
         on_prefill: Callable[[int, int], None] | None,
     ) -> Iterator[Chunk]:
+        self._constraint = self._new_constraint(len(prompt), config)
         answer = self._new_answer(len(prompt), config)
         builder = AnswerBuilder(answer, self.target.model.vocabulary, config.stop)
         sampler = Sampler(config, self.target.model.vocabulary.n_tokens, answer.seed)
@@ -279,6 +290,11 @@ class Engine:
             answer.context_full = reason == "length" and len(answer.tokens) == room
             answer.memory.peak_rss_bytes = peak_rss()
         yield Chunk(rest, generation=answer)
+
+    def _new_constraint(self, prompt_tokens: int, config: GenerationConfig) -> Constraint | None:
+        if config.grammar is None:
+            return None
+        return Constraint(self._grammars.matcher(config.grammar), prompt_tokens, self._grammars.ends)
 
     def _new_answer(self, prompt_tokens: int, config: GenerationConfig) -> Generation:
         self._abort.clear()

@@ -14,6 +14,18 @@ MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
+class Grammar:
+    """A form that answers must have.
+
+    Attributes:
+        kind: of the text: "json_schema", "grammar" (GBNF as llama.cpp has it, or Lark) or "regex".
+    """
+
+    kind: Literal["json_schema", "grammar", "regex"]
+    text: str
+
+
+@dataclass(frozen=True)
 class GenerationConfig:
     """How one answer is generated.
 
@@ -31,6 +43,7 @@ class GenerationConfig:
         penalty_window: how many of the last tokens the penalties look at; 0 means all.
         seed: fixes the sampled text, whatever the drafter or the tree; None picks one and reports it.
         stop: the answer ends before the first of these strings.
+        grammar: the form that the answer must have.
 
     Raises:
         UsageError: a value is out of its range.
@@ -47,6 +60,7 @@ class GenerationConfig:
     penalty_window: int = 64
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _check(

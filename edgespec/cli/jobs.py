@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation import GenerationConfig, Grammar
 
 MOST_ANSWERS = 1000
 
 Messages = list[dict[str, str]]
 
-_SETTINGS = asdict(GenerationConfig())
+_SETTINGS = {n: v for n, v in asdict(GenerationConfig()).items() if n != "grammar"}
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -62,7 +62,8 @@ def _read_job(number: int, line: bytes) -> Job:
         identifier = _identifier(values.pop("id", number))
         prompt = _prompt(values)
         answers = _answers(values.pop("n", None))
-        settings = {name: _setting(name, value) for name, value in values.items()}
+        grammar = _grammar(values)
+        settings = {name: _setting(name, value) for name, value in values.items()} | grammar
     except UsageError as error:
         return Job(number, identifier, prompt, error=str(error))
     return Job(number, identifier, prompt, settings, answers=answers)
@@ -86,6 +87,19 @@ def _identifier(value: object) -> str | int:
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise UsageError(f"The id is {json.dumps(value)}.", "It must be a text or a whole number.")
+
+
+def _grammar(values: dict[str, Any]) -> dict[str, Grammar]:
+    """The form a line asks for: "json_schema" (an object) or "grammar" (a text)."""
+    if "json_schema" in values and "grammar" in values:
+        raise UsageError('It has both "json_schema" and "grammar".')
+    if (schema := values.pop("json_schema", None)) is not None:
+        return {"grammar": Grammar("json_schema", json.dumps(schema))}
+    if (text := values.pop("grammar", None)) is not None:
+        if not isinstance(text, str):
+            raise UsageError("The field 'grammar' is no text.")
+        return {"grammar": Grammar("grammar", text)}
+    return {}
 
 
 def _answers(value: object) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig
 
-_DEFAULTS = asdict(GenerationConfig())
+_DEFAULTS = {name: value for name, value in asdict(GenerationConfig()).items() if name != "grammar"}
 _BUDGET = ("budget", "tree_budget")
 # What other programs call them.
 _ALIASES = {"num_predict": "max_tokens", "n_predict": "max_tokens", "repeat_last_n": "penalty_window"}
@@ -53,7 +53,7 @@ def changed(config: GenerationConfig, name: str, value: str) -> GenerationConfig
 
 def shown(config: GenerationConfig) -> dict[str, str]:
     """Every setting as a text, in the words of `changed`."""
-    return {name: _text(name, value) for name, value in asdict(config).items()}
+    return {name: _text(name, getattr(config, name)) for name in _DEFAULTS}
 
 
 def _parse(field: str, value: str) -> Any:

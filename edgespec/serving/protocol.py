@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from edgespec.encoding import Prompt
 from edgespec.errors import UsageError
-from edgespec.generation import MAX_SEED, Generation, GenerationConfig
+from edgespec.generation import MAX_SEED, Generation, GenerationConfig, Grammar
 
 _MOST_ANSWERS = 128
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -187,7 +188,27 @@ def _config(body: Mapping[str, Any], defaults: GenerationConfig) -> GenerationCo
         elif name == "seed":
             value %= MAX_SEED + 1
         changes[field] = value
+    grammar = _grammar(body)
+    if grammar is not None:
+        changes["grammar"] = grammar
     return defaults.with_(**changes)
+
+
+def _grammar(body: Mapping[str, Any]) -> Grammar | None:
+    """The form asked for: by `response_format`, or as llama.cpp's server takes it."""
+    if isinstance(body.get("grammar"), str):
+        return Grammar("grammar", body["grammar"])
+    if isinstance(body.get("json_schema"), dict):
+        return Grammar("json_schema", json.dumps(body["json_schema"]))
+    form = body.get("response_format") or {"type": "text"}
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar("json_schema", '{"type": "object"}')
+    if kind == "json_schema" and isinstance(form.get("json_schema"), dict):
+        return Grammar("json_schema", json.dumps(form["json_schema"].get("schema", {})))
+    raise UsageError("response_format is of the wrong kind.", "It must be text, json_object or json_schema.")
 
 
 def _text_prompt(value: object) -> Prompt:

@@ -105,6 +105,7 @@ class ModelDrafter(Drafter):
                 return Children.none(len(frontier.nodes))
         logits = torch.from_numpy(self._context.logits())[:, : self._n_vocab]
         positions = [len(self._read) + int(depth) for depth in frontier.depths[rows]]
+        self._ranking.expanding(frontier, rows)
         best = self._ranking.best(logits, positions, self._limits.branching)
         if len(rows) == len(frontier.nodes):
             return best
