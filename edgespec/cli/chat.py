@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.commands import TypedChat
+from edgespec.cli.completion import complete_session
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.markdown import MarkdownWriter
 from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, with_options
@@ -37,6 +38,7 @@ def chat(
             "--session",
             metavar="NAME|FILE",
             help="Save the conversation as it goes, and go on with it next time.",
+            autocompletion=complete_session,
             rich_help_panel=_PANEL,
         ),
     ] = None,

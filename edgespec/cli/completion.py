@@ -1,4 +1,4 @@
-"""What Tab offers in a chat: commands, their values, and paths."""
+"""What Tab offers: in a chat commands, their values and paths; in a shell models and sessions."""
 
 from __future__ import annotations
 
@@ -67,3 +67,26 @@ def paths(typed: str) -> list[str]:
         for entry in entries
         if entry.name.startswith(start) and (start.startswith(".") or not entry.name.startswith("."))
     ]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Models for a shell: names, and GGUF files."""
+    from edgespec.models import catalog
+
+    names = [name for name in catalog.names() if name.startswith(incomplete)]
+    return names + [path for path in paths(incomplete) if path.endswith((".gguf", "/"))]
+
+
+def complete_draft(incomplete: str) -> list[str]:
+    """The same for --draft, with the words it takes."""
+    words = [word for word in ("auto", "none", "lookup") if word.startswith(incomplete)]
+    return words + complete_model(incomplete)
+
+
+def complete_session(incomplete: str) -> list[str]:
+    """Saved sessions for a shell: names, and files."""
+    from edgespec.saved import sessions_folder
+
+    names = sorted(path.stem for path in sessions_folder().glob("*.json"))
+    files = [path for path in paths(incomplete) if path.endswith((".json", "/"))]
+    return [name for name in names if name.startswith(incomplete)] + files

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from edgespec.cli.completion import complete_draft, complete_model
 from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig, Grammar
 
@@ -51,6 +52,7 @@ class LoadOptions:
         str | None,
         typer.Argument(
             help="Path of a GGUF file, or a name. Default: a small model that comes along.",
+            autocompletion=complete_model,
             envvar="EDGESPEC_MODEL",
             show_envvar=False,
         ),
@@ -108,6 +110,7 @@ class LoadOptions:
             "Speculation",
             "--draft",
             "Small model that drafts. Default: auto.",
+            autocompletion=complete_draft,
             metavar="PATH|NAME|auto|none",
         ),
     ] = None
