@@ -55,6 +55,23 @@ class Desk:
             lines.pop()
         return lines
 
+    def coloured(self) -> list[list[tuple[str, str]]]:
+        """The same, as runs of text and their style in Rich's words."""
+        lines = []
+        for y, plain in enumerate(self.screen):
+            runs: list[tuple[str, str]] = []
+            for x in range(len(plain)):
+                cell = self._screen.buffer[y][x]
+                words = [cell.fg] if cell.fg != "default" else []
+                words += [word for word in ("bold", "italics") if getattr(cell, word)]
+                style = " ".join(words).replace("brown", "yellow").replace("italics", "italic")
+                if runs and runs[-1][1] == style:
+                    runs[-1] = (runs[-1][0] + cell.data, style)
+                else:
+                    runs.append((cell.data, style))
+            lines.append(runs)
+        return lines
+
     def type(self, keys: str) -> None:
         """Press keys."""
         os.write(self._ours, keys.encode())

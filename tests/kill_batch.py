@@ -2,8 +2,9 @@
 
     python -m tests.kill_batch --kills 50
 
-Each run is ended by SIGKILL at a random moment: while it loads, reads a prompt, decodes or writes. It is started
-again until the batch is done; then the results must be those of the undisturbed run, each once and in order.
+Each run is ended by SIGKILL at a random moment: while it loads, reads a prompt, decodes or writes. It is
+started again until the batch is done; then the results must be those of the undisturbed run, each once and in
+order.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def write_input(path: Path, lines: int) -> None:
 
 def batch_command(prompts: Path, answers: Path) -> list[str]:
     """The batch run that is killed."""
-    settings = "--exact --max-tokens 6 --seed 7 --context 1024 --threads 1 --quiet".split()
     files = ["--input", str(prompts), "--output", str(answers)]
-    return [sys.executable, "-m", "edgespec", "generate", *files, *settings]
+    settings = ["--exact", "--max-tokens", "6", "--seed", "7", "--context", "1024", "--threads", "1"]
+    return [sys.executable, "-m", "edgespec", "generate", *files, *settings, "--quiet"]
 
 
 def results(path: Path) -> list[tuple[Any, ...]]:
@@ -63,7 +64,10 @@ def kill_until_done(command: list[str], longest_s: float, kills: int, chance: ra
 
 
 def check(folder: Path, *, kills: int, lines: int, seed: int = 0) -> int:
-    """Compare killed runs with an undisturbed one until there were `kills`; returns how many batches that took.
+    """Compare killed runs with an undisturbed one until there were `kills`.
+
+    Returns:
+        How many batches that took.
 
     Raises:
         AssertionError: the results differ.

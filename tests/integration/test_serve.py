@@ -137,7 +137,7 @@ def test_eight_clients_at_once(url: str) -> None:
 
     answers = asyncio.run(talk())
     assert answers[:8] == answers[8:]
-    assert len(set(answers)) > 4
+    assert len(set(answers)) > 2
 
 
 def test_a_full_queue_is_a_429_and_gone_clients_are_forgotten() -> None:
@@ -163,7 +163,8 @@ def test_a_full_queue_is_a_429_and_gone_clients_are_forgotten() -> None:
 def test_an_api_key_keeps_others_out() -> None:
     with server("--api-key", "secret") as url:
         with openai.OpenAI(base_url=url, api_key="guess", max_retries=0) as client:
-            with pytest.raises(openai.AuthenticationError, match="The API key is missing or wrong"):
+            wrong = pytest.raises(openai.AuthenticationError, match="The API key is missing or wrong")
+            with wrong:
                 client.models.list()
         with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
             assert ask(client, max_tokens=4).choices[0].message.content == "The sky is blue"
@@ -180,6 +181,7 @@ def test_web_pages_cannot_reach_it(url: str) -> None:
     connection.request("GET", "/v1/models", headers={"Host": "evil.example"})
     answer = connection.getresponse()
     assert (answer.status, answer.read()) == (400, b"Invalid host header")
+    connection.close()
 
 
 def test_others_are_not_served_without_a_key() -> None:
