@@ -151,7 +151,7 @@ def saved_sessions() -> Iterator[SavedSession]:
                 talk = read_conversation(path)
                 if talk is not None:
                     states = path.with_name(path.name + ".kv")
-                    size = path.stat().st_size + sum(f.stat().st_size for f in states.glob("*"))
+                    size = path.stat().st_size + sum(f.stat().st_size for f in states.rglob("*.kv"))
                     first = talk.messages[0]["content"] if talk.messages else talk.pending or ""
                     model = talk.identity.get("model", "?").partition(" ")[0]
                     turns = len(talk.messages) // 2

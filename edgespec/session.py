@@ -71,6 +71,11 @@ class Session:
         """Questions with an answer."""
         return len(self.messages) // 2
 
+    @property
+    def unsaved(self) -> str:
+        """Why the state of what was read cannot be saved; empty if it can. The conversation is saved."""
+        return self._store.failure if self._store is not None else ""
+
     def ask(
         self,
         text: str,
@@ -182,6 +187,7 @@ class Session:
         """Stop saving; what was saved stays."""
         if self._store is not None and self._store in self.engine.target.stores:
             self.engine.target.stores.remove(self._store)
+            self.engine.drafter.stop_saving()
         if self.file is not None:
             self.file.close()
         self.file = self._store = None
@@ -205,6 +211,7 @@ class Session:
         target = self.engine.target
         self._store = StateStore(file.states, repr(sorted(target.identity.items())))
         target.stores.append(self._store)
+        self.engine.drafter.save_to(file.states / "drafter")
 
     def _save(self) -> None:
         if self.file is None or self._store is None:
@@ -217,6 +224,7 @@ class Session:
             if read or not self.messages:
                 self._store.keep(target.cache, read, tail=True)
                 self._store.prune(read, parts=target.cache.saves_parts)
+                self.engine.drafter.save()
 
     def _misfit(self, saved: Conversation, file: SessionFile) -> str:
         """Why the saved states are of no use; raises SessionError if the conversation is of none."""

@@ -1,4 +1,4 @@
-"""Draw docs/chat.svg: a real chat on a real terminal, as it looks. python scripts/picture.py [MODEL] [--draft D]
+"""Draw docs/chat.svg, a real chat on a real terminal: python scripts/picture.py [MODEL] [--draft D]
 
 Everything in the picture was on the screen of the machine that ran this, figures included.
 """

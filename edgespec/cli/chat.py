@@ -113,6 +113,7 @@ class Talk:
         self.budget = budget
         self.last_answer: Generation | None = None
         self._engine = engine
+        self._told_unsaved = False
         self._markdown = MarkdownWriter(results, _window) if shows_colour(sys.stdout) else None
 
     @property
@@ -149,6 +150,9 @@ class Talk:
         if as_json:
             self.results.record(answer.to_json(text))
         self.terminal.statistics(answer)
+        if self.session.unsaved and not self._told_unsaved:
+            self._told_unsaved = True
+            self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")
         return interruption
 
     def set_budget(self, budget: int | None) -> None:

@@ -99,6 +99,32 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing() -> None:
     assert len(killed) == 4
 
 
+def test_a_chat_killed_while_it_reads_keeps_the_question() -> None:
+    arguments = ["chat", "--session", "long", "--max-tokens", "4", "--context", "8192"]
+    question = long_text(1500)
+    with contextlib.closing(Desk(*arguments)) as desk:
+        desk.ask(question, until="Reading the prompt")
+        desk.kill()
+    assert session_messages("long") == []
+    with contextlib.closing(Desk(*arguments)) as desk:
+        desk.wait_for("The last question got no answer: word0 word1")
+        desk.ask("/retry", until="tokens per pass")
+        desk.wait_for(">>>")
+    assert session_messages("long")[0] == question
+
+
+@pytest.mark.parametrize("draft", ["--draft=lookup", "--offload=stream"])
+def test_ctrl_c_while_drafting_or_streaming(draft: str) -> None:
+    with contextlib.closing(Desk("chat", draft, "--tree-budget", "16")) as desk:
+        desk.ask("Count from 1 to 500, a number a line.", until="1")
+        desk.type("\x03")
+        desk.wait_for("Stopped; what was said so far is kept.")
+        desk.ask("Hi", until="tokens per pass")
+        desk.wait_for(">>>")
+        desk.type("\x04")
+        assert desk.leave() == 0
+
+
 def test_a_session_is_held_by_one_program_and_one_model(gemma_path: Path) -> None:
     with contextlib.closing(Desk("chat", "--session", "mine", "--max-tokens", "4")) as desk:
         desk.ask("Hi", until="tokens per pass")

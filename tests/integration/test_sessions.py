@@ -13,6 +13,7 @@ import edgespec
 from edgespec import Engine, GenerationConfig, Session
 from edgespec.errors import SessionError
 from edgespec.saved import SessionFile, saved_sessions
+from edgespec.speculation.drafters.model import ModelDrafter
 
 QUESTIONS = ["Hi", "Why is the sky blue?", "And at night?"]
 SHORT = GenerationConfig(max_tokens=24)
@@ -48,6 +49,8 @@ def test_a_restored_session_goes_on_as_an_uninterrupted_one(engine: Engine, tmp_
         resumed = session.resume(SessionFile(str(tmp_path / "talk.json")))
         if answers:
             assert resumed is not None
+            # The drafter too need not read the conversation again.
+            assert list((tmp_path / "talk.json.kv" / "drafter").glob("*.kv"))
             assert resumed.turns == len(answers)
             assert 0 < resumed.tokens - resumed.restored <= 1  # the last token of an answer was never read
             assert resumed.reason == ""
@@ -79,6 +82,30 @@ def test_what_is_undone_is_undone_on_disk(engine: Engine, tmp_path: Path) -> Non
     again.clear()
     assert list((tmp_path / "talk.json.kv").glob("*.kv")) == []
     again.close()
+
+
+def test_a_drafter_takes_up_a_long_text_from_its_saved_state(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = engine.drafter
+    assert isinstance(drafter, ModelDrafter)
+    session = Session(engine)
+    session.resume(SessionFile(str(tmp_path / "talk.json")))
+    first = ask(session, "word " * 300)
+    session.close()
+    forget(engine)
+    drafter.cache.rewind(0)
+    drafter.cache.clear()
+    drafter._read.clear()
+    pending: list[int] = []
+    read = drafter._read_pending
+    monkeypatch.setattr(drafter, "_read_pending", lambda: (pending.append(len(drafter._pending)), read())[1])
+    session = Session(engine)
+    session.resume(SessionFile(str(tmp_path / "talk.json")))
+    ask(session, "Go on.")
+    assert 0 < pending[0] < 200
+    assert first == session.messages[1]["content"]
+    session.close()
 
 
 def test_others_sessions_are_refused(engine: Engine, tmp_path: Path) -> None:

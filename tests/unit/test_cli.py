@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -566,6 +568,21 @@ def test_one_prompt_into_a_file(
     assert [r["text"] for r in records(answers.read_text())] == ["Blue as ever."] * 2
 
 
+def test_memory_does_not_grow_with_the_lines(
+    engine: TalkingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for their ids: a few hundred bytes a line."""
+    monkeypatch.setattr(engine, "asked", deque(maxlen=1))
+    peaks = []
+    for lines in (500, 3500):
+        prompts = write_lines(tmp_path / f"{lines}.jsonl", *({"prompt": "x" * 2000} for _ in range(lines)))
+        tracemalloc.start()
+        assert main(["generate", "--input", str(prompts), "--output", str(tmp_path / f"{lines}.out")]) == 0
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (peaks[1] - peaks[0]) / 3000 < 400
+
+
 def test_lines_are_read_one_by_one() -> None:
     def endless() -> Iterator[bytes]:
         while True:
@@ -640,6 +657,7 @@ class TalkingSession:
         self.engine = engine
         self.system: str | None = None
         self.file = None
+        self.unsaved = ""
         self.messages: list[dict[str, str]] = []
 
     def ask(self, text: str, config: GenerationConfig | None = None, **more: Any) -> Iterator[Chunk]:
