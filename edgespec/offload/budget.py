@@ -59,6 +59,11 @@ class MemoryPlan:
     notes: list[str] = field(default_factory=list)
     replan: Callable[[], StreamPlan] | None = None
 
+    @property
+    def kernels_differ(self) -> bool:
+        """Whether other kernels run than for the same model in memory."""
+        return self.paged or (self.stream is not None and self.stream.kernels_differ)
+
     def stream_again(self) -> StreamPlan:
         """Plan the stream anew, after its packed file was found damaged and removed."""
         assert self.replan is not None
