@@ -30,10 +30,8 @@ from edgespec.hardware.probe import peak_rss
 from edgespec.models.runtime import AbortFlag, DecodeAborted
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.ranking import Ranking, ranking_for
-from edgespec.speculation.sampling import Sampler
+from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
-from edgespec.speculation.verification import sample_and_look_up
 from edgespec.target import Target
 
 
@@ -74,6 +72,7 @@ class Engine:
         )
         if most.leaves == 1:
             most = replace(most, width=1, branching=1)
+        self._most = most
         self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most)
         self._load_s = load_s
         self._memory = memory or MemoryUse()
@@ -91,25 +90,31 @@ class Engine:
         mode = "exact" if self.target.rule else "not bit-exact"
         return f"{self.target.model.path.name}, drafted by {self.drafter.name}, {mode}"
 
-    def passes(self, text: list[int], sampler: Sampler, max_tokens: int) -> Iterator[PassRecord]:
+    def passes(self, text: list[int], method: Method, max_tokens: int) -> Iterator[PassRecord]:
         """The loop: appends accepted tokens to `text` and yields a record of each pass.
 
         The cache must hold all of `text` but its last token, which becomes the root of the first tree.
         """
-        ranking = ranking_for(sampler.config, sampler.noise)
+        sizer = self._sizer_for(method)
         end = len(text) + max_tokens
         while len(text) < end:
-            limits = self._sizer.limits()
+            limits = sizer.limits()
             # The bonus token comes on top of the path, so the path may be one shorter than what is left.
             limits = replace(limits, depth=min(limits.depth, end - len(text) - 1))
-            record = self._pass(text, limits, sampler, ranking)
-            self._sizer.record(record)
+            record = self._pass(text, limits, method)
+            sizer.record(record)
             yield record
 
-    def _pass(self, text: list[int], limits: TreeLimits, sampler: Sampler, ranking: Ranking) -> PassRecord:
+    def _sizer_for(self, method: Method) -> FixedSizer | AdaptiveSizer:
+        if method.nodes is None or isinstance(self._sizer, FixedSizer):
+            return self._sizer
+        return FixedSizer(replace(self._most, budget=min(method.nodes, self._most.budget)))
+
+    def _pass(self, text: list[int], limits: TreeLimits, method: Method) -> PassRecord:
         """Draft, verify, accept, commit."""
         start = time.perf_counter()
-        tree = self.drafter.draft(text, limits, ranking)
+        guess = method.drafting.draft(self.drafter, text, limits)
+        tree = guess.tree
 
         drafted = time.perf_counter()
         waited = self.target.context.waited_s
@@ -117,15 +122,7 @@ class Engine:
         waited = self.target.context.waited_s - waited
 
         verified = time.perf_counter()
-
-        def choose(node: int) -> int:
-            if node:
-                text.append(int(tree.tokens[node]))
-            return sampler.choose(logits[node], text)
-
-        accepted = sample_and_look_up(tree, choose)
-        text.append(accepted.bonus)
-
+        accepted = method.accept(guess, logits, text)
         self.target.commit(tree, accepted.path)
         return PassRecord(
             nodes=len(tree),
@@ -156,7 +153,8 @@ class Engine:
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
             TemplateError: messages were given and the model has no template, or a broken one.
-            UsageError: the prompt is empty, or the engine is busy with another answer.
+            UsageError: the prompt is empty, the drafter cannot serve the rule of `config.verify`, or the
+                engine is busy with another answer.
         """
         config = config or GenerationConfig()
         tokens = self.encoder.encode(prompt, raw=raw)
@@ -220,9 +218,10 @@ class Engine:
         config: GenerationConfig,
         on_prefill: Callable[[int, int], None] | None,
     ) -> Iterator[Chunk]:
-        answer = self._new_answer(len(prompt), config)
+        seed = secrets.randbits(32) if config.seed is None else config.seed
+        method = method_for(config, self.target.model.vocabulary.n_tokens, seed, self.drafter)
+        answer = self._new_answer(len(prompt), config, seed)
         builder = AnswerBuilder(answer, self.target.model.vocabulary, config.stop)
-        sampler = Sampler(config, self.target.model.vocabulary.n_tokens, answer.seed)
         timings = answer.timings
         text = list(prompt)
         most = room if config.max_tokens is None else min(config.max_tokens, room)
@@ -231,7 +230,7 @@ class Engine:
             start = time.perf_counter()
             self.target.prefill(text[:-1], on_prefill)
             timings.prefill_s = time.perf_counter() - start
-            for record in self.passes(text, sampler, most):
+            for record in self.passes(text, method, most):
                 answer.passes.append(record)
                 timings.draft_s += record.draft_s
                 timings.verify_s += record.verify_s
@@ -255,13 +254,14 @@ class Engine:
             answer.memory.peak_rss_bytes = peak_rss()
         yield Chunk(rest, generation=answer)
 
-    def _new_answer(self, prompt_tokens: int, config: GenerationConfig) -> Generation:
+    def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
         self._abort.clear()
-        seed = secrets.randbits(32) if config.seed is None else config.seed
         answer = Generation(
             prompt_tokens=prompt_tokens,
             seed=0 if config.greedy else seed,
-            exact=self.target.rule is not None,
+            exact=self.target.rule is not None and config.rule.kind.invariant,
+            verify=str(config.rule),
+            lossy=config.rule.kind.lossy,
             memory=replace(self._memory),
         )
         # Loading is paid once, by the first answer.

@@ -64,6 +64,7 @@ class BatchRun:
         """
         with ExitStack() as stack:
             lines = stack.enter_context(_open_input(input_name))
+            self._terminal.rule(self._config.rule)
             engine = stack.enter_context(self._terminal.load(loading))
             for job in read_jobs(lines):
                 if job.identifier in done and not job.error:

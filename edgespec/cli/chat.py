@@ -44,12 +44,13 @@ def chat(
     output: OutputOptions,
 ) -> None:
     """Hold a conversation."""
-    config = sampling.config()
+    config = sampling.config_for(loading)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     results = ResultStream(sys.stdout, "Standard output")
     typed = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     if typed and output.as_json:
         raise UsageError("--json is not for a chat at a terminal.", "Pipe the questions in, a line each.")
+    terminal.rule(config.rule)
     with terminal.load(loading) as engine:
         if not engine.has_chat_template:
             raise TemplateError(

@@ -71,7 +71,7 @@ def generate(
             file = stack.enter_context(ResultFile(output_name, input_name))
             results, done = file.results, file.done
         if input_name is not None:
-            batch = BatchRun(sampling.config(), terminal, results, system=system, raw=raw)
+            batch = BatchRun(sampling.config_for(loading), terminal, results, system=system, raw=raw)
             batch.run(input_name, loading, done)
         else:
             as_text = output_name is None and not output.as_json
@@ -92,7 +92,8 @@ class _SinglePrompt:
         """Answer the prompt, or standard input if there is none; a JSON object is also made of a failure."""
         try:
             text = prompt = _checked(_read_stdin() if prompt is None else prompt)
-            config = sampling.config()
+            config = sampling.config_for(loading)
+            self.terminal.rule(config.rule)
             with self.terminal.load(loading) as engine:
                 self._answer(text, config, engine)
         except EdgeSpecError as error:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from edgespec.cli.options import LoadOptions
     from edgespec.engine import Engine
+    from edgespec.speculation.rules import Rule
 
 # A model's text must not move the cursor, change colours or write the clipboard of a terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -129,6 +130,11 @@ class Terminal:
             self.detail(line)
         return engine
 
+    def rule(self, rule: Rule) -> None:
+        """Say it, if the rule by which drafted tokens are accepted is lossy."""
+        if rule.kind.lossy:
+            self.warn(f"--verify {rule} is lossy: the text may differ from the model's own.")
+
     def statistics(self, generation: Generation) -> None:
         """One line about an answer, for people who watch."""
         if self.verbose or (is_terminal(sys.stderr) and not self._quiet):
@@ -202,7 +208,7 @@ def format_statistics(generation: Generation) -> str:
             f"{count} token{'' if count == 1 else 's'}",
             f"{generation.tokens_per_second:.1f} tokens/s",
             f"{generation.tokens_per_pass:.2f} tokens per pass",
-            "exact" if generation.exact else "not bit-exact",
+            _mode(generation),
         ]
     )
 
@@ -219,10 +225,15 @@ def format_details(generation: Generation) -> str:
         "time": f"{timings.draft_s:.2f} s drafting, {timings.verify_s:.2f} s verifying, "
         f"{timings.io_wait_s:.2f} s of it waiting for the disk",
         "memory": f"{memory.peak_rss_bytes / 2**30:.2f} GiB at most of {memory.budget_bytes / 2**30:.2f} GiB",
-        "mode": ("exact" if generation.exact else "not bit-exact")
-        + (f", seed {generation.seed}" if generation.seed else ""),
+        "mode": _mode(generation) + (f", seed {generation.seed}" if generation.seed else ""),
     }
     return "\n".join(f"{name:<8}{value}" for name, value in rows.items())
+
+
+def _mode(generation: Generation) -> str:
+    if generation.lossy:
+        return f"lossy ({generation.verify})"
+    return "exact" if generation.exact else "not bit-exact"
 
 
 def print_error(what: str, hint: str) -> None:

@@ -1,0 +1,154 @@
+"""From a rule to how passes are made with it: how trees are drafted, and what is accepted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from edgespec.errors import UsageError
+from edgespec.generation import GenerationConfig
+from edgespec.speculation.drafters.base import Drafter, NoDrafter
+from edgespec.speculation.drafting import AtTemperature, Certain, Drafting, Drawn, Ranked, WhileSure
+from edgespec.speculation.drawn import DrawingDrafter, Shape, by_rank, chain, sequences
+from edgespec.speculation.draws import SeededDraws
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.noise import Stream
+from edgespec.speculation.ranking import ByProbability, ranking_for
+from edgespec.speculation.rules import Rule
+from edgespec.speculation.sampling import Sampler
+from edgespec.speculation.tree import FloatArray
+from edgespec.speculation.verification.base import Acceptance, Drafted, Law, Verifier
+from edgespec.speculation.verification.block import Block
+from edgespec.speculation.verification.choosing import sample_and_look_up
+from edgespec.speculation.verification.ksequential import KSequential
+from edgespec.speculation.verification.longest import TopKGap, Typical
+from edgespec.speculation.verification.rejection import Rejection
+from edgespec.speculation.verification.rollback import Rollback
+
+# Nodes a pass where the person asks for no number. What is drafted takes part in the text under these rules,
+# so a size that followed the clock would make the text differ from run to run.
+_CHAIN_NODES = 8
+_TREE_NODES = 16
+
+
+class Method(Protocol):
+    """How passes are made with a rule.
+
+    Attributes:
+        rule: the rule in force.
+        drafting: how trees are drafted.
+        nodes: how many nodes a pass has by default; None follows the measured cost.
+    """
+
+    rule: Rule
+    drafting: Drafting
+    nodes: int | None
+
+    def accept(self, drafted: Drafted, logits: FloatArray, text: list[int]) -> Acceptance:
+        """Decide, and append to the text what was accepted and the bonus token.
+
+        Args:
+            logits: (nodes, n_vocab) the target's.
+        """
+
+
+class Choosing(Method):
+    """The target chooses; what was drafted only decides how much of its choices is found at once."""
+
+    nodes = None
+
+    def __init__(self, rule: Rule, drafting: Drafting, sampler: Sampler) -> None:
+        self.rule = rule
+        self.drafting = drafting
+        self._sampler = sampler
+
+    def accept(self, drafted: Drafted, logits: FloatArray, text: list[int]) -> Acceptance:
+        tree = drafted.tree
+
+        def choose(node: int) -> int:
+            if node:
+                text.append(int(tree.tokens[node]))
+            return self._sampler.choose(logits[node], text)
+
+        accepted = sample_and_look_up(tree, choose)
+        text.append(accepted.bonus)
+        return accepted
+
+
+class Weighing(Method):
+    """A rule weighs what was drafted against the target's law."""
+
+    def __init__(
+        self, rule: Rule, drafting: Drafting, nodes: int, verifier: Verifier, sampler: Sampler, seed: int
+    ) -> None:
+        self.rule = rule
+        self.drafting = drafting
+        self.nodes = nodes
+        self._verifier = verifier
+        self._sampler = sampler
+        self._seed = seed
+
+    def accept(self, drafted: Drafted, logits: FloatArray, text: list[int]) -> Acceptance:
+        tree = drafted.tree
+
+        def below(node: int) -> list[int]:
+            return [int(tree.tokens[step]) for step in tree.path(node)[1:]]
+
+        def law(node: int) -> Law:
+            return self._sampler.law(logits[node], [*text, *below(node)] if self._sampler.penalizes else text)
+
+        draws = SeededDraws(self._seed, Stream.ACCEPTING, len(text))
+        accepted = self._verifier.accept(drafted, law, draws)
+        text += [*below(accepted.path[-1]), accepted.bonus]
+        return accepted
+
+
+def method_for(config: GenerationConfig, n_vocab: int, seed: int, drafter: Drafter) -> Method:
+    """The method for a person's settings and the drafter at hand.
+
+    Raises:
+        UsageError: the rule needs draws from a distribution, and the drafter has none.
+    """
+    rule = config.rule
+    if rule.name == "specexec":
+        return Choosing(
+            rule, Ranked(AtTemperature(config.temperature)), Sampler(config, n_vocab, seed, Stream.OWN)
+        )
+    if rule.kind.invariant:
+        sampler = Sampler(config, n_vocab, seed)
+        return Choosing(rule, Ranked(ranking_for(config, sampler.noise)), sampler)
+    if rule.kind.drawn and not isinstance(drafter, DrawingDrafter | NoDrafter):
+        raise UsageError(
+            f"The rule '{rule.name}' needs tokens that a model draws, and {drafter.name} draws none.",
+            "Name a small model with --draft PATH, or use --verify specexec.",
+        )
+    # The rules that are defined at a temperature of 0 look at the plain distribution there.
+    sampler = Sampler(config.with_(temperature=config.temperature or 1.0), n_vocab, seed)
+
+    def drawn(shape: Callable[[TreeLimits], Shape], *, replacement: bool = True) -> Drafting:
+        if isinstance(drafter, DrawingDrafter):
+            return Drawn(shape, replacement, sampler, n_vocab, seed)
+        return Certain(n_vocab)
+
+    def method(drafting: Drafting, nodes: int, verifier: Verifier) -> Method:
+        return Weighing(rule, drafting, nodes, verifier, sampler, seed)
+
+    if rule.name == "speculative":
+        return method(drawn(chain), _CHAIN_NODES, Rejection())
+    if rule.name == "lenience":
+        return method(drawn(chain), _CHAIN_NODES, Rejection(lenience=rule["factor"]))
+    if rule.name == "block":
+        return method(drawn(chain), _CHAIN_NODES, Block())
+    if rule.name == "specinfer":
+        return method(drawn(by_rank), _TREE_NODES, Rejection(replacement=True))
+    if rule.name == "spectr":
+        return method(drawn(sequences), _TREE_NODES, KSequential())
+    if rule.name == "recursive":
+        return method(drawn(by_rank, replacement=False), _TREE_NODES, Rejection())
+    if rule.name == "typical":
+        return method(Ranked(ByProbability()), _TREE_NODES, Typical(rule["epsilon"], rule["delta"]))
+    if rule.name == "topk-gap":
+        return method(Ranked(ByProbability()), _TREE_NODES, TopKGap(int(rule["k"]), rule["gap"]))
+    assert rule.name == "rollback", f"no method for {rule.name}"
+    drafting = Ranked(WhileSure(rule["fallback"]), chain=True)
+    return method(drafting, _TREE_NODES, Rollback(rule["distance"], int(rule["mismatches"])))
