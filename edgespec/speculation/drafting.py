@@ -10,7 +10,7 @@ import numpy as np
 
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.drawn import Drawing, DrawingDrafter, Shape
-from edgespec.speculation.draws import SeededDraws
+from edgespec.speculation.draws import DrawSource
 from edgespec.speculation.growth import Children, TreeLimits
 from edgespec.speculation.noise import Stream
 from edgespec.speculation.ranking import ByProbability, Ranking
@@ -83,7 +83,7 @@ class Drawn(Drafting):
     replacement: bool
     sampler: Sampler
     n_vocab: int
-    seed: int
+    draws: DrawSource
 
     def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
         assert isinstance(drafter, DrawingDrafter), "checked where the method was made"
@@ -94,7 +94,7 @@ class Drawn(Drafting):
                 logits = np.concatenate([logits, missing])
             return self.sampler.law(logits, [*text, *below] if self.sampler.penalizes else text)
 
-        draws = SeededDraws(self.seed, Stream.DRAFTING, len(text))
+        draws = self.draws(Stream.DRAFTING, len(text))
         return drafter.draw(text, Drawing(self.shape(limits), self.replacement, law, draws), limits.width)
 
 

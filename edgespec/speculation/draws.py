@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,9 @@ class Draws(Protocol):
 
     def pick(self, weights: NDArray[np.float64]) -> int:
         """An index, with a probability that is proportional to its weight; some weight must be above 0."""
+
+
+DrawSource = Callable[[Stream, int], Draws]  # by stream and position of the text
 
 
 class SeededDraws:

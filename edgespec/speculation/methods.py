@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from edgespec.errors import UsageError
@@ -10,7 +11,7 @@ from edgespec.generation import GenerationConfig
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.drafting import AtTemperature, Certain, Drafting, Drawn, Ranked, WhileSure
 from edgespec.speculation.drawn import DrawingDrafter, Shape, by_rank, chain, sequences
-from edgespec.speculation.draws import SeededDraws
+from edgespec.speculation.draws import DrawSource, SeededDraws
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.noise import Stream
 from edgespec.speculation.ranking import ByProbability, ranking_for
@@ -79,14 +80,20 @@ class Weighing(Method):
     """A rule weighs what was drafted against the target's law."""
 
     def __init__(
-        self, rule: Rule, drafting: Drafting, nodes: int, verifier: Verifier, sampler: Sampler, seed: int
+        self,
+        rule: Rule,
+        drafting: Drafting,
+        nodes: int,
+        verifier: Verifier,
+        sampler: Sampler,
+        draws: DrawSource,
     ) -> None:
         self.rule = rule
         self.drafting = drafting
         self.nodes = nodes
         self._verifier = verifier
         self._sampler = sampler
-        self._seed = seed
+        self._draws = draws
 
     def accept(self, drafted: Drafted, logits: FloatArray, text: list[int]) -> Acceptance:
         tree = drafted.tree
@@ -97,14 +104,19 @@ class Weighing(Method):
         def law(node: int) -> Law:
             return self._sampler.law(logits[node], [*text, *below(node)] if self._sampler.penalizes else text)
 
-        draws = SeededDraws(self._seed, Stream.ACCEPTING, len(text))
-        accepted = self._verifier.accept(drafted, law, draws)
+        accepted = self._verifier.accept(drafted, law, self._draws(Stream.ACCEPTING, len(text)))
         text += [*below(accepted.path[-1]), accepted.bonus]
         return accepted
 
 
-def method_for(config: GenerationConfig, n_vocab: int, seed: int, drafter: Drafter) -> Method:
+def method_for(
+    config: GenerationConfig, n_vocab: int, seed: int, drafter: Drafter, draws: DrawSource | None = None
+) -> Method:
     """The method for a person's settings and the drafter at hand.
+
+    Args:
+        n_vocab: the target's.
+        draws: where chance comes from, if not from the seed.
 
     Raises:
         UsageError: the rule needs draws from a distribution, and the drafter has none.
@@ -122,16 +134,17 @@ def method_for(config: GenerationConfig, n_vocab: int, seed: int, drafter: Draft
             f"The rule '{rule.name}' needs tokens that a model draws, and {drafter.name} draws none.",
             "Name a small model with --draft PATH, or use --verify specexec.",
         )
+    source = draws or partial(SeededDraws, seed)
     # The rules that are defined at a temperature of 0 look at the plain distribution there.
     sampler = Sampler(config.with_(temperature=config.temperature or 1.0), n_vocab, seed)
 
     def drawn(shape: Callable[[TreeLimits], Shape], *, replacement: bool = True) -> Drafting:
         if isinstance(drafter, DrawingDrafter):
-            return Drawn(shape, replacement, sampler, n_vocab, seed)
+            return Drawn(shape, replacement, sampler, n_vocab, source)
         return Certain(n_vocab)
 
     def method(drafting: Drafting, nodes: int, verifier: Verifier) -> Method:
-        return Weighing(rule, drafting, nodes, verifier, sampler, seed)
+        return Weighing(rule, drafting, nodes, verifier, sampler, source)
 
     if rule.name == "speculative":
         return method(drawn(chain), _CHAIN_NODES, Rejection())
