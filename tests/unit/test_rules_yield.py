@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tables import PickingDrafter, Table, TableDrafter, fixed, limits, mean_accepted, pairs
+from edgespec.generation import GenerationConfig
+from edgespec.speculation.drawn import by_rank, chain, sequences
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.methods import method_for
+from edgespec.speculation.verification.base import excess
+from tests.unit.tables import (
+    PickingDrafter,
+    Table,
+    TableDrafter,
+    fixed,
+    limits,
+    mean_accepted,
+    one_pass,
+    pairs,
+)
 
 ROUNDING = 1e-12
 
@@ -51,13 +66,11 @@ def test_draws_without_replacement_are_accepted_as_often_or_more(
     pair: tuple[Table, Table, int], count: int
 ) -> None:
     target, drafter, vocabulary = pair
-    star = limits(count + 1, depth=1)
-    without, independent, sequential = (
-        mean_accepted(rule, target, TableDrafter(drafter), star, vocabulary)
-        for rule in ("recursive", "specinfer", "spectr")
+    without, independent = (
+        mean_accepted(rule, target, TableDrafter(drafter), limits(count + 1, depth=1), vocabulary)
+        for rule in ("recursive", "specinfer")
     )
     assert without >= independent - ROUNDING
-    assert without >= sequential - ROUNDING
 
 
 @given(pairs(), st.lists(st.integers(0, 1), min_size=1, max_size=3))
@@ -66,8 +79,6 @@ def test_a_picked_chain_is_accepted_as_often_as_the_target_chooses_it(
     pair: tuple[Table, Table, int], guess: list[int]
 ) -> None:
     target, _, vocabulary = pair
-    import numpy as np
-
     expected, chance = 0.0, 1.0
     text: tuple[int, ...] = (1, 0)
     for token in guess:
@@ -77,3 +88,57 @@ def test_a_picked_chain_is_accepted_as_often_as_the_target_chooses_it(
     drafter = PickingDrafter([guess])
     mean = mean_accepted("speculative", target, drafter, limits(len(guess) + 1, 3), vocabulary)
     assert mean == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["speculative", "block", "specinfer", "spectr", "recursive"])
+def test_a_drafter_that_is_the_target_is_always_right(rule: str) -> None:
+    """So the same penalties, filters and temperature apply to both."""
+    both = fixed([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4])
+    config = GenerationConfig(
+        temperature=0.7,
+        top_k=3,
+        top_p=0.95,
+        min_p=0.02,
+        repeat_penalty=1.3,
+        presence_penalty=0.4,
+        verify=rule,
+    )
+    drafter = TableDrafter(both)
+    method = method_for(config, 4, 3, drafter)
+    assert one_pass(method, drafter, both, limits(10, depth=3))[1] == 3
+
+
+def test_equal_draws_are_one_node_that_goes_on_with_all_of_them() -> None:
+    drafter = TableDrafter(fixed([0.0, 1.0]))
+    config = GenerationConfig(temperature=1, verify="spectr")
+    guess = method_for(config, 2, 1, drafter).drafting.draft(drafter, [1, 0], limits(10, depth=3))
+    assert guess.tree.tokens.tolist() == [0, 1, 1, 1]
+    assert guess.drawn == {0: [1, 1, 1], 1: [1, 1, 1], 2: [1, 1, 1]}
+
+
+def test_draws_without_replacement_end_with_the_law() -> None:
+    drafter = TableDrafter(fixed([0.5, 0.0, 0.5]))
+    config = GenerationConfig(temperature=1, verify="recursive")
+    guess = method_for(config, 3, 1, drafter).drafting.draft(drafter, [1, 0], limits(4, depth=1))
+    assert sorted(guess.drawn[0]) == [0, 2]
+
+
+def test_shapes_keep_their_limits() -> None:
+    for budget in range(1, 40):
+        for depth in range(5):
+            for leaves in (1, 3, 64):
+                most = TreeLimits(budget=budget, depth=depth, leaves=leaves, branching=8 if leaves > 1 else 1)
+                for shape in (chain(most), sequences(most), by_rank(most)):
+                    assert len(shape.below) <= budget
+                    assert sum(not below for below in shape.below) <= leaves
+                    depths = [0] * len(shape.below)
+                    for node, below in enumerate(shape.below):
+                        for child in below:
+                            depths[child] = depths[node] + 1
+                    assert max(depths) <= depth
+
+
+def test_what_is_left_of_two_equal_laws_is_the_law() -> None:
+    law = np.array([0.25, 0.75])
+    assert excess(law, law) is law
+    assert excess(law, np.array([0.5, 0.5])).tolist() == [0.0, 0.25]

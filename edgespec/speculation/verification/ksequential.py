@@ -37,7 +37,7 @@ def _token(target: Law, drafter: Law, drawn: Sequence[int], draws: Draws) -> int
         if draws.coin(target[token] / (rho * drafter[token])):
             return token
     accepted = 1.0 - (1.0 - min(passes, 1.0)) ** len(drawn)
-    return draws.pick(excess(target, covered * 1.0) if passes else target)
+    return draws.pick(excess(target, covered * (accepted / passes)) if passes else target)
 
 
 def smallest_rho(target: Law, drafter: Law, count: int) -> float:
