@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from edgespec.generation import GenerationConfig
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.drawn import Drawing, grow_drawn
-from edgespec.speculation.growth import Frontier, TreeLimits
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow_best_first
 from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, TokenTree
@@ -47,11 +48,21 @@ class TableDrafter:
         self._tokens: dict[int, Text] = {}
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        raise AssertionError("these rules draw")
+        self._start(text)
+
+        def expand(frontier: Frontier) -> Children:
+            logits = torch.from_numpy(self._read(frontier)[1])
+            positions = [len(text) + int(depth) for depth in frontier.depths]
+            return ranking.best(logits, positions, limits.branching)
+
+        return grow_best_first(text[-1], expand, limits)
 
     def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> Drafted:
-        self._text, self._tokens = tuple(text), {}
+        self._start(text)
         return grow_drawn(text[-1], self._read, drawing, width)
+
+    def _start(self, text: Sequence[int]) -> None:
+        self._text, self._tokens = tuple(text), {}
 
     def _read(self, frontier: Frontier) -> tuple[list[int], FloatArray]:
         for node, token, parent in zip(frontier.nodes, frontier.tokens, frontier.parents, strict=True):
@@ -77,17 +88,19 @@ class PickingDrafter(Drafter):
     def close(self) -> None: ...
 
 
-def one_pass(method: Method, drafter: Drafter, target: Table, limits: TreeLimits) -> tuple[Text, int]:
-    """The text after a pass, and how many drafted tokens were accepted."""
-    text = list(PROMPT)
+def one_pass(
+    method: Method, drafter: Drafter, target: Table, limits: TreeLimits, start: Text = PROMPT
+) -> tuple[Text, int]:
+    """What a pass adds to a text, and how many drafted tokens were accepted."""
+    text = list(start)
     guess = method.drafting.draft(drafter, text, limits)
     before = tuple(text[:-1])
     logits = np.stack([target((*before, *text_of(guess.tree, node))) for node in range(len(guess.tree))])
     accepted = method.accept(guess, logits, text)
     assert len(guess.tree) <= limits.budget
-    assert len(text) == len(PROMPT) + len(accepted.path)
+    assert len(text) == len(start) + len(accepted.path)
     assert list(accepted.path) == guess.tree.path(accepted.path[-1])
-    return tuple(text[len(PROMPT) :]), len(accepted.path) - 1
+    return tuple(text[len(start) :]), len(accepted.path) - 1
 
 
 def mean_accepted(rule: str, target: Table, drafter: Drafter, limits: TreeLimits, vocabulary: int) -> float:
