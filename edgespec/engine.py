@@ -33,11 +33,10 @@ from edgespec.models.runtime import AbortFlag, DecodeAborted
 from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.ranking import Ranking, ranking_for
-from edgespec.speculation.sampling import Sampler
+from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.verification import Acceptance, sample_and_look_up
+from edgespec.speculation.verification.base import Acceptance
 from edgespec.target import Target
 
 
@@ -87,7 +86,6 @@ class Engine:
         self._memory = memory or MemoryUse()
         self._abort = abort
         self._grammars = Grammars(target.model.vocabulary)
-        self._constraint: Constraint | None = None  # of the running answer
         self._busy = threading.Lock()
 
     @property
@@ -101,49 +99,41 @@ class Engine:
         mode = "exact" if self.target.rule else "not bit-exact"
         return f"{self.target.model.path.name}, drafted by {self.drafter.name}, {mode}"
 
-    def passes(self, text: list[int], sampler: Sampler, max_tokens: int) -> Iterator[PassRecord]:
+    def passes(self, text: list[int], method: Method, max_tokens: int) -> Iterator[PassRecord]:
         """The loop: appends accepted tokens to `text` and yields a record of each pass.
 
         The cache must hold all of `text` but its last token, which becomes the root of the first tree.
         """
-        ranking = ranking_for(sampler.config, sampler.noise)
-        if self._constraint is not None:
-            ranking = self._constraint.guiding(ranking, text)
+        sizer = self._sizer_for(method)
         end = len(text) + max_tokens
         while len(text) < end:
-            limits = self._sizer.limits()
+            limits = sizer.limits()
             # The bonus token comes on top of the path, so the path may be one shorter than what is left.
             limits = replace(limits, depth=min(limits.depth, end - len(text) - 1))
-            record = self._pass(text, limits, sampler, ranking)
-            self._sizer.record(record)
+            record = self._pass(text, limits, method)
+            sizer.record(record)
             if record.nodes == 1:
                 self._plain_s = min(record.seconds, 1.05 * (self._plain_s or math.inf))
             yield record
 
-    def _pass(self, text: list[int], limits: TreeLimits, sampler: Sampler, ranking: Ranking) -> PassRecord:
+    def _sizer_for(self, method: Method) -> FixedSizer | AdaptiveSizer:
+        if method.nodes is None or isinstance(self._sizer, FixedSizer):
+            return self._sizer
+        return FixedSizer(replace(self._most, budget=min(method.nodes, self._most.budget)))
+
+    def _pass(self, text: list[int], limits: TreeLimits, method: Method) -> PassRecord:
         """Draft, verify, accept, commit."""
         start = time.perf_counter()
-        tree = self.drafter.draft(text, limits, ranking)
-        if self._constraint is not None:
-            tree = self._constraint.pruned(tree, text)
+        guess = method.drafting.draft(self.drafter, text, limits)
+        tree = guess.tree
 
         drafted = time.perf_counter()
         waited = self.target.context.waited_s
         logits = self.target.verify(tree)
-        if self._constraint is not None:
-            logits = self._constraint.masked(logits, tree, text)
         waited = self.target.context.waited_s - waited
 
         verified = time.perf_counter()
-
-        def choose(node: int) -> int:
-            if node:
-                text.append(int(tree.tokens[node]))
-            return sampler.choose(logits[node], text)
-
-        accepted = sample_and_look_up(tree, choose)
-        text.append(accepted.bonus)
-
+        accepted = method.accept(guess, logits, text)
         self.target.commit(tree, accepted.path)
         if len(tree) > 1:
             self.last_round = tree, accepted
@@ -176,7 +166,8 @@ class Engine:
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
             TemplateError: messages were given and the model has no template, or a broken one.
-            UsageError: the prompt is empty, the grammar is wrong, or the engine is busy with another answer.
+            UsageError: the prompt is empty, the grammar is wrong, the drafter cannot serve the rule of
+                `config.verify`, or the engine is busy with another answer.
         """
         config = config or GenerationConfig()
         tokens = self.encoder.encode(prompt, raw=raw)
@@ -254,10 +245,11 @@ class Engine:
         config: GenerationConfig,
         on_prefill: Callable[[int, int], None] | None,
     ) -> Iterator[Chunk]:
-        self._constraint = self._new_constraint(len(prompt), config)
-        answer = self._new_answer(len(prompt), config)
+        seed = secrets.randbits(32) if config.seed is None else config.seed
+        constraint = self._new_constraint(len(prompt), config)
+        method = method_for(config, self.target.model.vocabulary.n_tokens, seed, self.drafter, constraint)
+        answer = self._new_answer(len(prompt), config, seed)
         builder = AnswerBuilder(answer, self.target.model.vocabulary, config.stop)
-        sampler = Sampler(config, self.target.model.vocabulary.n_tokens, answer.seed)
         timings = answer.timings
         text = list(prompt)
         most = room if config.max_tokens is None else min(config.max_tokens, room)
@@ -266,7 +258,7 @@ class Engine:
             start = time.perf_counter()
             self.target.prefill(text[:-1], on_prefill)
             timings.prefill_s = time.perf_counter() - start
-            for record in self.passes(text, sampler, most):
+            for record in self.passes(text, method, most):
                 answer.passes.append(record)
                 timings.draft_s += record.draft_s
                 timings.verify_s += record.verify_s
@@ -296,13 +288,14 @@ class Engine:
             return None
         return Constraint(self._grammars.matcher(config.grammar), prompt_tokens, self._grammars.ends)
 
-    def _new_answer(self, prompt_tokens: int, config: GenerationConfig) -> Generation:
+    def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
         self._abort.clear()
-        seed = secrets.randbits(32) if config.seed is None else config.seed
         answer = Generation(
             prompt_tokens=prompt_tokens,
             seed=0 if config.greedy else seed,
-            exact=self.target.rule is not None,
+            exact=self.target.rule is not None and config.rule.kind.invariant,
+            verify=str(config.rule),
+            lossy=config.rule.kind.lossy,
             memory=replace(self._memory),
         )
         # Loading is paid once, by the first answer.

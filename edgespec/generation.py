@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from edgespec.errors import UsageError
+from edgespec.speculation.rules import Rule, parse_rule
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -44,6 +45,8 @@ class GenerationConfig:
         seed: fixes the sampled text, whatever the drafter or the tree; None picks one and reports it.
         stop: the answer ends before the first of these strings.
         grammar: the form that the answer must have.
+        verify: the rule by which drafted tokens are accepted, NAME or NAME:PARAMETER=VALUE,...; "auto" is
+            greedy at temperature 0 and shared noise above.
 
     Raises:
         UsageError: a value is out of its range.
@@ -61,6 +64,7 @@ class GenerationConfig:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None
+    verify: str = "auto"
 
     def __post_init__(self) -> None:
         _check(
@@ -110,6 +114,16 @@ class GenerationConfig:
         )
         _check(not isinstance(self.stop, str), "stop", repr(self.stop), "a list of texts")
         _check(all(self.stop), "stop", "''", "a text that is not empty")
+        if parse_rule(self.verify).name == "greedy" and not self.greedy:
+            raise UsageError(
+                f"The rule 'greedy' takes the likeliest token, and temperature is {self.temperature}.",
+                "Leave out one of them.",
+            )
+
+    @property
+    def rule(self) -> Rule:
+        """The rule in force at this temperature."""
+        return parse_rule(self.verify).in_force(greedy=self.greedy)
 
     @property
     def greedy(self) -> bool:
@@ -206,8 +220,10 @@ class Generation:
         finish_reason: "stop" (end token or stop string), "length" (max_tokens, or the context is full),
             "cancelled", or "error".
         context_full: the answer ended because the context had no room left.
-        exact: the kernels were held to one row rule, so that the text is the same bit for bit with any
-            drafter and tree.
+        exact: the kernels were held to one row rule, and the text is the same bit for bit with any drafter
+            and tree.
+        verify: the rule that was in force.
+        lossy: that rule may accept what the target would not have chosen.
         seed: the seed in force; 0 when greedy.
         passes: one record for every target pass.
         plain_pass_s: seconds that a pass without drafts takes, as last measured; 0 if none was.
@@ -219,6 +235,8 @@ class Generation:
     context_full: bool = False
     prompt_tokens: int = 0
     exact: bool = False
+    verify: str = "auto"
+    lossy: bool = False
     seed: int = 0
     passes: list[PassRecord] = field(default_factory=list)
     plain_pass_s: float = 0.0
@@ -293,6 +311,8 @@ class Generation:
                 "nodes_per_pass": round(self.nodes_per_pass, 3),
                 "acceptance_rate": round(self.acceptance_rate, 4),
                 "exact": self.exact,
+                "verify": self.verify,
+                "lossy": self.lossy,
             },
             "memory": {
                 "budget_bytes": m.budget_bytes,

@@ -73,6 +73,7 @@ class BatchRun:
         keys: list[Key] = []
         with ExitStack() as stack:
             lines = stack.enter_context(_open_input(input_name))
+            self._terminal.rule(self._config.rule)
             engine = stack.enter_context(self._terminal.load(loading))
             self._progress = Progress(_count_lines(input_name))
             for job in read_jobs(lines):

@@ -48,12 +48,13 @@ def chat(
     output: OutputOptions,
 ) -> None:
     """Hold a conversation."""
-    config = sampling.config()
+    config = sampling.config_for(loading)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     results = ResultStream(sys.stdout, "Standard output")
     typed = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     if typed and output.as_json:
         raise UsageError("--json is not for a chat at a terminal.", "Pipe the questions in, a line each.")
+    terminal.rule(config.rule)
     with ExitStack() as stack:
         file = None
         if session is not None:

@@ -81,7 +81,13 @@ def generate(
             results = file.results
         if input_name is not None:
             batch = BatchRun(
-                sampling.config(), terminal, results, file=file, answers=answers, system=system, raw=raw
+                sampling.config_for(loading),
+                terminal,
+                results,
+                file=file,
+                answers=answers,
+                system=system,
+                raw=raw,
             )
             batch.run(input_name, loading)
         else:
@@ -104,7 +110,8 @@ class _SinglePrompt:
         """Answer the prompt, or standard input if there is none; a JSON object is also made of a failure."""
         try:
             text = prompt = _checked(_read_stdin() if prompt is None else prompt)
-            config = sampling.config()
+            config = sampling.config_for(loading)
+            self.terminal.rule(config.rule)
             with self.terminal.load(loading) as engine:
                 for index in range(self.answers):
                     if index and self.as_text:

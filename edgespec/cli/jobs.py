@@ -156,6 +156,8 @@ def _setting(name: str, value: Any) -> Any:
         value = tuple(texts) if fits else value
     elif value is None:
         fits = default is None
+    elif isinstance(default, str):
+        fits = isinstance(value, str)
     else:
         kinds = (int, float) if isinstance(default, float) else int
         fits = isinstance(value, kinds) and not isinstance(value, bool)

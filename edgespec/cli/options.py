@@ -232,6 +232,15 @@ class SamplingOptions:
         str | None,
         _option("Sampling", "--grammar", "Answer by this grammar: GBNF or Lark.", metavar="FILE"),
     ] = None
+    verify: Annotated[
+        str,
+        _option(
+            "Speculation",
+            "--verify",
+            "Rule by which drafted tokens are accepted: see docs/verification.md.",
+            metavar="RULE",
+        ),
+    ] = _DEFAULTS.verify
 
     def config(self) -> GenerationConfig:
         """The same, checked.
@@ -249,6 +258,20 @@ class SamplingOptions:
         values = asdict(self) | {"stop": tuple(self.stop or ()), "grammar": form}
         del values["json_schema"]
         return GenerationConfig(**values)
+
+    def config_for(self, loading: LoadOptions) -> GenerationConfig:
+        """The same, for a model that is loaded so.
+
+        Raises:
+            UsageError: a value is out of its range, or --exact and --verify contradict each other.
+        """
+        config = self.config()
+        if loading.exact and not config.rule.kind.invariant:
+            raise UsageError(
+                f"The text depends on the drafter with --verify {self.verify}, and with --exact it must not.",
+                "Leave out one of them.",
+            )
+        return config
 
 
 @dataclass(frozen=True)

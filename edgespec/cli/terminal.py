@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from edgespec.cli.options import LoadOptions
     from edgespec.engine import Engine
+    from edgespec.speculation.rules import Rule
 
 # A model's text must not move the cursor, change colours or write the clipboard of a terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -167,6 +168,11 @@ class Terminal:
         """Print a styled line."""
         _console().print(line, soft_wrap=True)
 
+    def rule(self, rule: Rule) -> None:
+        """Say it, if the rule by which drafted tokens are accepted is lossy."""
+        if rule.kind.lossy:
+            self.warn(f"--verify {rule} is lossy: the text may differ from the model's own.")
+
     def statistics(self, generation: Generation) -> None:
         """One line about an answer, for people who watch."""
         if self.verbose or (is_terminal(sys.stderr) and not self._quiet):
@@ -281,7 +287,7 @@ def format_statistics(generation: Generation) -> str:
             f"{generation.tokens_per_pass:.2f} tokens per pass",
             f"bound by {generation.bound_by}",
             *([f"{generation.gain:.1f}x plain decoding"] if generation.gain else []),
-            "exact" if generation.exact else "not bit-exact",
+            _mode(generation),
         ]
     )
 
@@ -301,8 +307,7 @@ def format_details(generation: Generation) -> str:
         if generation.gain
         else "not known: no plain pass was measured beside trees",
         "memory": f"{memory.peak_rss_bytes / 2**30:.2f} GiB at most of {memory.budget_bytes / 2**30:.2f} GiB",
-        "mode": ("exact" if generation.exact else "not bit-exact")
-        + (f", seed {generation.seed}" if generation.seed else ""),
+        "mode": _mode(generation) + (f", seed {generation.seed}" if generation.seed else ""),
     }
     return "\n".join(f"{name:<8}{value}" for name, value in rows.items())
 
@@ -321,6 +326,12 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for line in lines
     )
     return "".join(f"{line}\n" for line in text)
+
+
+def _mode(generation: Generation) -> str:
+    if generation.lossy:
+        return f"lossy ({generation.verify})"
+    return "exact" if generation.exact else "not bit-exact"
 
 
 def print_error(what: str, hint: str) -> None:

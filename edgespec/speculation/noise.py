@@ -8,17 +8,33 @@ with the same noise tends to draw the same token (Daliri et al. 2025, drafter-in
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-class GumbelNoise:
-    """Noise by position, from Philox: a counter-based generator, so any position can be asked for."""
+class Stream(IntEnum):
+    """What chance is used for: streams of one seed have nothing in common."""
 
-    def __init__(self, seed: int, n_vocab: int) -> None:
+    SHARED = 0  # noise that drafter and target both see
+    OWN = 1  # noise that only the target sees
+    DRAFTING = 2
+    ACCEPTING = 3
+
+
+def philox(seed: int, stream: Stream, position: int) -> np.random.Philox:
+    """The generator of a stream at a position of the text; counter-based, so any can be asked for."""
+    return np.random.Philox(key=seed, counter=[0, position, stream, 0])
+
+
+class GumbelNoise:
+    """Noise by position."""
+
+    def __init__(self, seed: int, n_vocab: int, stream: Stream = Stream.SHARED) -> None:
         self.seed = seed
+        self._stream = stream
         self._n_vocab = n_vocab
         # A tree spans few positions, and each is asked for by drafter and target.
         self._bits = lru_cache(maxsize=32)(self._draw)
@@ -34,5 +50,4 @@ class GumbelNoise:
         return noise
 
     def _draw(self, position: int) -> NDArray[np.uint64]:
-        generator = np.random.Philox(key=self.seed, counter=[0, position, 0, 0])
-        return generator.random_raw(self._n_vocab)
+        return philox(self.seed, self._stream, position).random_raw(self._n_vocab)

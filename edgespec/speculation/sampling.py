@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.generation import GenerationConfig
-from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.noise import GumbelNoise, Stream
 
 FloatArray = NDArray[np.float32]
 
@@ -21,12 +21,17 @@ class Sampler:
     """Chooses tokens from logits, the same ones for the same seed.
 
     Filters apply in llama.cpp's order: penalties, top-k, top-p, min-p, temperature.
+
+    Attributes:
+        penalizes: the choice depends on the tokens of the text, not only on their number.
     """
 
-    def __init__(self, config: GenerationConfig, n_vocab: int, seed: int = 0) -> None:
+    def __init__(
+        self, config: GenerationConfig, n_vocab: int, seed: int = 0, stream: Stream = Stream.SHARED
+    ) -> None:
         self.config = config
-        self.noise = GumbelNoise(seed, n_vocab)
-        self._penalizes = (
+        self.noise = GumbelNoise(seed, n_vocab, stream)
+        self.penalizes = (
             config.repeat_penalty,
             config.frequency_penalty,
             config.presence_penalty,
@@ -39,12 +44,27 @@ class Sampler:
             logits: (n_vocab,) the target's, after the last token of the text.
             text: all tokens before the one to choose; its length is the position.
         """
-        if self._penalizes:
+        if self.penalizes:
             logits = self.penalized(logits, text)
         if self.config.greedy:
             return int(logits.argmax())
         tokens, scores = self.distribution(logits)
         return int(tokens[np.argmax(scores + self.noise.at(len(text), tokens))])
+
+    def law(self, logits: FloatArray, text: Sequence[int]) -> NDArray[np.float64]:
+        """(n_vocab,) probabilities of what `choose` draws from, for a temperature above 0.
+
+        Args:
+            logits: (n_vocab,) after the last token of the text.
+            text: all tokens before the one to choose; only penalties look at it.
+        """
+        if self.penalizes:
+            logits = self.penalized(logits, text)
+        tokens, scores = self.distribution(logits)
+        weights = np.exp(scores)
+        law = np.zeros(len(logits))
+        law[tokens] = weights / weights.sum()
+        return law
 
     def penalized(self, logits: FloatArray, text: Sequence[int]) -> FloatArray:
         """A copy of the logits with tokens seen before made less likely."""

@@ -28,7 +28,7 @@ from edgespec.cli.jobs import read_jobs
 from edgespec.cli.main import app, main
 from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, parse_size
 from edgespec.cli.prompting import join_lines
-from edgespec.cli.terminal import ResultStream, Terminal, format_prefill, format_statistics
+from edgespec.cli.terminal import ResultStream, Terminal, format_details, format_prefill, format_statistics
 from edgespec.errors import ContextLengthError, OutputError, UsageError
 from edgespec.generation import Chunk, Generation, GenerationConfig, PassRecord
 
@@ -919,3 +919,67 @@ def test_prefill_line() -> None:
     assert format_prefill(0, 400, 0.0) == f"Reading the prompt {'─' * 20} 0 of 400"
     assert format_prefill(100, 400, 30.0).endswith(" 100 of 400, 1:30 left")
     assert format_prefill(100, 400, 1500.0, columns=40) == "Reading the prompt 100 of 400, 1:15:00 left"
+
+
+# Rules of verification
+
+
+def test_the_rule_is_a_setting_of_each_answer(engine: TalkingEngine, tmp_path: Path) -> None:
+    flags = ["--temperature", "0.8", "--verify", "recursive", "--quiet"]
+    lines = write_lines(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b", "verify": "block"})
+    assert main(["generate", "--input", str(lines), "--output", str(tmp_path / "out.jsonl"), *flags]) == 0
+    assert [config.verify for _, config, _ in engine.asked] == ["recursive", "block"]
+
+
+def test_a_rule_of_the_wrong_kind_on_a_line(
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job,) = read_jobs([b'{"prompt": "a", "verify": 3}'])
+    assert job.error == "The field 'verify' is 3, which is of the wrong kind."
+
+
+def test_lossy_output_is_labelled(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "--verify lenience:factor=0.5 is lossy: the text may differ from the model's own.\n"
+    flags = ["--temperature", "0.8", "--verify", "lenience"]
+    for arguments in (["generate", "-p", "Hi"], ["generate", "-p", "Hi", "--quiet"]):
+        assert main([*arguments, *flags]) == 0
+        assert capsys.readouterr() == ("Blue as ever.\n", told)
+    answer = Generation(verify="lenience:factor=0.5", lossy=True)
+    assert format_statistics(answer).endswith(", lossy (lenience:factor=0.5)")
+    assert "mode    lossy (lenience:factor=0.5)" in format_details(answer)
+    assert answer.to_json("Hi")["speculation"]["lossy"] is True
+
+
+def test_a_chat_says_that_it_is_lossy(
+    engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["chat", "--verify", "topk-gap"]) == 0
+    err = capsys.readouterr().err
+    assert err == "--verify topk-gap:k=3,gap=1 is lossy: the text may differ from the model's own.\n"
+
+
+def test_lossless_rules_say_nothing(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (["--temperature", "0.8", "--verify", "recursive"], ["--verify", "typical"]):
+        assert main(["generate", "-p", "Hi", *flags]) == 0  # at temperature 0 typical acceptance is greedy
+        assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--verify recursiv", "There is no rule 'recursiv' to verify by.\nDid you mean recursive?"),
+        (
+            "--verify greedy --temperature 1",
+            "The rule 'greedy' takes the likeliest token, and temperature is 1.0.\nLeave out one of them.",
+        ),
+        (
+            "--verify block --temperature 1 --exact",
+            "The text depends on the drafter with --verify block, and with --exact it must not.\n"
+            "Leave out one of them.",
+        ),
+    ],
+)
+def test_rules_that_cannot_be_had(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-p", "Hi", *flags.split()]) == 2
+    assert capsys.readouterr() == ("", f"Error: {message}\n")

@@ -139,6 +139,8 @@ def test_the_json_record_has_the_promised_names_and_values() -> None:
             "nodes_per_pass": 5.0,
             "acceptance_rate": 0.375,
             "exact": True,
+            "verify": "auto",
+            "lossy": False,
         },
         "memory": {
             "budget_bytes": 10,
@@ -160,6 +162,8 @@ def test_an_answer_without_tokens_has_a_record_without_nonsense() -> None:
         "nodes_per_pass": 0,
         "acceptance_rate": 0,
         "exact": False,
+        "verify": "auto",
+        "lossy": False,
     }
     json.dumps(record, allow_nan=False)
 

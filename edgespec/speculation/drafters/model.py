@@ -16,9 +16,11 @@ from edgespec.models.identity import cache_identity
 from edgespec.models.runtime import Context, DecodeAborted, Model
 from edgespec.models.states import BLOCK, StateStore
 from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drawn import Drawing, grow_drawn
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow_best_first
 from edgespec.speculation.ranking import Ranking
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.verification.base import Drafted
 
 
 @dataclass
@@ -74,6 +76,15 @@ class ModelDrafter(Drafter):
         self._limits, self._ranking = limits, ranking
         return grow_best_first(text[-1], self._expand, limits)
 
+    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> Drafted:
+        """A tree whose tokens are drawn from this model's distribution.
+
+        Raises:
+            DecodeAborted: stopped from outside; the next call goes on from what was read.
+        """
+        self._catch_up(text)
+        return grow_drawn(text[-1], self._read_frontier, drawing, width)
+
     def close(self) -> None:
         """Free the context and the weights."""
         self._context.close()
@@ -125,14 +136,10 @@ class ModelDrafter(Drafter):
 
     def _expand(self, frontier: Frontier) -> Children:
         """One draft step."""
-        if frontier.nodes[0] == 0:
-            self._read_pending()
-            rows = [0]
-        else:
-            rows = self._read_nodes(frontier)
-            if not rows:
-                return Children.none(len(frontier.nodes))
-        logits = torch.from_numpy(self._context.logits())[:, : self._n_vocab]
+        rows, values = self._read_frontier(frontier)
+        if not rows:
+            return Children.none(len(frontier.nodes))
+        logits = torch.from_numpy(values)
         positions = [len(self._read) + int(depth) for depth in frontier.depths[rows]]
         self._ranking.expanding(frontier, rows)
         best = self._ranking.best(logits, positions, self._limits.branching)
@@ -141,6 +148,15 @@ class ModelDrafter(Drafter):
         children = Children.none(len(frontier.nodes), best.tokens.shape[1])
         children.tokens[rows], children.logprobs[rows] = best.tokens, best.logprobs
         return children
+
+    def _read_frontier(self, frontier: Frontier) -> tuple[list[int], FloatArray]:
+        """The rows of a frontier that could be read, and their logits, valid until the next decode."""
+        if frontier.nodes[0] == 0:
+            self._read_pending()
+            rows = [0]
+        else:
+            rows = self._read_nodes(frontier)
+        return rows, self._context.logits()[: len(rows), : self._n_vocab]
 
     def _read_pending(self) -> None:
         """Read the text up to the root, the root's logits with it."""

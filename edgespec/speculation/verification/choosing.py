@@ -1,24 +1,11 @@
-"""Which path of a verified tree is accepted."""
+"""Choose the next token, and see whether the tree holds it: the skeleton of most rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from edgespec.speculation.tree import TokenTree
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """What a pass yields.
-
-    Attributes:
-        path: accepted nodes from the root, the root included.
-        bonus: the token the target chose after the last of them.
-    """
-
-    path: tuple[int, ...]
-    bonus: int
+from edgespec.speculation.verification.base import Acceptance
 
 
 def sample_and_look_up(tree: TokenTree, choose: Callable[[int], int]) -> Acceptance:

@@ -1,0 +1,125 @@
+"""How the trees of a rule are drafted: drawn from the drafter's law, or picked as its best guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from edgespec.speculation.constraint import Constraint
+from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drawn import Drawing, DrawingDrafter, Shape
+from edgespec.speculation.draws import DrawSource
+from edgespec.speculation.growth import Children, TreeLimits
+from edgespec.speculation.noise import Stream
+from edgespec.speculation.ranking import ByProbability, Ranking
+from edgespec.speculation.sampling import Sampler
+from edgespec.speculation.tree import FloatArray
+from edgespec.speculation.verification.base import Drafted, Law
+
+if TYPE_CHECKING:
+    import torch
+
+_COLDEST = 0.01  # below it the drafter's first candidate has all the probability anyway
+
+
+class Drafting(Protocol):
+    """Has a drafter make the kind of tree that a rule needs."""
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+        """A tree below the last token of the text."""
+
+
+@dataclass(frozen=True)
+class Ranked(Drafting):
+    """The best nodes by a ranking, as a tree or as a chain."""
+
+    ranking: Ranking
+    chain: bool = False
+    constraint: Constraint | None = None
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+        if self.chain:
+            limits = replace(limits, leaves=1, width=1, branching=1)
+        if self.constraint is None:
+            return Drafted(drafter.draft(text, limits, self.ranking))
+        tree = drafter.draft(text, limits, self.constraint.guiding(self.ranking, text))
+        return Drafted(self.constraint.pruned(tree, text))
+
+
+@dataclass(frozen=True)
+class Certain(Drafting):
+    """The best chain, told as draws: each from a law that has only one token.
+
+    Args:
+        n_vocab: the target's.
+    """
+
+    n_vocab: int
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+        tree = Ranked(ByProbability(), chain=True).draft(drafter, text, limits).tree
+        tokens = list(enumerate(tree.tokens[1:].tolist()))
+        return Drafted(
+            tree,
+            {node: [token] for node, token in tokens},
+            {node: self._certain(token) for node, token in tokens},
+        )
+
+    def _certain(self, token: int) -> Law:
+        law = np.zeros(self.n_vocab)
+        law[token] = 1.0
+        return law
+
+
+@dataclass(frozen=True)
+class Drawn(Drafting):
+    """Tokens drawn from the drafter's law, after the same penalties, filters and temperature as the target's.
+
+    Args:
+        shape: how many tokens are drawn, and where, within limits.
+        replacement: whether one may be drawn twice below one node.
+        n_vocab: the target's.
+    """
+
+    shape: Callable[[TreeLimits], Shape]
+    replacement: bool
+    sampler: Sampler
+    n_vocab: int
+    draws: DrawSource
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+        assert isinstance(drafter, DrawingDrafter), "checked where the method was made"
+
+        def law(logits: FloatArray, below: Sequence[int]) -> Law:
+            if len(logits) < self.n_vocab:
+                missing = np.full(self.n_vocab - len(logits), -np.inf, dtype=np.float32)
+                logits = np.concatenate([logits, missing])
+            return self.sampler.law(logits, [*text, *below] if self.sampler.penalizes else text)
+
+        draws = self.draws(Stream.DRAFTING, len(text))
+        return drafter.draw(text, Drawing(self.shape(limits), self.replacement, law, draws), limits.width)
+
+
+class AtTemperature(Ranking):
+    """Ranks by the probability that candidates have at a temperature."""
+
+    def __init__(self, temperature: float) -> None:
+        self._temperature = max(temperature, _COLDEST)
+
+    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
+        return ByProbability().best(logits / self._temperature, positions, count)
+
+
+class WhileSure(Ranking):
+    """Ends a draft where the drafter's first candidate is less likely than a floor (BiLD's fallback)."""
+
+    def __init__(self, floor: float) -> None:
+        self._floor = floor
+
+    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
+        children = ByProbability().best(logits, positions, count)
+        unsure = np.exp(children.logprobs[:, :1]) < self._floor
+        return Children(children.tokens, np.where(unsure, np.float32(-np.inf), children.logprobs))

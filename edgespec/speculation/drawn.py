@@ -1,0 +1,194 @@
+"""Trees whose tokens are drawn from the drafter's law, for rules that weigh both laws against each other.
+
+How many tokens are drawn below a node is fixed before any of them is: by a shape, and by which token of the
+shape the node itself became. Had it depended on the draws that are tried there, the rules would be inexact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from edgespec.speculation.draws import Draws
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow_best_first
+from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.verification.base import Drafted, Law
+
+# The chance that the target takes a node's first, second, ... draw, where nothing is known of the pair. They
+# only shape the tree.
+_CHANCES = (0.6, 0.16, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where draws go, before anything is drawn.
+
+    Attributes:
+        below: the shape nodes below each shape node; node 0 is the root.
+    """
+
+    below: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, parents: Sequence[int]) -> Shape:
+        """From the parent of each node; parents stand first, and the root has -1."""
+        below: list[list[int]] = [[] for _ in parents]
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                below[parent].append(node)
+        return cls(tuple(map(tuple, below)))
+
+
+def chain(limits: TreeLimits) -> Shape:
+    """One draw after another."""
+    return Shape.of(range(-1, min(limits.budget - 1, limits.depth)))
+
+
+def sequences(limits: TreeLimits) -> Shape:
+    """Several independent chains from the root (SpecTr), about as long as they are many."""
+    room = limits.budget - 1
+    count = max(1, min(math.isqrt(room), limits.leaves))
+    length = min(room // count, limits.depth)
+    parents = [-1]
+    for _ in range(count):
+        parents += [0, *range(len(parents), len(parents) + length - 1)][:length]
+    return Shape.of(parents)
+
+
+@lru_cache(maxsize=64)
+def by_rank(limits: TreeLimits) -> Shape:
+    """The tree with the most accepted tokens on average, if the chance of a draw depends on its rank alone.
+
+    Sequoia (Chen et al. 2024, section 3.1). Scores fall along paths and siblings, so the best nodes are
+    a tree, and best-first growth finds what its dynamic programme does.
+    """
+    chances = np.log(np.array(_CHANCES[: limits.branching], dtype=np.float32))
+    ranks = np.arange(len(chances), dtype=np.int32)
+
+    def expand(frontier: Frontier) -> Children:
+        shape = (len(frontier.nodes), 1)
+        return Children(np.tile(ranks, shape), np.tile(chances, shape))
+
+    return Shape.of(grow_best_first(0, expand, limits).parents.tolist())
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How tokens are drawn.
+
+    Attributes:
+        shape: how many, and where.
+        replacement: whether a token may be drawn twice below one node.
+        law: (logits, tokens since the root) -> the drafter's law over the target's vocabulary.
+        draws: where chance comes from.
+    """
+
+    shape: Shape
+    replacement: bool
+    law: Callable[[FloatArray, Sequence[int]], Law]
+    draws: Draws
+
+    def below(self, law: Law, count: int) -> list[int]:
+        """Draws from a law, in order.
+
+        Without replacement each draw is from what the earlier ones left, scaled up: the law of the
+        largest of log-probabilities plus Gumbel noise, in order (Kool et al. 2019). They end early where
+        the law has fewer tokens; that depends on the law alone.
+        """
+        if self.replacement:
+            return [self.draws.pick(law) for _ in range(count)]
+        weights = law.copy()
+        drawn: list[int] = []
+        while len(drawn) < count and weights.any():
+            drawn.append(self.draws.pick(weights))
+            weights[drawn[-1]] = 0.0
+        return drawn
+
+
+@runtime_checkable
+class DrawingDrafter(Protocol):
+    """A drafter with a distribution to draw from."""
+
+    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> Drafted:
+        """A drawn tree below the last token of the text; `width` is the most nodes in a draft step."""
+
+
+def grow_drawn(
+    root: int, read: Callable[[Frontier], tuple[list[int], FloatArray]], drawing: Drawing, width: int
+) -> Drafted:
+    """The tree that is drawn, level by level.
+
+    Args:
+        root: the last token of the text.
+        read: one draft step: the rows of a frontier that could be read, and their logits, which are
+            valid until the next step. Nothing is drawn below a node that is not read.
+        width: most nodes in a draft step.
+    """
+    growth = _Growth(root, drawing)
+    level = [0]
+    while level:
+        end = len(growth.tokens)
+        level = [node for node in level if growth.count(node)]
+        for start in range(0, len(level), width):
+            step = level[start : start + width]
+            rows, logits = read(growth.frontier(step))
+            for row, values in zip(rows, logits, strict=True):
+                growth.draw_below(step[row], values)
+        level = list(range(end, len(growth.tokens)))
+    return growth.drafted()
+
+
+class _Growth:
+    """The nodes so far, with parents before their children.
+
+    Equal draws below one node become one node, which stands for all their nodes of the shape and goes on
+    with everything below them: no draw is lost, and none is computed twice.
+    """
+
+    def __init__(self, root: int, drawing: Drawing) -> None:
+        self.tokens = [root]
+        self._drawing = drawing
+        self._parents = [-1]
+        self._scores = [0.0]
+        self._texts: list[tuple[int, ...]] = [()]  # the tokens since the root
+        self._places: list[list[int]] = [[0]]  # the nodes of the shape that each node stands for
+        self._drawn: dict[int, list[int]] = {}
+        self._laws: dict[int, Law] = {}
+
+    def count(self, node: int) -> int:
+        """How many tokens are drawn below a node."""
+        return len(self._places_below(node))
+
+    def frontier(self, nodes: Sequence[int]) -> Frontier:
+        """The nodes as one draft step reads them."""
+        rows = [(node, self.tokens[node], self._parents[node], len(self._texts[node])) for node in nodes]
+        return Frontier(*np.array(rows, dtype=np.int32).T)
+
+    def draw_below(self, node: int, logits: FloatArray) -> None:
+        """Add the children of a node."""
+        text = self._texts[node]
+        law = self._drawing.law(logits, text)
+        drawn = self._drawing.below(law, self.count(node))
+        children: dict[int, int] = {}
+        for token, place in zip(drawn, self._places_below(node), strict=False):
+            if token not in children:
+                children[token] = len(self.tokens)
+                self.tokens.append(token)
+                self._parents.append(node)
+                self._scores.append(self._scores[node] + min(math.log(law[token]), 0.0))
+                self._texts.append((*text, token))
+                self._places.append([])
+            self._places[children[token]].append(place)
+        self._drawn[node], self._laws[node] = drawn, law
+
+    def drafted(self) -> Drafted:
+        """The finished tree."""
+        return Drafted(TokenTree.build(self.tokens, self._parents, self._scores), self._drawn, self._laws)
+
+    def _places_below(self, node: int) -> list[int]:
+        return [below for place in self._places[node] for below in self._drawing.shape.below[place]]

@@ -1,0 +1,186 @@
+"""From a rule to how passes are made with it: how trees are drafted, and what is accepted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from edgespec.errors import UsageError
+from edgespec.generation import GenerationConfig
+from edgespec.speculation.constraint import Constraint
+from edgespec.speculation.drafters.base import Drafter, NoDrafter
+from edgespec.speculation.drafting import AtTemperature, Certain, Drafting, Drawn, Ranked, WhileSure
+from edgespec.speculation.drawn import DrawingDrafter, Shape, by_rank, chain, sequences
+from edgespec.speculation.draws import DrawSource, SeededDraws
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.noise import Stream
+from edgespec.speculation.ranking import ByProbability, Ranking, ranking_for
+from edgespec.speculation.rules import Rule
+from edgespec.speculation.sampling import Sampler
+from edgespec.speculation.tree import FloatArray
+from edgespec.speculation.verification.base import Acceptance, Drafted, Law, Verifier
+from edgespec.speculation.verification.block import Block
+from edgespec.speculation.verification.choosing import sample_and_look_up
+from edgespec.speculation.verification.ksequential import KSequential
+from edgespec.speculation.verification.longest import TopKGap, Typical
+from edgespec.speculation.verification.rejection import Rejection
+from edgespec.speculation.verification.rollback import Rollback
+
+# Nodes a pass where the person asks for no number. What is drafted takes part in the text under these rules,
+# so a size that followed the clock would make the text differ from run to run.
+_CHAIN_NODES = 8
+_TREE_NODES = 16
+
+
+class Method(Protocol):
+    """How passes are made with a rule.
+
+    Attributes:
+        rule: the rule in force.
+        drafting: how trees are drafted.
+        nodes: how many nodes a pass has by default; None follows the measured cost.
+    """
+
+    rule: Rule
+    drafting: Drafting
+    nodes: int | None
+
+    def accept(self, drafted: Drafted, logits: FloatArray, text: list[int]) -> Acceptance:
+        """Decide, and append to the text what was accepted and the bonus token.
+
+        Args:
+            logits: (nodes, n_vocab) the target's.
+        """
+
+
+class Choosing(Method):
+    """The target chooses; what was drafted only decides how much of its choices is found at once."""
+
+    nodes = None
+
+    def __init__(
+        self, rule: Rule, drafting: Drafting, sampler: Sampler, constraint: Constraint | None = None
+    ) -> None:
+        self.rule = rule
+        self.drafting = drafting
+        self._sampler = sampler
+        self._constraint = constraint
+
+    def accept(self, drafted: Drafted, logits: FloatArray, text: list[int]) -> Acceptance:
+        tree = drafted.tree
+        if self._constraint is not None:
+            logits = self._constraint.masked(logits, tree, text)
+
+        def choose(node: int) -> int:
+            if node:
+                text.append(int(tree.tokens[node]))
+            return self._sampler.choose(logits[node], text)
+
+        accepted = sample_and_look_up(tree, choose)
+        text.append(accepted.bonus)
+        return accepted
+
+
+class Weighing(Method):
+    """A rule weighs what was drafted against the target's law."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        drafting: Drafting,
+        nodes: int,
+        verifier: Verifier,
+        sampler: Sampler,
+        draws: DrawSource,
+    ) -> None:
+        self.rule = rule
+        self.drafting = drafting
+        self.nodes = nodes
+        self._verifier = verifier
+        self._sampler = sampler
+        self._draws = draws
+
+    def accept(self, drafted: Drafted, logits: FloatArray, text: list[int]) -> Acceptance:
+        tree = drafted.tree
+
+        def below(node: int) -> list[int]:
+            return [int(tree.tokens[step]) for step in tree.path(node)[1:]]
+
+        def law(node: int) -> Law:
+            return self._sampler.law(logits[node], [*text, *below(node)] if self._sampler.penalizes else text)
+
+        accepted = self._verifier.accept(drafted, law, self._draws(Stream.ACCEPTING, len(text)))
+        text += [*below(accepted.path[-1]), accepted.bonus]
+        return accepted
+
+
+def method_for(
+    config: GenerationConfig,
+    n_vocab: int,
+    seed: int,
+    drafter: Drafter,
+    constraint: Constraint | None = None,
+    draws: DrawSource | None = None,
+) -> Method:
+    """The method for a person's settings and the drafter at hand.
+
+    Args:
+        n_vocab: the target's.
+        constraint: what a grammar permits.
+        draws: where chance comes from, if not from the seed.
+
+    Raises:
+        UsageError: the rule needs draws from a distribution, and the drafter has none; or it weighs drafts,
+            and there is a grammar.
+    """
+    rule = config.rule
+    if rule.name == "specexec":
+        sampler = Sampler(config, n_vocab, seed, Stream.OWN)
+        ranking: Ranking = AtTemperature(config.temperature)
+        return Choosing(rule, Ranked(ranking, constraint=constraint), sampler, constraint)
+    if rule.kind.invariant:
+        sampler = Sampler(config, n_vocab, seed)
+        ranking = ranking_for(config, sampler.noise)
+        return Choosing(rule, Ranked(ranking, constraint=constraint), sampler, constraint)
+    if constraint is not None:
+        raise UsageError(
+            f"The rule '{rule.name}' weighs drafts that a grammar would bend.",
+            "With --grammar or --json-schema use --verify shared-noise or specexec.",
+        )
+    if rule.kind.drawn and not isinstance(drafter, DrawingDrafter | NoDrafter):
+        raise UsageError(
+            f"The rule '{rule.name}' needs tokens that a model draws, and {drafter.name} draws none.",
+            "Name a small model with --draft PATH, or use --verify specexec.",
+        )
+    source = draws or partial(SeededDraws, seed)
+    # The rules that are defined at a temperature of 0 look at the plain distribution there.
+    sampler = Sampler(config.with_(temperature=config.temperature or 1.0), n_vocab, seed)
+
+    def drawn(shape: Callable[[TreeLimits], Shape], *, replacement: bool = True) -> Drafting:
+        if isinstance(drafter, DrawingDrafter):
+            return Drawn(shape, replacement, sampler, n_vocab, source)
+        return Certain(n_vocab)
+
+    def method(drafting: Drafting, nodes: int, verifier: Verifier) -> Method:
+        return Weighing(rule, drafting, nodes, verifier, sampler, source)
+
+    if rule.name == "speculative":
+        return method(drawn(chain), _CHAIN_NODES, Rejection())
+    if rule.name == "lenience":
+        return method(drawn(chain), _CHAIN_NODES, Rejection(lenience=rule["factor"]))
+    if rule.name == "block":
+        return method(drawn(chain), _CHAIN_NODES, Block())
+    if rule.name == "specinfer":
+        return method(drawn(by_rank), _TREE_NODES, Rejection(replacement=True))
+    if rule.name == "spectr":
+        return method(drawn(sequences), _TREE_NODES, KSequential())
+    if rule.name == "recursive":
+        return method(drawn(by_rank, replacement=False), _TREE_NODES, Rejection())
+    if rule.name == "typical":
+        return method(Ranked(ByProbability()), _TREE_NODES, Typical(rule["epsilon"], rule["delta"]))
+    if rule.name == "topk-gap":
+        return method(Ranked(ByProbability()), _TREE_NODES, TopKGap(int(rule["k"]), rule["gap"]))
+    assert rule.name == "rollback", f"no method for {rule.name}"
+    drafting = Ranked(WhileSure(rule["fallback"]), chain=True)
+    return method(drafting, _TREE_NODES, Rollback(rule["distance"], int(rule["mismatches"])))

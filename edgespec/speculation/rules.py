@@ -1,0 +1,146 @@
+"""The rules that decide which drafted tokens are accepted: their names, parameters and promises.
+
+Only names and numbers are here, so that the command line can read a wish without importing what fulfils it;
+`methods.py` turns a rule into how trees are drafted and accepted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgespec.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number that tunes a rule.
+
+    Attributes:
+        default: its value unless somebody sets it.
+        low, high: what it may be.
+        whole: whether it counts something.
+    """
+
+    default: float
+    low: float
+    high: float
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class RuleKind:
+    """What a rule promises.
+
+    Attributes:
+        lossy: the text need not be the target's own.
+        invariant: the text depends on target, settings and seed alone, whatever is drafted.
+        drawn: drafted tokens must be drawn from the drafter's distribution; guesses picked in another
+            way would bend the law.
+        parameters: by name.
+    """
+
+    lossy: bool = False
+    invariant: bool = False
+    drawn: bool = False
+    parameters: Mapping[str, Parameter] | None = None
+
+
+KINDS: Mapping[str, RuleKind] = {
+    "auto": RuleKind(invariant=True),
+    "greedy": RuleKind(invariant=True),
+    "shared-noise": RuleKind(invariant=True),
+    "specexec": RuleKind(invariant=True),
+    "speculative": RuleKind(),
+    "block": RuleKind(),
+    "specinfer": RuleKind(drawn=True),
+    "spectr": RuleKind(drawn=True),
+    "recursive": RuleKind(drawn=True),
+    "typical": RuleKind(
+        lossy=True, parameters={"epsilon": Parameter(0.09, 0, 1), "delta": Parameter(0.3, 0, 1)}
+    ),
+    "lenience": RuleKind(lossy=True, parameters={"factor": Parameter(0.5, 0, 1)}),
+    "topk-gap": RuleKind(
+        lossy=True, parameters={"k": Parameter(3, 1, 1000, whole=True), "gap": Parameter(1.0, 0, 100)}
+    ),
+    "rollback": RuleKind(
+        lossy=True,
+        parameters={
+            "distance": Parameter(3.0, 0, 100),
+            "fallback": Parameter(0.5, 0, 1),
+            "mismatches": Parameter(0, 0, 1000, whole=True),
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule with its parameters filled in.
+
+    Attributes:
+        name: a key of KINDS.
+        values: parameter -> value.
+    """
+
+    name: str
+    values: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def kind(self) -> RuleKind:
+        """What it promises."""
+        return KINDS[self.name]
+
+    def __getitem__(self, parameter: str) -> float:
+        return dict(self.values)[parameter]
+
+    def __str__(self) -> str:
+        """As it is written: NAME, or NAME:PARAMETER=VALUE,..."""
+        parameters = ",".join(f"{name}={value:g}" for name, value in self.values)
+        return f"{self.name}:{parameters}" if parameters else self.name
+
+    def in_force(self, *, greedy: bool) -> Rule:
+        """The rule that decides at a temperature of 0 (`greedy`) or above.
+
+        At 0 the target's distribution is one token, and every rule that compares distributions comes
+        down to taking that token. The two rules whose papers define them for that case stay.
+        """
+        if greedy and self.name not in ("topk-gap", "rollback"):
+            return Rule("greedy")
+        return Rule("shared-noise") if self.name == "auto" else self
+
+
+def parse_rule(text: str) -> Rule:
+    """The rule written as NAME or NAME:PARAMETER=VALUE,...
+
+    Raises:
+        UsageError: there is no such rule or parameter, or a value is out of its range.
+    """
+    name, _, rest = text.partition(":")
+    if name not in KINDS:
+        close = difflib.get_close_matches(name, KINDS, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"The rules are {', '.join(KINDS)}."
+        raise UsageError(f"There is no rule '{name}' to verify by.", hint)
+    parameters = KINDS[name].parameters or {}
+    values = {key: parameter.default for key, parameter in parameters.items()}
+    for part in rest.split(",") if rest else ():
+        key, _, value = part.partition("=")
+        if key not in parameters:
+            known = f"It has {', '.join(parameters)}." if parameters else "It has none."
+            raise UsageError(f"The rule '{name}' has no parameter '{key}'.", known)
+        values[key] = _number(name, key, value, parameters[key])
+    return Rule(name, tuple(values.items()))
+
+
+def _number(rule: str, key: str, text: str, parameter: Parameter) -> float:
+    pattern = r"\d{1,9}" if parameter.whole else r"\d{1,9}(\.\d{1,18})?|\.\d{1,18}"
+    readable = re.fullmatch(pattern, text, re.ASCII)
+    if readable is None or not parameter.low <= float(text) <= parameter.high:
+        kind = "a whole number" if parameter.whole else "a number"
+        raise UsageError(
+            f"{key} of the rule '{rule}' is '{text}'.",
+            f"It must be {kind} from {parameter.low:g} to {parameter.high:g}.",
+        )
+    return float(text)

@@ -1,0 +1,77 @@
+"""The longest path of a tree whose tokens all pass a test that looks at the target alone. Lossy."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.speculation.draws import Draws
+from edgespec.speculation.verification.base import Acceptance, Drafted, Law, TargetLaw, Verifier
+
+
+class Longest(Verifier):
+    """Accepts the longest path that passes, the likelier one of two, and the likeliest token after it."""
+
+    def accept(self, drafted: Drafted, law: TargetLaw, draws: Draws) -> Acceptance:
+        tree = drafted.tree
+        below: dict[int, list[int]] = defaultdict(list)
+        for node, parent in enumerate(tree.parents.tolist()):
+            below[parent].append(node)
+        best = (-1, 0.0, 0, 0)  # depth, log-probability, node, the token after it
+        open_nodes = [(0, 0.0)]
+        while open_nodes:
+            node, logprob = open_nodes.pop()
+            target = law(node)
+            best = max(best, (int(tree.depths[node]), logprob, node, int(target.argmax())))
+            children = below[node]
+            if children:
+                tokens = tree.tokens[children]
+                for passed in np.flatnonzero(self.passes(target, tokens)).tolist():
+                    open_nodes.append((children[passed], logprob + float(np.log(target[tokens[passed]]))))
+        return Acceptance(tuple(tree.path(best[2])), best[3])
+
+    @abstractmethod
+    def passes(self, target: Law, tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which tokens are good enough; never one without probability."""
+
+
+class Typical(Longest):
+    """Typical acceptance (Cai et al. 2024, Medusa, section 2.3.1).
+
+    A token passes if its probability exceeds min(epsilon, delta exp(-entropy)): where the target is sure it
+    is strict, where many tokens would do it lets many pass.
+    """
+
+    def __init__(self, epsilon: float, delta: float) -> None:
+        self._epsilon = epsilon
+        self._delta = delta
+
+    def passes(self, target: Law, tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.bool_]:
+        likely = target[target > 0]
+        entropy = -float(likely @ np.log(likely))
+        passed: NDArray[np.bool_] = target[tokens] > min(self._epsilon, self._delta * np.exp(-entropy))
+        return passed
+
+
+class TopKGap(Longest):
+    """SpecDec's test (Xia et al. 2023, section 3.2): among the k likeliest, and not far behind the first.
+
+    Args:
+        gap: most nats between a token's log-probability and that of the likeliest.
+    """
+
+    def __init__(self, k: int, gap: float) -> None:
+        self._k = k
+        self._gap = gap
+
+    def passes(self, target: Law, tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.bool_]:
+        chances = target[tokens]
+        rank = (target[None, :] > chances[:, None]).sum(axis=1)
+        passed: NDArray[np.bool_] = rank < self._k
+        passed &= chances > 0
+        passed &= chances >= target.max() * np.exp(-self._gap)
+        return passed

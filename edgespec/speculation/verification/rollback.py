@@ -1,0 +1,46 @@
+"""BiLD: keep what the small model wrote until the large one disagrees too much. Lossy."""
+
+from __future__ import annotations
+
+import math
+
+from edgespec.speculation.draws import Draws
+from edgespec.speculation.verification.base import Acceptance, Drafted, TargetLaw, Verifier
+
+
+class Rollback(Verifier):
+    """The rollback policy of Big Little Decoder (Kim et al. 2023, section 3.4), on a chain.
+
+    The chain is cut before the first token x with -log target(x) above `distance`, and goes on with the
+    target's likeliest token there.
+
+    Args:
+        distance: nats.
+        mismatches: if above 0, cut instead where so many tokens in a row are not the target's likeliest,
+            before the first of them.
+    """
+
+    def __init__(self, distance: float, mismatches: int = 0) -> None:
+        self._distance = distance
+        self._mismatches = mismatches
+
+    def accept(self, drafted: Drafted, law: TargetLaw, draws: Draws) -> Acceptance:
+        tree = drafted.tree
+        path = range(len(tree))  # of a chain
+        likeliest: list[int] = []
+        run = 0
+        for node in path:
+            target = law(node)
+            likeliest.append(int(target.argmax()))
+            if node == len(tree) - 1:
+                break
+            token = int(tree.tokens[node + 1])
+            run = run + 1 if token != likeliest[-1] else 0
+            if self._mismatches:
+                kept = node - run + 1 if run == self._mismatches else None
+            else:
+                chance = float(target[token])
+                kept = node if chance == 0 or -math.log(chance) > self._distance else None
+            if kept is not None:
+                return Acceptance(tuple(path[: kept + 1]), likeliest[kept])
+        return Acceptance(tuple(path), likeliest[-1])
