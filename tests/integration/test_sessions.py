@@ -43,7 +43,7 @@ def test_a_restored_session_goes_on_as_an_uninterrupted_one(engine: Engine, tmp_
     expected = [ask(whole, question) for question in QUESTIONS]
     forget(engine)
 
-    answers = []
+    answers: list[str] = []
     for question in QUESTIONS:
         session = Session(engine, None if answers else "Be brief.")
         resumed = session.resume(SessionFile(str(tmp_path / "talk.json")))
@@ -99,7 +99,12 @@ def test_a_drafter_takes_up_a_long_text_from_its_saved_state(
     drafter._read.clear()
     pending: list[int] = []
     read = drafter._read_pending
-    monkeypatch.setattr(drafter, "_read_pending", lambda: (pending.append(len(drafter._pending)), read())[1])
+
+    def read_and_tell() -> None:
+        pending.append(len(drafter._pending))
+        read()
+
+    monkeypatch.setattr(drafter, "_read_pending", read_and_tell)
     session = Session(engine)
     session.resume(SessionFile(str(tmp_path / "talk.json")))
     ask(session, "Go on.")
