@@ -74,10 +74,16 @@ class Desk:
 
     def type(self, keys: str) -> None:
         """Press keys."""
-        os.write(self._ours, keys.encode())
+        data = keys.encode()
+        for at in range(0, len(data), 256):  # neither side must wait for the other for ever
+            os.write(self._ours, data[at : at + 256])
+            while self._read(0.01 if len(data) > 256 else 0):
+                pass
 
     def resize(self, columns: int, lines: int) -> None:
         """Change the window's size, as dragging its corner does."""
+        while self._read(0):  # a real terminal has shown it by then
+            pass
         self._screen.resize(lines, columns)
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 

@@ -65,10 +65,12 @@ class MarkdownWriter:
         starts = [t.map[0] for t in tokens if t.map and t.level == 0 and t.nesting >= 0]
         if len(starts) > 1:
             # Everything before the last block is complete. It is parsed again, without what closed the last.
-            lines = text.splitlines(keepends=True)
-            complete, rest = "".join(lines[: starts[-1]]), "".join(lines[starts[-1] :])
-            self._show(self._parse(complete))
-            self._drawn, self._printed = [], True
+            lines = [f"{line}\n" for line in text.split("\n")]
+            lines[-1] = lines[-1][:-1]
+            for start, end in zip([0, *starts[1:]], starts[1:], strict=False):
+                self._show(self._parse("".join(lines[start:end])))
+                self._drawn, self._printed = [], self._printed or bool(self._drawn)
+            rest = "".join(lines[starts[-1] :])
             self._open = rest + self._open[len(text) :]
             tokens = self._parse(rest if final else _closed(rest))
         if tokens:
@@ -78,7 +80,7 @@ class MarkdownWriter:
         """Bring the screen from what was drawn of the open block to what it is now."""
         columns, rows = self._size()
         lines = self._lines(tokens, max(columns - 1, 10))
-        if self._printed:
+        if self._printed and lines:
             lines.insert(0, "")
         up = len(self._drawn)
         if columns != self._columns and self._drawn:
@@ -120,8 +122,10 @@ class MarkdownWriter:
             file=file, force_terminal=True, width=columns, highlight=False, legacy_windows=False
         )
         console.print(document)
-        lines = file.getvalue().rstrip("\n").split("\n")
-        return [_TRAILING_SPACE.sub(r"\1", line) for line in lines]
+        lines = [_TRAILING_SPACE.sub(r"\1", line) for line in file.getvalue().split("\n")]
+        # Rich leaves room around some blocks, and one line between blocks is enough.
+        filled = [i for i, line in enumerate(lines) if _ESCAPES.sub("", line).strip()]
+        return lines[filled[0] : filled[-1] + 1] if filled else []
 
 
 def _document(tokens: list[Token]) -> Any:

@@ -93,7 +93,11 @@ def _source(grammar: Grammar) -> str:
         return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON_OPTIONS))
     if grammar.kind == "regex":
         return str(LLMatcher.grammar_from_regex(grammar.text))
-    return str(LLMatcher.grammar_from_lark(any_to_lark(grammar.text)))
+    try:
+        lark = any_to_lark(grammar.text)
+    except Exception as error:  # it raises no other kind
+        raise ValueError(str(error)) from error
+    return str(LLMatcher.grammar_from_lark(lark))
 
 
 def _wrong(grammar: Grammar, reason: str) -> UsageError:

@@ -17,8 +17,12 @@ pytestmark = pytest.mark.usefixtures("at_a_desk")
 SKY = "Why is the sky blue?"
 
 
-def long_text(words: int) -> str:
-    return " ".join(f"word{i}" for i in range(words))
+@pytest.fixture
+def long_question(tmp_path: Path) -> str:
+    """A question with a file in it that takes a while to read."""
+    path = tmp_path / "words.txt"
+    path.write_text(" ".join(f"word{i}" for i in range(900)))
+    return f"What is in @{path}?"
 
 
 def session_messages(name: str) -> list[str]:
@@ -53,21 +57,21 @@ def test_without_colour_nothing_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_window_that_changes_its_size_in_an_answer() -> None:
-    with contextlib.closing(Desk("chat", "--max-tokens", "120", columns=80)) as desk:
+    with contextlib.closing(Desk("chat", "--max-tokens", "120", columns=44)) as desk:
         desk.ask(SKY, until="Rayleigh")
-        desk.resize(44, 30)
+        desk.resize(90, 30)
         desk.wait_for("tokens per pass")
         desk.wait_for(">>>")
         screen = desk.screen
-        assert max(map(len, screen)) <= 44
+        assert 44 < max(map(len, screen)) <= 90
         # Each line once: what was drawn at the old width was drawn over.
         text = " ".join(" ".join(screen).split())
         assert text.count("The sky is blue because") == 1
 
 
-def test_ctrl_c_while_the_prompt_is_read() -> None:
+def test_ctrl_c_while_the_prompt_is_read(long_question: str) -> None:
     with contextlib.closing(Desk("chat", "--max-tokens", "8", "--context", "8192")) as desk:
-        desk.ask(long_text(1500), until="Reading the prompt")
+        desk.ask(long_question, until="Reading the prompt")
         desk.type("\x03")
         desk.wait_for("Stopped; what was said so far is kept.")
         desk.ask("/retry", until="Reading the prompt")
@@ -99,18 +103,17 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing() -> None:
     assert len(killed) == 4
 
 
-def test_a_chat_killed_while_it_reads_keeps_the_question() -> None:
+def test_a_chat_killed_while_it_reads_keeps_the_question(long_question: str) -> None:
     arguments = ["chat", "--session", "long", "--max-tokens", "4", "--context", "8192"]
-    question = long_text(1500)
     with contextlib.closing(Desk(*arguments)) as desk:
-        desk.ask(question, until="Reading the prompt")
+        desk.ask(long_question, until="Reading the prompt")
         desk.kill()
     assert session_messages("long") == []
     with contextlib.closing(Desk(*arguments)) as desk:
-        desk.wait_for("The last question got no answer: word0 word1")
+        desk.wait_for("The last question got no answer: words.txt: ``` word0")
         desk.ask("/retry", until="tokens per pass")
         desk.wait_for(">>>")
-    assert session_messages("long")[0] == question
+    assert session_messages("long")[0].endswith(f"word899\n```\n\n{long_question}")
 
 
 @pytest.mark.parametrize("draft", ["--draft=lookup", "--offload=stream"])

@@ -41,20 +41,20 @@ def test_answers_have_the_form_whatever_drafts_them(
                     "Describe a person.",
                     GenerationConfig(max_tokens=80, temperature=temperature, seed=seed, grammar=form),
                 )
-                for form, seed in ((PERSON, 1), (PERSON, 2), (GBNF, 3))
+                for form, seed in ((PERSON, 1), (GBNF, 3))
             ]
             tree_of_last_round = engine.last_round
             assert draft == "none" or tree_of_last_round is not None
     plain = answers.pop("none")
     for others in answers.values():
         assert [a.tokens for a in others] == [a.tokens for a in plain]
-    for answer in plain[:2]:
+    for answer in plain[:1]:
         person = json.loads(answer.text)
         assert set(person) == {"name", "age", "colours"}
         assert 0 <= person["age"] <= 120
         assert set(person["colours"]) <= {"red", "green"}
         assert answer.finish_reason == "stop"
-    assert plain[2].text.startswith("The answer is ")
+    assert plain[1].text.startswith("The answer is ")
     assert answers[str(q4_drafter_path)][0].tokens_per_pass > 1.5
 
 
@@ -84,7 +84,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     lines = [
         {"prompt": "Is water wet?", "json_schema": {"const": 1}},
         {"prompt": "Is water wet?", "grammar": 'root ::= "no"'},
-        {"prompt": "Is water wet?", "grammar": "root ::="},
+        {"prompt": "Is water wet?", "grammar": "root ::= missing"},
     ]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["generate", "--input", str(prompts), "--context", "128"]) == 1

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import openai
 import pytest
@@ -124,11 +125,11 @@ def test_eight_clients_at_once(url: str) -> None:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
 
             async def one(number: int) -> str | None:
-                asked = [{"role": "user", "content": f"Count to {number}."}]
+                asked: Any = [{"role": "user", "content": f"Count to {number}."}]
                 answer = await client.chat.completions.create(
                     model=MODEL,
                     messages=asked,
-                    max_tokens=8,  # type: ignore[arg-type]
+                    max_tokens=8,
                 )
                 return answer.choices[0].message.content
 
@@ -147,7 +148,7 @@ def test_a_full_queue_is_a_429_and_gone_clients_are_forgotten() -> None:
         with pytest.raises(openai.RateLimitError, match="Too many requests are waiting already") as caught:
             ask(client)
         assert caught.value.response.headers["retry-after"] == "5"
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         deadline = time.monotonic() + 20
         while True:  # the answer nobody reads is given up, long before its 900 tokens
             try:

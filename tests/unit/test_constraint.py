@@ -35,7 +35,7 @@ class Bytes:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))  # type: ignore[attr-defined]
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))
 
 
 def constraint(tokenizer: Any, regex: str) -> Constraint:
