@@ -18,7 +18,7 @@ _MOST_EXPERTS = 1024
 # Types that ggml stores or computes with, but multiplies no matrix of: 8- to 64-bit integers, F64, and the
 # forms that activations take.
 _NO_WEIGHTS = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
-_VECTORS = (0, 1)  # F32, F16: norms and biases, which are added and multiplied element by element
+_F32 = 0  # what norms and biases are, which are multiplied and added element by element
 _TABLES = ("tid2eid",)  # of ids, which are integers
 
 
@@ -52,8 +52,8 @@ def _type_fault(tensor: TensorInfo) -> str:
         return ""
     if tensor.type_id in _NO_WEIGHTS:
         return f"tensor {tensor.name!r} has type {_NO_WEIGHTS[tensor.type_id]}, which weights never have"
-    if len(tensor.shape) == 1 and tensor.type_id not in _VECTORS:
-        return f"tensor {tensor.name!r} is a vector of type {tensor.type_id}; vectors are F32"
+    if len(tensor.shape) == 1 and tensor.type_id != _F32:
+        return f"tensor {tensor.name!r} is a vector of type {tensor.type_id} instead of F32"
     return ""
 
 

@@ -11,6 +11,7 @@ ends the run with status 1.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -70,17 +71,17 @@ class Loader:
                 return last, grown
         hung = child.poll() is None and not self._dying(child)
         child.kill()
-        child.wait()
-        self._child = None
+        self.close()
         if hung:
             return "hang", 0
         return f"crash by {_signal_name(child.returncode)}", 0
 
     def close(self) -> None:
         """End the child."""
-        if self._child is not None and self._child.stdin is not None:
-            self._child.stdin.close()
-            self._child.wait(5)
+        if self._child is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._child.communicate(timeout=5)
+            self._child = None
 
     def _start(self) -> subprocess.Popen[str]:
         if self._child is None:
