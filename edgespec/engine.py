@@ -8,6 +8,7 @@ drafter is the same loop with a tree of one node.
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -27,13 +28,16 @@ from edgespec.generation import (
     PassRecord,
 )
 from edgespec.hardware.probe import peak_rss
+from edgespec.models.grammar import Grammars
 from edgespec.models.runtime import AbortFlag, DecodeAborted
+from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking, ranking_for
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
-from edgespec.speculation.verification import sample_and_look_up
+from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.verification import Acceptance, sample_and_look_up
 from edgespec.target import Target
 
 
@@ -44,6 +48,7 @@ class Engine:
         context: most tokens of a text, prompt and answer together.
         notes: what a person might wonder about, in plain sentences.
         last_generation: the latest answer.
+        last_round: the latest tree that held drafts, and what became of it.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Engine:
         self.context = context
         self.notes = list(notes)
         self.last_generation: Generation | None = None
+        self.last_round: tuple[TokenTree, Acceptance] | None = None
         most = limits or TreeLimits(budget=target.max_nodes)
         most = replace(
             most,
@@ -74,10 +80,14 @@ class Engine:
         )
         if most.leaves == 1:
             most = replace(most, width=1, branching=1)
+        self._most = most
         self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most)
+        self._plain_s = 0.0
         self._load_s = load_s
         self._memory = memory or MemoryUse()
         self._abort = abort
+        self._grammars = Grammars(target.model.vocabulary)
+        self._constraint: Constraint | None = None  # of the running answer
         self._busy = threading.Lock()
 
     @property
@@ -97,6 +107,8 @@ class Engine:
         The cache must hold all of `text` but its last token, which becomes the root of the first tree.
         """
         ranking = ranking_for(sampler.config, sampler.noise)
+        if self._constraint is not None:
+            ranking = self._constraint.guiding(ranking, text)
         end = len(text) + max_tokens
         while len(text) < end:
             limits = self._sizer.limits()
@@ -104,16 +116,22 @@ class Engine:
             limits = replace(limits, depth=min(limits.depth, end - len(text) - 1))
             record = self._pass(text, limits, sampler, ranking)
             self._sizer.record(record)
+            if record.nodes == 1:
+                self._plain_s = min(record.seconds, 1.05 * (self._plain_s or math.inf))
             yield record
 
     def _pass(self, text: list[int], limits: TreeLimits, sampler: Sampler, ranking: Ranking) -> PassRecord:
         """Draft, verify, accept, commit."""
         start = time.perf_counter()
         tree = self.drafter.draft(text, limits, ranking)
+        if self._constraint is not None:
+            tree = self._constraint.pruned(tree, text)
 
         drafted = time.perf_counter()
         waited = self.target.context.waited_s
         logits = self.target.verify(tree)
+        if self._constraint is not None:
+            logits = self._constraint.masked(logits, tree, text)
         waited = self.target.context.waited_s - waited
 
         verified = time.perf_counter()
@@ -127,6 +145,8 @@ class Engine:
         text.append(accepted.bonus)
 
         self.target.commit(tree, accepted.path)
+        if len(tree) > 1:
+            self.last_round = tree, accepted
         return PassRecord(
             nodes=len(tree),
             accepted=len(accepted.path) - 1,
@@ -156,7 +176,7 @@ class Engine:
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
             TemplateError: messages were given and the model has no template, or a broken one.
-            UsageError: the prompt is empty, or the engine is busy with another answer.
+            UsageError: the prompt is empty, the grammar is wrong, or the engine is busy with another answer.
         """
         config = config or GenerationConfig()
         tokens = self.encoder.encode(prompt, raw=raw)
@@ -196,6 +216,20 @@ class Engine:
         """End the running answer; safe from other threads and from signal handlers."""
         self._abort.set()
 
+    def set_tree_budget(self, budget: int | None) -> None:
+        """Size the trees from now on: most nodes a pass, or None to follow the measured cost.
+
+        Raises:
+            UsageError: the engine was not loaded for trees of that size.
+        """
+        if budget is not None and not 1 <= budget <= self.target.max_nodes:
+            raise UsageError(
+                f"The tree budget is {budget}.",
+                f"It must be from 1 to {self.target.max_nodes} now, or auto.",
+            )
+        most = self._most
+        self._sizer = FixedSizer(replace(most, budget=budget)) if budget else AdaptiveSizer(most)
+
     def close(self) -> None:
         """Free the models and their caches."""
         self.encoder.close()
@@ -220,6 +254,7 @@ class Engine:
         config: GenerationConfig,
         on_prefill: Callable[[int, int], None] | None,
     ) -> Iterator[Chunk]:
+        self._constraint = self._new_constraint(len(prompt), config)
         answer = self._new_answer(len(prompt), config)
         builder = AnswerBuilder(answer, self.target.model.vocabulary, config.stop)
         sampler = Sampler(config, self.target.model.vocabulary.n_tokens, answer.seed)
@@ -251,9 +286,15 @@ class Engine:
         finally:
             rest = builder.finish(reason)
             self.target.settle(len(prompt) + builder.tokens_to_cache)
+            answer.plain_pass_s = self._plain_s
             answer.context_full = reason == "length" and len(answer.tokens) == room
             answer.memory.peak_rss_bytes = peak_rss()
         yield Chunk(rest, generation=answer)
+
+    def _new_constraint(self, prompt_tokens: int, config: GenerationConfig) -> Constraint | None:
+        if config.grammar is None:
+            return None
+        return Constraint(self._grammars.matcher(config.grammar), prompt_tokens, self._grammars.ends)
 
     def _new_answer(self, prompt_tokens: int, config: GenerationConfig) -> Generation:
         self._abort.clear()

@@ -9,6 +9,7 @@
     ├── ContextLengthError   a prompt longer than the context
     ├── TemplateError        a chat template that is missing, broken or hostile
     ├── OutputError          a file that cannot be written
+    ├── SessionError         a saved conversation that cannot be opened or kept
     ├── StreamError          weights that cannot be read while they are needed
     └── BackendError         llama.cpp is missing, or refused what it was asked
 
@@ -78,6 +79,10 @@ class TemplateError(EdgeSpecError):
 
 class OutputError(EdgeSpecError):
     """A result that cannot be written where it was asked for."""
+
+
+class SessionError(EdgeSpecError):
+    """A saved conversation that cannot be opened, does not fit the model, or cannot be kept."""
 
 
 class StreamError(EdgeSpecError):

@@ -14,6 +14,18 @@ MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
+class Grammar:
+    """A form that answers must have.
+
+    Attributes:
+        kind: of the text: "json_schema", "grammar" (GBNF as llama.cpp has it, or Lark) or "regex".
+    """
+
+    kind: Literal["json_schema", "grammar", "regex"]
+    text: str
+
+
+@dataclass(frozen=True)
 class GenerationConfig:
     """How one answer is generated.
 
@@ -31,6 +43,7 @@ class GenerationConfig:
         penalty_window: how many of the last tokens the penalties look at; 0 means all.
         seed: fixes the sampled text, whatever the drafter or the tree; None picks one and reports it.
         stop: the answer ends before the first of these strings.
+        grammar: the form that the answer must have.
 
     Raises:
         UsageError: a value is out of its range.
@@ -47,6 +60,7 @@ class GenerationConfig:
     penalty_window: int = 64
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _check(
@@ -196,6 +210,7 @@ class Generation:
             drafter and tree.
         seed: the seed in force; 0 when greedy.
         passes: one record for every target pass.
+        plain_pass_s: seconds that a pass without drafts takes, as last measured; 0 if none was.
     """
 
     text: str = ""
@@ -206,6 +221,7 @@ class Generation:
     exact: bool = False
     seed: int = 0
     passes: list[PassRecord] = field(default_factory=list)
+    plain_pass_s: float = 0.0
     timings: Timings = field(default_factory=Timings)
     memory: MemoryUse = field(default_factory=MemoryUse)
 
@@ -231,6 +247,24 @@ class Generation:
         """Accepted drafted tokens over drafted tokens."""
         drafted = sum(p.nodes - 1 for p in self.passes)
         return sum(p.accepted for p in self.passes) / drafted if drafted else 0.0
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as plain decoding, by the measured cost of a plain pass; 0 if unknown."""
+        if self.plain_pass_s <= 0 or self.timings.decode_s <= 0 or all(p.nodes == 1 for p in self.passes):
+            return 0.0
+        return sum(p.accepted + 1 for p in self.passes) * self.plain_pass_s / self.timings.decode_s
+
+    @property
+    def bound_by(self) -> Literal["disk", "compute", "drafter"]:
+        """What most of the time went to: waiting for weights, the target's passes, or drafting."""
+        t = self.timings
+        shares: dict[Literal["disk", "compute", "drafter"], float] = {
+            "disk": t.io_wait_s,
+            "compute": t.verify_s - t.io_wait_s,
+            "drafter": t.draft_s,
+        }
+        return max(shares, key=lambda name: shares[name])
 
     def to_json(self, prompt: object, identifier: str | int | None = None) -> dict[str, Any]:
         """The record that `generate --json` prints: names are fixed, new ones may be added."""

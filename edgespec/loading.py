@@ -18,15 +18,18 @@ from edgespec.generation import MemoryUse
 from edgespec.hardware.probe import available_memory, usable_cores
 from edgespec.models import catalog, gguf
 from edgespec.models.footprint import Footprint, footprint, readable
+from edgespec.models.identity import cache_identity
 from edgespec.models.pairing import differs
 from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.runtime import AbortFlag, Context, Model
 from edgespec.models.siblings import candidates
+from edgespec.models.states import prompt_store
 from edgespec.models.template import ChatTemplate
 from edgespec.models.vocabulary import Vocabulary
 from edgespec.offload.budget import PROCESS_BYTES, MemoryPlan, MemoryWish, bytes_needed, plan_memory
 from edgespec.offload.layout import ModelFiles
 from edgespec.offload.opening import open_streamed_model
+from edgespec.offload.paging import PagedWeights, try_paging
 from edgespec.offload.streamer import DamagedPack
 from edgespec.offload.weights import StreamedWeights
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
@@ -60,6 +63,7 @@ def load(
     offload: str = "auto",
     pack: str = "auto",
     slots: int | None = None,
+    prompt_cache: bool = False,
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load a target and its drafter.
@@ -83,6 +87,7 @@ def load(
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
             the disk has room for it, "always" or "never".
         slots: layers in memory at a time of those that are streamed; None plans it.
+        prompt_cache: keep what prompts were read as on disk, so that the same beginning is read once.
         on_progress: told (what is being done, fraction done).
 
     Raises:
@@ -92,9 +97,12 @@ def load(
     cores = usable_cores() if threads is None else threads
     wish = _Wish(context, cores, memory, tree_budget, exact, gpu_layers, offload, pack, slots)
     wish.check()
-    return _Loader(wish, on_progress or _ignore).load(
+    engine = _Loader(wish, on_progress or _ignore).load(
         catalog.find(model, on_progress), os.fspath(draft), drafter
     )
+    if prompt_cache:
+        engine.target.stores.append(prompt_store(engine.target.identity))
+    return engine
 
 
 @dataclass(frozen=True)
@@ -187,7 +195,8 @@ class _Loader:
         if plan.stream is not None:
             model = self._open_streamed(path, plan)
         else:
-            model = self._open_model(path, prints[0], plan.memory_map)
+            paged = try_paging(files) if plan.paged else None
+            model = self._open_model(path, prints[0], plan.memory_map, paged)
         # A streamed pass costs the same for the rows that exactness adds.
         streamed = plan.stream is not None and not model.keeps_recurrent_state
         exact = streamed if wish.exact is None else wish.exact
@@ -212,6 +221,10 @@ class _Loader:
         )
         self._opened.append(context)
         target = Target(model, context, self._row_rule(context, header.fingerprint) if exact else None)
+        kernels = "plain" if self._plan.kernels_differ else "packed"
+        target.identity = cache_identity(
+            header, context=self._cells, rule=target.rule, gpu_layers=wish.gpu_layers, kernels=kernels
+        )
         limits = TreeLimits(self._nodes, depth=self._nodes, width=max(8, self._nodes // 8))
         drafter: Drafter
         if draft_path is not None:
@@ -289,16 +302,24 @@ class _Loader:
             use.streamed_bytes_per_pass = model.weights.streamed_bytes
         return use
 
-    def _open_model(self, path: Path, needs: Footprint, memory_map: bool) -> Model:
+    def _open_model(
+        self, path: Path, needs: Footprint, memory_map: bool, paged: PagedWeights | None = None
+    ) -> Model:
         self._on_progress(f"Loading {path.name}", 0.0)
         fits = self._plan.stream is not None or needs.total + PROCESS_BYTES <= available_memory()
-        model = Model(
-            path,
-            gpu_layers=self._wish.gpu_layers,
-            memory_map=memory_map,
-            repack=fits,  # repacked weights are a copy that cannot be paged out
-            on_progress=lambda fraction: self._on_progress(f"Loading {path.name}", fraction),
-        )
+        try:
+            model = Model(
+                path,
+                gpu_layers=self._wish.gpu_layers,
+                memory_map=memory_map,
+                repack=fits,  # repacked weights are a copy that cannot be paged out
+                on_progress=lambda fraction: self._on_progress(f"Loading {path.name}", fraction),
+                weights=paged,
+            )
+        except BaseException:
+            if paged is not None:
+                paged.close()
+            raise
         self._opened.append(model)
         return model
 
@@ -343,10 +364,9 @@ class _Loader:
 
     def _row_rule(self, context: Context, fingerprint: str) -> RowRule | None:
         self._on_progress("Finding the rule for exact decoding (once a model)", 0.0)
-        stream = self._plan.stream
-        if stream is not None and stream.kernels_differ:
+        if self._plan.kernels_differ:
             fingerprint += " plain"
-        search = SPARING if stream is not None else THOROUGH
+        search = SPARING if self._plan.stream is not None else THOROUGH
         rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, context, search)
         if rule is None and self._wish.exact is None:
             self._notes.append("No row rule holds for this model here, so the text is not bit-exact.")

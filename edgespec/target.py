@@ -10,6 +10,7 @@ from edgespec.models.batch import Batch
 from edgespec.models.cache import common_prefix, open_cache
 from edgespec.models.rows import RowRule
 from edgespec.models.runtime import Context, FloatArray, Model
+from edgespec.models.states import StateStore
 from edgespec.speculation.tree import TokenTree
 
 
@@ -20,6 +21,8 @@ class Target:
         rule: the row rule in force; None lets the row count choose the kernels.
         max_nodes: most nodes a tree may have.
         max_leaves: most leaves a tree may have.
+        identity: names everything but the tokens that the bits of the cache depend on.
+        stores: where states of texts are kept on disk.
     """
 
     def __init__(self, model: Model, context: Context, rule: RowRule | None) -> None:
@@ -29,6 +32,8 @@ class Target:
         self.cache = open_cache(context, ordered=rule is not None)
         self.max_nodes = min(context.n_rows, rule.maximum) if rule else context.n_rows
         self.max_leaves = self.cache.max_paths
+        self.identity: dict[str, str] = {}
+        self.stores: list[StateStore] = []
         self._tokens: list[int] = []
 
     @property
@@ -45,20 +50,35 @@ class Target:
         Raises:
             DecodeAborted: stopped from outside; what was read until then is kept.
         """
-        self.rewind(common_prefix(self._tokens, tokens))
+        self.recall(tokens)
         missing = tokens[self.cache.length :]
         # Under a row rule prompts too are read in pieces it allows. Then a token's keys and values do not
         # depend on what was read beside it or before it, and a cache that is reused gives the same text
         # as one that starts empty.
         step = self.rule.maximum if self.rule else self.context.n_rows
+        if on_progress is not None and len(missing) > step:
+            on_progress(0, len(missing))
         for start in range(0, len(missing), step):
             piece = missing[start : start + step]
             batch = Batch.run(piece, self.cache.length, self.cache.open_paths)
             self.cache.append(batch, self._padded(len(piece)))
             self._tokens.extend(piece)
+            for store in self.stores:
+                store.keep(self.cache, self._tokens, tail=False)
             if on_progress is not None:
                 on_progress(start + len(piece), len(missing))
         return len(missing)
+
+    def recall(self, tokens: Sequence[int]) -> int:
+        """Bring the cache to hold as much of the beginning of `tokens` as can be had without a pass.
+
+        Returns:
+            How many tokens it holds now.
+        """
+        self.rewind(common_prefix(self._tokens, tokens))
+        for store in self.stores:
+            self._tokens[:] = tokens[: store.restore(self.cache, tokens)]
+        return self.cache.length
 
     def verify(self, tree: TokenTree) -> FloatArray:
         """One pass over the tree behind the cached text.

@@ -344,7 +344,7 @@ def install_llama_cpp(environment: Environment, installed: dict[str, str], versi
 
 def install_edgespec(environment: Environment, *, dev: bool) -> None:
     print(f"edgespec: installing{' with what its tests need' if dev else ''}", flush=True)
-    if not environment.run(*PIP_INSTALL, "--editable", ".[dev]" if dev else "."):
+    if not environment.run(*PIP_INSTALL, "--editable", ".[dev]" if dev else ".[grammar,serve]"):
         raise environment.failure("Is the network there?")
 
 

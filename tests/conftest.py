@@ -89,3 +89,15 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
             make(draft)
             draft.replace(path)
     return path
+
+
+@pytest.fixture
+def at_a_desk(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For programs that run as people and scripts run them."""
+    # Threads of several programs at once would wait for each other.
+    monkeypatch.setenv("EDGESPEC_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nothing here answers where the cursor is
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)

@@ -1,42 +1,45 @@
 """JSONL in, JSONL out: many prompts with one loaded model.
 
-Each input line is an object with "prompt" (a text) or "messages" (a list), and if wanted "id" and any field
-of GenerationConfig. Each gives one result, in order. A line that cannot be done gives a result that
-says why, and the rest goes on. With an output file, a second run does only what is missing there.
+Each input line is an object with "prompt" (a text) or "messages" (a list), and if wanted "id", "n" and any
+field of GenerationConfig. Each gives one result, or n, in order. A line that cannot be done gives a result
+that says why, and the rest goes on. With an output file, a second run does only what is missing there.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import stat
 import sys
-from collections.abc import Set
+import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.jobs import Job, Messages, read_jobs
 from edgespec.cli.options import LoadOptions
-from edgespec.cli.terminal import ResultStream, Status, Terminal
-from edgespec.errors import ContextLengthError, OutputError, TemplateError, UsageError
-from edgespec.generation import Generation, GenerationConfig
+from edgespec.cli.results import Key, ResultFile
+from edgespec.cli.terminal import ResultStream, Status, Terminal, format_seconds
+from edgespec.errors import ContextLengthError, TemplateError, UsageError
+from edgespec.generation import MAX_SEED, Generation, GenerationConfig
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
 
-_START = b'{"id": '  # how every result begins
+_TELL_S = 60.0
 # What one line can be guilty of; any other failure would meet the next line as well.
 _ONE_LINES_FAULT = (UsageError, ContextLengthError, TemplateError)
 
 
 class BatchRun:
-    """Answers every line of an input, and counts how it went."""
+    """Answers every line of an input, and counts how it went.
+
+    Args:
+        results: where answers go.
+        file: the same, if it is a file that may hold earlier results.
+        answers: how many each line gets, unless it says so itself.
+    """
 
     def __init__(
         self,
@@ -44,57 +47,88 @@ class BatchRun:
         terminal: Terminal,
         results: ResultStream,
         *,
+        file: ResultFile | None,
+        answers: int,
         system: str | None,
         raw: bool,
     ) -> None:
         self._config = config
         self._terminal = terminal
         self._results = results
+        self._file = file
+        self._answers = answers
         self._system = system
         self._raw = raw
         self._answered = self._skipped = self._failed = 0
+        self._progress = Progress()
 
-    def run(self, input_name: str, loading: LoadOptions, done: Set[str | int]) -> None:
-        """Answer every line whose id is not in `done`.
+    def run(self, input_name: str, loading: LoadOptions) -> None:
+        """Answer every line that has no answer yet.
 
         Raises:
             typer.Exit: with 1 if a line failed, or with the code of the signal that stopped the run.
             UsageError: the input cannot be read.
             OutputError: a result cannot be written.
         """
+        keys: list[Key] = []
         with ExitStack() as stack:
             lines = stack.enter_context(_open_input(input_name))
             engine = stack.enter_context(self._terminal.load(loading))
+            self._progress = Progress(_count_lines(input_name))
             for job in read_jobs(lines):
-                if job.identifier in done and not job.error:
-                    self._skipped += 1
-                    continue
-                interruption = self._do(job, engine)
-                if interruption:
-                    self._terminal.note(f"Interrupted at line {job.line}. {self._summary()}")
-                    raise typer.Exit(interruption.exit_code)
+                begun = False
+                for index in range(job.answers or self._answers):
+                    keys.append((job.identifier, index))
+                    if not job.error and self._file is not None and keys[-1] in self._file.done:
+                        self._skipped += 1
+                        continue
+                    begun = True
+                    interruption = self._do(job, index, engine)
+                    if interruption:
+                        self._terminal.note(f"Interrupted at line {job.line}. {self._summary()}")
+                        raise typer.Exit(interruption.exit_code)
+                    if job.error:
+                        break
+                self._progress.line_done(begun=begun)
+        if self._file is not None:
+            self._file.tidy(keys)
         if self._failed:
             self._terminal.warn(self._summary())
             raise typer.Exit(1)
         self._terminal.note(self._summary())
 
-    def _do(self, job: Job, engine: Engine) -> Interruption | None:
+    def _do(self, job: Job, index: int, engine: Engine) -> Interruption | None:
+        key = (job.identifier, index)
+        several = (job.answers or self._answers) > 1
         try:
             if job.error:
                 raise UsageError(job.error)
             config = self._config.with_(**job.settings)
+            if config.seed is not None:
+                config = config.with_(seed=(config.seed + index) % (MAX_SEED + 1))
             with cancelling(engine, signal.SIGTERM) as interruption:
                 answer = self._answer(job, config, engine)
         except _ONE_LINES_FAULT as error:
             message = f"line {job.line}: {error}"
             self._failed += 1
             self._terminal.warn(message)
-            self._results.failure(job.prompt, job.identifier, message)
+            record = Generation(finish_reason="error").to_json(job.prompt, job.identifier)
+            self._record(record | {"error": message}, key, several)
             return None
-        self._results.record(answer.to_json(job.prompt, job.identifier))
         if answer.finish_reason != "cancelled":
             self._answered += 1
+            self._record(answer.to_json(job.prompt, job.identifier), key, several)
+        elif self._file is None:  # a file gets the whole answer from the next run
+            self._record(answer.to_json(job.prompt, job.identifier), key, several)
         return interruption
+
+    def _record(self, record: dict[str, Any], key: Key, several: bool) -> None:
+        if several:
+            record = {"id": record["id"], "index": key[1], **record}
+        if self._file is not None:
+            self._file.record(record, key)
+        else:
+            self._results.record(record)
 
     def _answer(self, job: Job, config: GenerationConfig, engine: Engine) -> Generation:
         assert job.prompt is not None
@@ -109,7 +143,10 @@ class BatchRun:
 
     def _show_progress(self, status: Status, job: Job, engine: Engine) -> None:
         answer = engine.last_generation
-        status.say(f"Line {job.line}: {len(answer.tokens) if answer else 0} tokens. {self._summary()}")
+        place = self._progress.place(job.line)
+        status.say(f"{place}: {len(answer.tokens) if answer else 0} tokens. {self._summary()}")
+        if not status.shown and self._progress.is_time_to_tell():
+            self._terminal.note(f"{place}. {self._summary()}")
 
     def _summary(self) -> str:
         parts = [f"{self._answered} answered"]
@@ -120,68 +157,39 @@ class BatchRun:
         return ", ".join(parts) + "."
 
 
-class ResultFile:
-    """An output file that results are appended to, and the ids that have their result in it.
+class Progress:
+    """How far a batch is, and how long the rest will take.
 
-    A last line that an earlier run left half-written is cut off.
-
-    Attributes:
-        results: where to write.
-        done: ids that need no second answer.
-
-    Raises:
-        OutputError: the file cannot be written, or holds something else than results.
+    Args:
+        lines: of the input; 0 if nobody knows.
     """
 
-    def __init__(self, name: str, input_name: str | None = None) -> None:
-        self.done: set[str | int] = set()
-        path = Path(name)
-        if input_name not in (None, "-") and path.exists() and path.samefile(str(input_name)):
-            raise OutputError(f"{name} is the input file.", "Give another name to --output.")
-        try:
-            self._file = path.open("a", encoding="utf-8", newline="\n")
-        except FileNotFoundError as error:
-            raise OutputError(
-                f"{name} cannot be written: there is no folder {path.parent}.", "Make the folder first."
-            ) from error
-        except OSError as error:
-            raise OutputError(
-                f"{name} cannot be written: {error.strerror}.", "Give another name to --output."
-            ) from error
-        self.results = ResultStream(self._file, name)
-        try:
-            if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                self._read_earlier_results(path)
-        except BaseException:
-            self._file.close()
-            raise
+    def __init__(self, lines: int = 0) -> None:
+        self._lines = lines
+        self._passed = self._done = 0
+        self._start = self._told = time.monotonic()
 
-    def __enter__(self) -> ResultFile:
-        return self
+    def line_done(self, *, begun: bool) -> None:
+        """Another line is through, or was found to be done already, which takes no time worth counting."""
+        self._passed += 1
+        self._done += begun
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+    def place(self, line: int) -> str:
+        """Such as 'Line 12 of 400, 3:20 left'."""
+        if not self._lines:
+            return f"Line {line}"
+        text = f"Line {line} of {self._lines}"
+        if self._done:
+            seconds = time.monotonic() - self._start
+            text += f", {format_seconds(seconds / self._done * (self._lines - self._passed))} left"
+        return text
 
-    def _read_earlier_results(self, path: Path) -> None:
-        whole = 0
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n") and line[: len(_START)] == _START[: len(line)]:
-                    self._file.truncate(whole)
-                    return
-                whole += len(line)
-                try:
-                    record = json.loads(line)
-                    identifier, reason = record["id"], record["finish_reason"]
-                except (ValueError, RecursionError, TypeError, LookupError) as error:
-                    raise OutputError(
-                        f"{path} holds something else than results, on line {number}.",
-                        "Give another name to --output, or move that file away.",
-                    ) from error
-                if identifier is not None and reason not in ("cancelled", "error"):
-                    self.done.add(identifier)
+    def is_time_to_tell(self) -> bool:
+        """Whether a log should hear of it: once in a while."""
+        if time.monotonic() - self._told < _TELL_S:
+            return False
+        self._told = time.monotonic()
+        return True
 
 
 def with_system(prompt: str | Messages, system: str | None) -> str | Messages:
@@ -203,3 +211,11 @@ def _open_input(name: str) -> IO[bytes]:
         return Path(name).open("rb")
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.", "Give a file to --input.") from error
+
+
+def _count_lines(name: str) -> int:
+    """Lines with something on them; 0 if the input is no file."""
+    if not Path(name).is_file():
+        return 0
+    with Path(name).open("rb") as lines:
+        return sum(1 for line in lines if line.strip())

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-import difflib
-import re
+import os
+import shutil
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.cli.commands import TypedChat
+from edgespec.cli.completion import complete_session
 from edgespec.cli.interrupt import Interruption, cancelling
+from edgespec.cli.markdown import MarkdownWriter
 from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, with_options
-from edgespec.cli.terminal import ResultStream, Terminal, format_details, is_terminal
-from edgespec.errors import ContextLengthError, EdgeSpecError, TemplateError, UsageError
+from edgespec.cli.terminal import ResultStream, Terminal, is_terminal, shows_colour, without_echo
+from edgespec.errors import TemplateError, UsageError
 from edgespec.generation import Generation, GenerationConfig
 
 if TYPE_CHECKING:
-    from prompt_toolkit import PromptSession
-
     from edgespec.engine import Engine
-    from edgespec.session import Session
+    from edgespec.session import Resumed, Session
 
-_HELP = """\
-/clear        start over
-/undo         take back the last question and its answer
-/retry        answer the last question again
-/system TEXT  set the system prompt; without TEXT, show it
-/stats        figures of the last answer
-/bye          leave, as Ctrl-D does
-Ctrl-C stops an answer. \"\"\" opens and closes a text of several lines; so does \\ at the end of a line."""
-_ALIASES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/regen": "/retry"}
-_GO_ON = "/undo takes back the last turn, /clear starts over, and --context makes it larger."
+_PANEL = "Conversation"
 
 
 @with_options
 def chat(
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = None,
+    system: Annotated[
+        str | None,
+        typer.Option("--system", metavar="TEXT", help="The system prompt.", rich_help_panel=_PANEL),
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            "--session",
+            metavar="NAME|FILE",
+            help="Save the conversation as it goes, and go on with it next time.",
+            autocompletion=complete_session,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
     *,
     loading: LoadOptions,
     sampling: SamplingOptions,
@@ -50,7 +54,14 @@ def chat(
     typed = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     if typed and output.as_json:
         raise UsageError("--json is not for a chat at a terminal.", "Pipe the questions in, a line each.")
-    with terminal.load(loading) as engine:
+    with ExitStack() as stack:
+        file = None
+        if session is not None:
+            from edgespec.saved import SessionFile
+
+            file = SessionFile(session)
+            stack.callback(file.close)
+        engine = stack.enter_context(terminal.load(loading))
         if not engine.has_chat_template:
             raise TemplateError(
                 "The model has no chat template, so it cannot chat.",
@@ -58,15 +69,32 @@ def chat(
             )
         from edgespec.session import Session
 
-        talk = Conversation(Session(engine, system), engine, config, terminal, results)
+        conversation = Session(engine, system)
+        talk = Talk(conversation, engine, config, terminal, results, budget=loading.budget)
+        pending = None
+        if file is not None:
+            resumed = conversation.resume(file)
+            talk.tell_resumed(resumed)
+            pending = resumed.pending if resumed else None
+            if system is not None and conversation.system != system:
+                conversation.system = system
         if typed:
-            TypedChat(talk).run()
+            from edgespec.cli.prompting import TypedKeyboard
+
+            typed_chat = TypedChat(talk, pending)
+            typed_chat.run(TypedKeyboard(typed_chat.completer))
         else:
             _answer_lines(talk, as_json=output.as_json)
 
 
-class Conversation:
-    """Asks, prints the answers as they come, and tells how they went."""
+class Talk:
+    """Asks, shows the answers as they come, and tells how they went.
+
+    Attributes:
+        config: how answers are generated.
+        budget: the tree budget; None is auto.
+        last_answer: the latest answer of this program.
+    """
 
     def __init__(
         self,
@@ -75,13 +103,28 @@ class Conversation:
         config: GenerationConfig,
         terminal: Terminal,
         results: ResultStream,
+        *,
+        budget: int | None = None,
     ) -> None:
         self.session = session
         self.config = config
         self.terminal = terminal
         self.results = results
-        self._engine = engine
+        self.budget = budget
         self.last_answer: Generation | None = None
+        self._engine = engine
+        self._told_unsaved = False
+        self._markdown = MarkdownWriter(results, _window) if shows_colour(sys.stdout) else None
+
+    @property
+    def context(self) -> int:
+        """Tokens that the context holds."""
+        return self._engine.context
+
+    @property
+    def description(self) -> str:
+        """Target, drafter and mode in one line."""
+        return self._engine.description
 
     def ask(self, text: str, *, as_json: bool = False) -> Interruption:
         """One turn; returns whether a signal cut it short.
@@ -91,161 +134,76 @@ class Conversation:
         """
         answer = None
         try:
-            with cancelling(self._engine) as interruption, self.terminal.status() as status:
+            with without_echo(), cancelling(self._engine) as interruption, self.terminal.status() as status:
+                status.waiting("Reading the prompt")
                 for chunk in self.session.ask(text, self.config, on_prefill=status.prefill):
                     status.clear()
                     if not as_json:
-                        self.results.text(chunk.text)
+                        (self._markdown or self.results).text(chunk.text)
                     answer = chunk.generation
         finally:
+            if self._markdown is not None:
+                self._markdown.end()
             self.results.end_line()
         assert answer is not None, "the last chunk carries the answer"
         self.last_answer = answer
         if as_json:
             self.results.record(answer.to_json(text))
         self.terminal.statistics(answer)
-        if answer.context_full:
-            self.terminal.warn(f"The context of {self._engine.context} tokens is full. {_GO_ON}")
+        if self.session.unsaved and not self._told_unsaved:
+            self._told_unsaved = True
+            self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")
         return interruption
 
+    def set_budget(self, budget: int | None) -> None:
+        """Size the trees from now on; raises UsageError if the engine cannot."""
+        self._engine.set_tree_budget(budget)
+        self.budget = budget
 
-def _answer_lines(talk: Conversation, *, as_json: bool) -> None:
+    def tell_resumed(self, resumed: Resumed | None) -> None:
+        """Say how a saved conversation was taken up."""
+        if resumed is None or not (resumed.turns or resumed.pending):
+            return
+        turns = f"{resumed.turns} turn{'' if resumed.turns == 1 else 's'}"
+        if resumed.reason:
+            how = f"{resumed.reason}, so the next question reads it again"
+        else:
+            how = f"{resumed.restored} of {resumed.tokens} tokens put back"
+        self.terminal.note(f"Going on with a conversation of {turns}. {how[0].upper()}{how[1:]}.")
+        if resumed.pending:
+            question = " ".join(resumed.pending.split())
+            short = question if len(question) <= 60 else question[:59] + "…"
+            self.terminal.note(f"The last question got no answer: {short} /retry asks it again.")
+
+    def draw_last_tree(self, columns: int) -> bool:
+        """Draw the latest tree; False if there is none."""
+        if self._engine.last_round is None:
+            return False
+        from edgespec.cli.drawing import draw_tree
+
+        tree, accepted = self._engine.last_round
+        vocabulary = self._engine.target.model.vocabulary
+        lines = draw_tree(tree, accepted, lambda token: vocabulary.piece(token, control=True), columns)
+        for line in lines:
+            self.terminal.show(line)
+        return True
+
+
+def _answer_lines(talk: Talk, *, as_json: bool) -> None:
     """Without a terminal: every line of standard input is a turn."""
     for line in sys.stdin or ():
         text = line.strip()
-        if text and (interruption := talk.ask(text, as_json=as_json)):
+        if not text:
+            continue
+        interruption = talk.ask(text, as_json=as_json)
+        if talk.last_answer is not None and talk.last_answer.context_full:
+            talk.terminal.warn(
+                f"The context of {talk.context} tokens is full, so the answer ends early; "
+                "--context makes it larger."
+            )
+        if interruption:
             raise typer.Exit(interruption.exit_code)
 
 
-class TypedChat:
-    """A person types, and slash commands steer."""
-
-    def __init__(self, talk: Conversation) -> None:
-        self._talk = talk
-        self._session = talk.session
-        self._last_text: str | None = None
-        self._commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: self._say(_HELP),
-            "/clear": self._clear,
-            "/undo": self._undo,
-            "/retry": self._retry,
-            "/system": self._system,
-            "/stats": self._stats,
-        }
-
-    def run(self) -> None:
-        """Until Ctrl-D or /bye."""
-        for text in typed_messages():
-            name, _, rest = text.strip().partition(" ")
-            try:
-                if not re.fullmatch(r"/[a-z?-]+", name):
-                    self._ask(text)
-                elif _ALIASES.get(name, name) == "/bye":
-                    return
-                else:
-                    self._command(_ALIASES.get(name, name))(rest.strip())
-            except EdgeSpecError as error:
-                self._talk.terminal.warn(str(error))
-                if isinstance(error, ContextLengthError):
-                    self._say(_GO_ON)
-            except KeyboardInterrupt:
-                self._say("Stopped.")
-
-    def _ask(self, text: str) -> None:
-        self._last_text = text
-        if self._talk.ask(text):
-            self._say("Stopped; what was said so far is kept.")
-
-    def _command(self, name: str) -> Callable[[str], None]:
-        if name in self._commands:
-            return self._commands[name]
-        close = difflib.get_close_matches(name, [*self._commands, "/bye"], n=1)
-        hint = f"Did you mean {close[0]}?" if close else "/help lists the commands."
-        raise UsageError(f"There is no command {name}.", hint)
-
-    def _clear(self, _rest: str) -> None:
-        self._session.clear()
-        self._last_text = None
-        self._say("The conversation starts over.")
-
-    def _undo(self, _rest: str) -> None:
-        self._last_text = None
-        self._say("The last turn is taken back." if self._session.undo() else "There is nothing to undo.")
-
-    def _retry(self, _rest: str) -> None:
-        if self._last_text is None:
-            self._say("There is nothing to retry.")
-            return
-        # A question that got no answer at all was not kept.
-        if self._session.messages and self._session.messages[-2]["content"] == self._last_text:
-            self._session.undo()
-        if self._talk.config.greedy or self._talk.config.seed is not None:
-            self._say("The answer will be the same; --temperature 0.7 without a seed varies it.")
-        self._ask(self._last_text)
-
-    def _system(self, rest: str) -> None:
-        if rest:
-            self._session.system = rest
-            self._say("The system prompt is set.")
-        else:
-            self._say(self._session.system or "There is no system prompt.")
-
-    def _stats(self, _rest: str) -> None:
-        answer = self._talk.last_answer
-        self._say(format_details(answer) if answer else "There is no answer yet.")
-
-    def _say(self, text: str) -> None:
-        self._talk.terminal.note(text)
-
-
-def typed_messages() -> Iterator[str]:
-    """What a person types, until Ctrl-D; lines that belong together are one message."""
-    prompt = _prompt_session()
-    while True:
-        try:
-            text = join_lines(prompt.prompt)
-        except KeyboardInterrupt:
-            print("Ctrl-D or /bye leaves.", file=sys.stderr)
-            continue
-        except EOFError:
-            return
-        if text.strip():
-            yield text
-
-
-def join_lines(read_line: Callable[[str], str]) -> str:
-    r"""One message: a line, or more after a trailing `\` or between `\"\"\"`.
-
-    Args:
-        read_line: reads a line after showing a prompt.
-    """
-    text = read_line(">>> ")
-    if text.lstrip().startswith('"""'):
-        text = text.lstrip()[3:]
-        while '"""' not in text:
-            text += "\n" + read_line("... ")
-        return text.replace('"""', "", 1).strip("\n")
-    while text.endswith("\\"):
-        text = text[:-1] + "\n" + read_line("... ")
-    return text
-
-
-def _prompt_session() -> PromptSession[str]:
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-
-    history: History
-    try:
-        history = FileHistory(str(_history_file()))
-    except OSError:
-        history = InMemoryHistory()  # a home that cannot be written must not stop a chat
-    return PromptSession(history=history)
-
-
-def _history_file() -> Path:
-    from platformdirs import user_data_path
-
-    path = user_data_path("edgespec") / "chat_history"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    return path
+def _window() -> os.terminal_size:
+    return shutil.get_terminal_size()

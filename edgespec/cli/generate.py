@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.batch import BatchRun, ResultFile, with_system
+from edgespec.cli.batch import BatchRun, with_system
 from edgespec.cli.interrupt import cancelling
+from edgespec.cli.jobs import MOST_ANSWERS
 from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, with_options
+from edgespec.cli.results import ResultFile
 from edgespec.cli.terminal import ResultStream, Terminal, is_terminal
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation import MAX_SEED, GenerationConfig
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -49,6 +50,12 @@ def generate(
         str | None,
         typer.Option("--system", metavar="TEXT", help="The system prompt.", rich_help_panel=_PANEL),
     ] = None,
+    answers: Annotated[
+        int,
+        typer.Option(
+            "--n", metavar="N", help="Answers to each prompt; a seed counts up.", rich_help_panel=_PANEL
+        ),
+    ] = 1,
     raw: Annotated[
         bool, typer.Option("--raw", help="Go on with the text; no chat template.", rich_help_panel=_PANEL)
     ] = False,
@@ -62,20 +69,24 @@ def generate(
         raise UsageError("Both --prompt and --input were given.", "Give one of them.")
     if system is not None and raw:
         raise UsageError("With --raw there is no place for --system.", "Leave one of them out.")
+    if not 1 <= answers <= MOST_ANSWERS:
+        raise UsageError(f"--n is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with ExitStack() as stack:
-        done: Set[str | int] = frozenset()
+        file = None
         if output_name is None or output_name == "-":
             results = ResultStream(sys.stdout, "Standard output")
         else:
             file = stack.enter_context(ResultFile(output_name, input_name))
-            results, done = file.results, file.done
+            results = file.results
         if input_name is not None:
-            batch = BatchRun(sampling.config(), terminal, results, system=system, raw=raw)
-            batch.run(input_name, loading, done)
+            batch = BatchRun(
+                sampling.config(), terminal, results, file=file, answers=answers, system=system, raw=raw
+            )
+            batch.run(input_name, loading)
         else:
             as_text = output_name is None and not output.as_json
-            _SinglePrompt(terminal, results, system, raw, as_text).run(prompt, loading, sampling)
+            _SinglePrompt(terminal, results, system, raw, as_text, answers).run(prompt, loading, sampling)
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,7 @@ class _SinglePrompt:
     system: str | None
     raw: bool
     as_text: bool
+    answers: int
 
     def run(self, prompt: str | None, loading: LoadOptions, sampling: SamplingOptions) -> None:
         """Answer the prompt, or standard input if there is none; a JSON object is also made of a failure."""
@@ -94,7 +106,11 @@ class _SinglePrompt:
             text = prompt = _checked(_read_stdin() if prompt is None else prompt)
             config = sampling.config()
             with self.terminal.load(loading) as engine:
-                self._answer(text, config, engine)
+                for index in range(self.answers):
+                    if index and self.as_text:
+                        self.results.text("\n")
+                    seed = None if config.seed is None else (config.seed + index) % (MAX_SEED + 1)
+                    self._answer(text, config.with_(seed=seed), engine)
         except EdgeSpecError as error:
             if not self.as_text:
                 self.results.failure(prompt, None, str(error))

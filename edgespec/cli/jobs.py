@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation import GenerationConfig, Grammar
+
+MOST_ANSWERS = 1000
 
 Messages = list[dict[str, str]]
 
-_SETTINGS = asdict(GenerationConfig())
+_SETTINGS = {n: v for n, v in asdict(GenerationConfig()).items() if n != "grammar"}
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -26,6 +28,7 @@ class Job:
         identifier: its "id", or else the line number.
         prompt: what was asked; None if the line could not be read.
         settings: fields of GenerationConfig that this line overrides.
+        answers: how many it wants, if it says so.
         error: why the line cannot be done; empty if it can.
     """
 
@@ -34,6 +37,7 @@ class Job:
     prompt: str | Messages | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    answers: int | None = None
 
 
 def read_jobs(lines: Iterable[bytes]) -> Iterator[Job]:
@@ -57,10 +61,12 @@ def _read_job(number: int, line: bytes) -> Job:
         values = _parse_object(line)
         identifier = _identifier(values.pop("id", number))
         prompt = _prompt(values)
-        settings = {name: _setting(name, value) for name, value in values.items()}
+        answers = _answers(values.pop("n", None))
+        grammar = _grammar(values)
+        settings = {name: _setting(name, value) for name, value in values.items()} | grammar
     except UsageError as error:
         return Job(number, identifier, prompt, error=str(error))
-    return Job(number, identifier, prompt, settings)
+    return Job(number, identifier, prompt, settings, answers=answers)
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
@@ -81,6 +87,27 @@ def _identifier(value: object) -> str | int:
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise UsageError(f"The id is {json.dumps(value)}.", "It must be a text or a whole number.")
+
+
+def _grammar(values: dict[str, Any]) -> dict[str, Grammar]:
+    """The form a line asks for: "json_schema" (an object) or "grammar" (a text)."""
+    if "json_schema" in values and "grammar" in values:
+        raise UsageError('It has both "json_schema" and "grammar".')
+    if (schema := values.pop("json_schema", None)) is not None:
+        return {"grammar": Grammar("json_schema", json.dumps(schema))}
+    if (text := values.pop("grammar", None)) is not None:
+        if not isinstance(text, str):
+            raise UsageError("The field 'grammar' is no text.")
+        return {"grammar": Grammar("grammar", text)}
+    return {}
+
+
+def _answers(value: object) -> int | None:
+    if value is None or (
+        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_ANSWERS
+    ):
+        return value
+    raise UsageError(f"The field 'n' is {json.dumps(value)}.", f"It must be from 1 to {MOST_ANSWERS}.")
 
 
 def _prompt(values: dict[str, Any]) -> str | Messages:

@@ -14,11 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
-from edgespec import __version__
+from edgespec import __version__, settings
 from edgespec.cli.chat import chat
+from edgespec.cli.config import config, defaults_from
 from edgespec.cli.draft import app as draft_app
 from edgespec.cli.generate import generate
 from edgespec.cli.models import app as models_app
+from edgespec.cli.serve import serve
 from edgespec.errors import EdgeSpecError
 
 app = typer.Typer(
@@ -38,6 +40,10 @@ app.command(
 )(generate)
 app.add_typer(models_app)
 app.add_typer(draft_app)
+app.command(
+    epilog="Examples:\n\nedgespec serve\n\nedgespec serve large.gguf --memory 12GiB --port 8000",
+)(serve)
+app.command()(config)
 
 
 def _print_version(wanted: bool) -> None:
@@ -64,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     _escape_what_cannot_be_printed()
     try:
-        code = app(args=arguments, prog_name="edgespec", standalone_mode=False)
+        code = app(
+            args=arguments, prog_name="edgespec", standalone_mode=False, default_map=_configured(arguments)
+        )
         _flush_results()
     except Exception as error:
         _abandon_results()
@@ -72,6 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code if isinstance(code, int) else 0
+
+
+def _configured(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the configuration file says for each command; a damaged one must not stop `config` and help."""
+    file = settings.config_path()
+    if not file.exists() or "config" in arguments[:1] or not arguments:
+        return {}
+    command: Any = typer.main.get_command(app)
+    return defaults_from(file, command.commands)
 
 
 def _report(error: Exception, *, verbose: bool) -> int:

@@ -12,12 +12,14 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from edgespec.cli.completion import complete_draft, complete_model
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation import GenerationConfig, Grammar
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -50,6 +52,7 @@ class LoadOptions:
         str | None,
         typer.Argument(
             help="Path of a GGUF file, or a name. Default: a small model that comes along.",
+            autocompletion=complete_model,
             envvar="EDGESPEC_MODEL",
             show_envvar=False,
         ),
@@ -92,12 +95,31 @@ class LoadOptions:
             metavar="auto|always|never",
         ),
     ] = None
+    slots: Annotated[
+        int | None,
+        _option(
+            "Model",
+            "--slots",
+            "Layers in memory at a time of those that are streamed. Default: as many as keep the disk busy.",
+            metavar="N",
+        ),
+    ] = None
+    prompt_cache: Annotated[
+        bool | None,
+        _option(
+            "Model",
+            "--prompt-cache/--no-prompt-cache",
+            "Keep read prompts on disk, so that a beginning is read once.",
+            show_default=False,
+        ),
+    ] = None
     draft: Annotated[
         str | None,
         _option(
             "Speculation",
             "--draft",
             "Small model that drafts. Default: auto.",
+            autocompletion=complete_draft,
             metavar="PATH|NAME|auto|none",
         ),
     ] = None
@@ -143,6 +165,11 @@ class LoadOptions:
         if self.tree_budget is not None:
             wishes["tree_budget"] = _parse_tree_budget(self.tree_budget)
         return {name: value for name, value in wishes.items() if value is not None}
+
+    @property
+    def budget(self) -> int | None:
+        """The tree budget that was asked for; None is auto."""
+        return None if self.tree_budget is None else _parse_tree_budget(self.tree_budget)
 
     def load(self, on_progress: Callable[[str, float], None]) -> Engine:
         """Load the target and its drafter; raises what `edgespec.load` raises."""
@@ -197,14 +224,31 @@ class SamplingOptions:
         list[str] | None,
         _option("Sampling", "--stop", "End before this text; may be repeated.", metavar="TEXT"),
     ] = None
+    json_schema: Annotated[
+        str | None,
+        _option("Sampling", "--json-schema", "Answer with JSON that fits this schema.", metavar="FILE"),
+    ] = None
+    grammar: Annotated[
+        str | None,
+        _option("Sampling", "--grammar", "Answer by this grammar: GBNF or Lark.", metavar="FILE"),
+    ] = None
 
     def config(self) -> GenerationConfig:
         """The same, checked.
 
         Raises:
-            UsageError: a value is out of its range.
+            UsageError: a value is out of its range, or a file cannot be read.
         """
-        return GenerationConfig(**(asdict(self) | {"stop": tuple(self.stop or ())}))
+        if self.json_schema is not None and self.grammar is not None:
+            raise UsageError("Both --json-schema and --grammar were given.", "Give one of them.")
+        form = None
+        if self.json_schema is not None:
+            form = Grammar("json_schema", _read_form("--json-schema", self.json_schema))
+        elif self.grammar is not None:
+            form = Grammar("grammar", _read_form("--grammar", self.grammar))
+        values = asdict(self) | {"stop": tuple(self.stop or ()), "grammar": form}
+        del values["json_schema"]
+        return GenerationConfig(**values)
 
 
 @dataclass(frozen=True)
@@ -261,6 +305,15 @@ def parse_size(text: str) -> int:
     if not 0 < size < 2**63:
         raise UsageError(f"A size of {text} makes no sense.", "It must be above 0 and below 8 EiB.")
     return size
+
+
+def _read_form(flag: str, name: str) -> str:
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}.", f"Give a file to {flag}.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is no text.", f"Give a text file to {flag}.") from error
 
 
 def _parse_tree_budget(text: str) -> int | None:

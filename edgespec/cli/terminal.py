@@ -1,6 +1,6 @@
 """What people and scripts see: results on stdout, everything else on stderr.
 
-Rich is used here and nowhere else, and only for stderr. Results are never styled or wrapped.
+Results for scripts are never styled or wrapped; a chat at a terminal shows them by markdown.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import functools
 import json
 import os
 import re
+import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -22,12 +25,17 @@ from edgespec.generation import Generation
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status as Spinner
+    from rich.text import Text
 
     from edgespec.cli.options import LoadOptions
     from edgespec.engine import Engine
 
 # A model's text must not move the cursor, change colours or write the clipboard of a terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+_A_MOMENT_S = 0.25
+_BAR = 20  # characters
+_WIDE = 70
 
 
 class ResultStream:
@@ -49,8 +57,12 @@ class ResultStream:
     def text(self, text: str) -> None:
         """Write a piece of an answer."""
         if text:
-            self._write(_CONTROLS.sub("\ufffd", text) if self._plain else text)
+            self._write(printable(text) if self._plain else text)
             self._at_line_start = text.endswith("\n")
+
+    def raw(self, text: str) -> None:
+        """Write what steers the terminal; `text` must have been made here, and end a line."""
+        self._write(text)
 
     def end_line(self) -> None:
         """End the line if something stands on it."""
@@ -80,6 +92,11 @@ class ResultStream:
             _discard_buffer(self._stream)
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise OutputError(f"{self._name} cannot be written: {reason}.", "") from error
+
+
+def printable(text: str) -> str:
+    """A model's text without what would steer a terminal."""
+    return _CONTROLS.sub("\ufffd", text)
 
 
 class Terminal:
@@ -146,6 +163,10 @@ class Terminal:
             if interruption:
                 raise KeyboardInterrupt
 
+    def show(self, line: Text) -> None:
+        """Print a styled line."""
+        _console().print(line, soft_wrap=True)
+
     def statistics(self, generation: Generation) -> None:
         """One line about an answer, for people who watch."""
         if self.verbose or (is_terminal(sys.stderr) and not self._quiet):
@@ -167,8 +188,11 @@ class Status:
     """A line on the terminal that is gone when the work is done."""
 
     def __init__(self, *, shown: bool) -> None:
-        self._shown = shown
+        self.shown = shown
         self._spinner: Spinner | None = None
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._prefill_from = 0.0
 
     def progress(self, what: str, fraction: float) -> None:
         """Show how much of something is done."""
@@ -178,15 +202,29 @@ class Status:
         """Show a text."""
         self._show(text)
 
+    def waiting(self, text: str) -> None:
+        """Show a text if nothing else happens in a moment: what is done at once needs no word."""
+        if self.shown:
+            self._timer = threading.Timer(_A_MOMENT_S, self._show, [text])
+            self._timer.daemon = True
+            self._timer.start()
+
     def prefill(self, done: int, total: int) -> None:
-        """Show how much of the prompt was read."""
-        self._show(f"Reading the prompt: {done} of {total} tokens")
+        """Show how much of the prompt was read, and how long the rest takes."""
+        if not done:
+            self._prefill_from = time.monotonic()
+        columns = shutil.get_terminal_size().columns
+        self._show(format_prefill(done, total, time.monotonic() - self._prefill_from, columns))
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._spinner is not None:
-            self._spinner.stop()
-            self._spinner = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        with self._lock:
+            if self._spinner is not None:
+                self._spinner.stop()
+                self._spinner = None
 
     def __enter__(self) -> Status:
         return self
@@ -200,15 +238,37 @@ class Status:
         self.clear()
 
     def _show(self, text: str) -> None:
-        if not self._shown:
+        if not self.shown:
             return
+        if self._timer is not None and threading.current_thread() is not self._timer:
+            self._timer.cancel()
         from rich.text import Text
 
-        if self._spinner is None:
-            self._spinner = _console().status(Text(text))
-            self._spinner.start()
-        else:
-            self._spinner.update(Text(text))
+        line = Text(text)
+        line.truncate(shutil.get_terminal_size().columns - 3, overflow="ellipsis")
+        with self._lock:
+            if self._timer is not None and threading.current_thread() is self._timer and self._spinner:
+                return  # something newer is shown
+            if self._spinner is None:
+                self._spinner = _console().status(line)
+                self._spinner.start()
+            else:
+                self._spinner.update(line)
+
+
+def format_prefill(done: int, total: int, seconds: float, columns: int = 80) -> str:
+    """How far the prompt was read: figures, the time left, and a bar if there is room for it."""
+    full = round(_BAR * done / total) if total else _BAR
+    bar = "━" * full + "─" * (_BAR - full) + " " if columns >= _WIDE else ""
+    text = f"Reading the prompt {bar}{done} of {total}"
+    return f"{text}, {format_seconds(seconds / done * (total - done))} left" if 0 < done < total else text
+
+
+def format_seconds(seconds: float) -> str:
+    """Such as 0:07, 12:30 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def format_statistics(generation: Generation) -> str:
@@ -219,6 +279,8 @@ def format_statistics(generation: Generation) -> str:
             f"{count} token{'' if count == 1 else 's'}",
             f"{generation.tokens_per_second:.1f} tokens/s",
             f"{generation.tokens_per_pass:.2f} tokens per pass",
+            f"bound by {generation.bound_by}",
+            *([f"{generation.gain:.1f}x plain decoding"] if generation.gain else []),
             "exact" if generation.exact else "not bit-exact",
         ]
     )
@@ -235,6 +297,9 @@ def format_details(generation: Generation) -> str:
         f"{generation.nodes_per_pass:.1f} nodes each, {generation.acceptance_rate:.0%} of drafts accepted",
         "time": f"{timings.draft_s:.2f} s drafting, {timings.verify_s:.2f} s verifying, "
         f"{timings.io_wait_s:.2f} s of it waiting for the disk",
+        "gain": f"{generation.gain:.2f}x plain decoding, by a pass of {1e3 * generation.plain_pass_s:.1f} ms"
+        if generation.gain
+        else "not known: no plain pass was measured beside trees",
         "memory": f"{memory.peak_rss_bytes / 2**30:.2f} GiB at most of {memory.budget_bytes / 2**30:.2f} GiB",
         "mode": ("exact" if generation.exact else "not bit-exact")
         + (f", seed {generation.seed}" if generation.seed else ""),
@@ -263,9 +328,16 @@ def print_error(what: str, hint: str) -> None:
     from rich.text import Text
 
     message = Text.assemble(("Error:", "bold red"), " ", what)
-    _console().print(message, soft_wrap=True)
+    whole = not is_terminal(sys.stderr)
+    _console().print(message, soft_wrap=whole)
     if hint:
-        _console().print(Text(hint), soft_wrap=True)
+        _console().print(Text(hint), soft_wrap=whole)
+
+
+def shows_colour(stream: TextIO | None) -> bool:
+    """Whether a person sits there whose terminal can be steered, and who wants that (https://no-color.org)."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    return is_terminal(stream) and not plain
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -273,10 +345,31 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
 
 
+@contextlib.contextmanager
+def without_echo() -> Iterator[None]:
+    """While this lasts, keys pressed are kept for later and do not mix with what is being shown."""
+    try:
+        import termios
+
+        keys = sys.stdin.fileno()
+        before = termios.tcgetattr(keys)
+    except (ImportError, OSError, ValueError, AttributeError):
+        yield
+        return
+    after = [*before]
+    after[3] = before[3] & ~termios.ECHO
+    termios.tcsetattr(keys, termios.TCSADRAIN, after)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
+
 def _print(text: str, style: str = "") -> None:
     from rich.text import Text
 
-    _console().print(Text(text, style=style), soft_wrap=True)
+    # A terminal's lines are broken between words; what is piped on is not broken at all.
+    _console().print(Text(text, style=style), soft_wrap=not is_terminal(sys.stderr))
 
 
 @functools.cache

@@ -12,6 +12,8 @@ the text is saved, the cache cleared, and the text put back in consecutive cells
 
 from __future__ import annotations
 
+import ctypes
+
 from edgespec.models.batch import Batch
 from edgespec.models.runtime import Context, NoRoomInCache
 
@@ -23,7 +25,10 @@ class BranchingCache:
         length: committed tokens.
         max_paths: most leaves a tree may have.
         compactions: how often the cells were moved together.
+        saves_parts: the states of parts of the text can be saved, and put back one after the other.
     """
+
+    saves_parts = True
 
     def __init__(self, context: Context, *, ordered: bool) -> None:
         self.context = context
@@ -118,6 +123,42 @@ class BranchingCache:
         """Forget the text."""
         self.context.clear()
         self.length = self._tail = 0
+
+    def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
+        """The keys and values of the text's tokens start .. end - 1, exact."""
+        spare = self._spare_id()
+        self.context.copy(0, spare, start, end)
+        state = self.context.save(spare)
+        self.context.remove(spare)
+        return state
+
+    def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
+        """Put the saved keys and values of the next `n_tokens` tokens behind the text.
+
+        Raises:
+            NoRoomInCache: too few free cells.
+            BackendError: llama.cpp refused the state; the text is as it was.
+        """
+        self.compact()
+        if self.length + n_tokens > self.context.n_cells:
+            raise NoRoomInCache
+        spare = self._spare_id()
+        self.context.restore(spare, state)
+        for path in range(self._open):
+            self.context.copy(spare, path, 0, -1)
+        self.context.remove(spare)
+        self.length += n_tokens
+        self._tail = self.length
+
+    def _spare_id(self) -> int:
+        """An id that no cell has: where padding goes, or the last, taken from the text's branches."""
+        if self.ordered:
+            return self._padding_id
+        spare = self.context.n_sequences - 1
+        if self._open > spare:
+            self.context.remove(spare)
+            self._open = spare
+        return spare
 
     def _decode(self, batch: Batch, rows: int) -> None:
         padded = batch.padded(rows, self._padding_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -18,6 +19,7 @@ class TextCache(Protocol):
     max_paths: int
     length: int
     compactions: int
+    saves_parts: bool
 
     @property
     def open_paths(self) -> int: ...
@@ -30,6 +32,8 @@ class TextCache(Protocol):
     def settle(self, length: int) -> None: ...
     def compact(self) -> None: ...
     def clear(self) -> None: ...
+    def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]: ...
+    def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None: ...
 
 
 def open_cache(context: Context, *, ordered: bool) -> TextCache:

@@ -20,6 +20,7 @@ class ChainCache:
     max_paths = 1
     open_paths = 1
     compactions = 0
+    saves_parts = False
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -73,3 +74,17 @@ class ChainCache:
         self.length = 0
         self._saved = None
         self._tried = []
+
+    def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
+        """The state after the whole text; there are no parts."""
+        return self.context.save(0)
+
+    def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
+        """Put the state after a text of `n_tokens` tokens back.
+
+        Raises:
+            BackendError: llama.cpp refused the state; the text is forgotten.
+        """
+        self.clear()
+        self.context.restore(0, state)
+        self.length = n_tokens

@@ -47,15 +47,22 @@ class MemoryPlan:
     Attributes:
         budget: bytes that may be used in all.
         memory_map: whether the target's file is mapped.
+        paged: whether it is mapped although it does not fit, so that the system pages it in and out.
         stream: how the target's layers are streamed; None if they are not.
         notes: what a person should know, in sentences.
     """
 
     budget: int
     memory_map: bool
+    paged: bool = False
     stream: StreamPlan | None = None
     notes: list[str] = field(default_factory=list)
     replan: Callable[[], StreamPlan] | None = None
+
+    @property
+    def kernels_differ(self) -> bool:
+        """Whether other kernels run than for the same model in memory."""
+        return self.paged or (self.stream is not None and self.stream.kernels_differ)
 
     def stream_again(self) -> StreamPlan:
         """Plan the stream anew, after its packed file was found damaged and removed."""
@@ -128,7 +135,7 @@ def plan_memory(
         f"The model needs {readable(whole)} of memory and {had}: its weights are paged in from disk "
         "by the system, which is slow."
     )
-    return MemoryPlan(budget, memory_map=True, notes=notes)
+    return MemoryPlan(budget, memory_map=True, paged=True, notes=notes)
 
 
 def process_bytes(prints: list[Footprint]) -> int:

@@ -200,8 +200,15 @@ def set_buffer(tensor: Address, buffer: Address | None) -> None:
     _POINTER.from_address(tensor + _Tensor.buffer.offset).value = buffer
 
 
+_UNREAD = b"\x01"  # in place of the first letter of a name
+
+
 class HollowType:
-    """A buffer type whose buffers are address space only: what the loader writes into them is dropped.
+    """A buffer type whose buffers are address space only, and whose tensors the loader does not read.
+
+    llama.cpp reads every tensor of a file that it finds by its name, those too that it would then drop into
+    a buffer without memory. A model of forty gigabytes would be read once for nothing. So a tensor has
+    another name until the model is loaded.
 
     Args:
         kernel_type: the extra CPU buffer type whose kernels shall run on the tensors; None for plain ones.
@@ -243,6 +250,8 @@ class HollowType:
         """After loading: let the buffers pass for those of the type whose kernels shall run."""
         for buffer in self._buffers:
             buffer.type = self._final
+        for name, tensor in self.tensors.items():
+            _Tensor.from_address(tensor).name = name.encode()
 
     def close(self) -> None:
         """Give the address space back; the model must be freed before."""
@@ -280,7 +289,10 @@ class HollowType:
         return buffer
 
     def _init_tensor(self, buffer: Address, tensor: Address) -> int:
-        self.tensors[_Tensor.from_address(tensor).name.decode("utf-8", "replace")] = tensor
+        layout = _Tensor.from_address(tensor)
+        self.tensors[layout.name.decode("utf-8", "replace")] = tensor
+        # Under a name that the file does not have, nothing is read for it.
+        layout.name = _UNREAD + layout.name[1:]
         return int(self._init(buffer, tensor)) if self._init else 0
 
     def _final_init(self) -> Callable[[Address, Address], int] | None:

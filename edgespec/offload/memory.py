@@ -1,9 +1,8 @@
-"""Memory for weights: page-aligned, in huge pages where there are some, there from the start."""
+"""Memory for weights: page-aligned, in huge pages where there are some."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 
 from edgespec.errors import MemoryLimitError
@@ -14,7 +13,9 @@ _HUGE_PAGE = 2 << 20
 
 
 class Area:
-    """`n_bytes` of anonymous memory, resident from the start.
+    """`n_bytes` of anonymous memory, which is there as soon as it is read into.
+
+    Touching it first would cost as much again as the reading, and in one thread.
 
     Raises:
         MemoryLimitError: there is not as much.
@@ -36,8 +37,6 @@ class Area:
         if advice is not None:
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 self._map.madvise(advice)
-        # Touched now, so that a lack of memory shows here and no pass pays for page faults.
-        ctypes.memset(self.address, 0, n_bytes)
 
     def view(self, offset: int, n_bytes: int) -> memoryview:
         """Bytes to write to; release it when done."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from filelock import FileLock
 
 from edgespec.errors import OutputError
 from edgespec.models.footprint import readable
@@ -18,13 +21,14 @@ from edgespec.offload.layout import Layer, ModelFiles, Store, plain_store
 from edgespec.offload.pack import (
     StalePack,
     build_pack,
+    cannot_write,
     content_fingerprint,
     gains_from_packing,
     open_pack,
     pack_path,
     packed_bytes,
 )
-from edgespec.offload.placement import DEFAULT_SLOTS, Placement, place
+from edgespec.offload.placement import Placement, place
 from edgespec.offload.weights import StreamedWeights
 
 Progress = Callable[[str, float], None]
@@ -142,13 +146,13 @@ def plan_stream(
     other = beside + _tied_bytes(files)
 
     def placed(sizes: dict[int, int]) -> Placement:
-        # While the model is loaded, what belongs to no layer is in memory twice.
+        # What is rearranged while the model is loaded is in memory twice.
         return place(
             sizes,
             budget=budget,
             fixed=fixed + other,
-            loading=process + other + beside,
-            n_slots=n_slots or DEFAULT_SLOTS,
+            loading=process + other + _largest_beside(files),
+            n_slots=n_slots,
         )
 
     # Before packing, which takes minutes for a large model: is there any point?
@@ -172,6 +176,14 @@ def _streamable(files: ModelFiles, gpu_layers: int) -> list[Layer]:
     return [layer for layer in files.layers() if gpu_layers == 0 or layer.index < first_on_gpu]
 
 
+def _largest_beside(files: ModelFiles) -> int:
+    """Bytes of the largest tensor that belongs to no layer."""
+    layers = {tensor.name for layer in files.layers() for tensor in layer.tensors}
+    return max(
+        (t.n_bytes for header in files.headers for t in header.tensors if t.name not in layers), default=0
+    )
+
+
 def _tied_bytes(files: ModelFiles) -> int:
     """Memory for an embedding's second copy: one to look rows up, one rearranged to multiply with."""
     tensors = {tensor.name: tensor for header in files.headers for tensor in header.tensors}
@@ -190,26 +202,29 @@ def _store(files: ModelFiles, pack: str, folder: Path, notes: list[str], on_prog
     path = pack_path(folder, files)
     try:
         fingerprint = content_fingerprint(files)
-        try:
+        with suppress(StalePack):
             return open_pack(path, fingerprint)
-        except StalePack:
-            pass
-        needed = packed_bytes(layers)
-        free = _free_disk(folder) + (path.stat().st_size if path.exists() else 0)
-        if pack == "auto" and free < needed + _SPARE_DISK:
-            notes.append(
-                f"The packed layer file would take {readable(needed)} of disk, and {readable(free)} are "
-                "free: streaming the model file itself, which computes slower."
-            )
-            return plain
-        path.unlink(missing_ok=True)  # of no use, and its space is needed
-        what = f"Packing {files.paths[0].name} for this CPU (once, {readable(needed)})"
-        return build_pack(path, files, layers, fingerprint, lambda fraction: on_progress(what, fraction))
+        folder.mkdir(parents=True, exist_ok=True)
+        on_progress(f"Waiting to pack {files.paths[0].name}", 0.0)
+        with FileLock(path.with_suffix(".lock")):  # two at once would need twice the space
+            with suppress(StalePack):
+                return open_pack(path, fingerprint)  # somebody else has made it
+            needed = packed_bytes(layers)
+            free = _free_disk(folder) + (path.stat().st_size if path.exists() else 0)
+            if pack == "auto" and free < needed + _SPARE_DISK:
+                notes.append(
+                    f"The packed layer file would take {readable(needed)} of disk, and {readable(free)} are "
+                    "free: streaming the model file itself, which computes slower."
+                )
+                return plain
+            path.unlink(missing_ok=True)  # of no use, and its space is needed
+            what = f"Packing {files.paths[0].name} for this CPU (once, {readable(needed)})"
+            return build_pack(path, files, layers, fingerprint, lambda fraction: on_progress(what, fraction))
     except (OutputError, OSError) as error:
+        refused = error if isinstance(error, OutputError) else cannot_write(path, error)
         if pack == "always":
-            raise
-        what = error.what if isinstance(error, OutputError) else str(error)
-        notes.append(f"{what} Streaming the model file itself, which computes slower.")
+            raise refused from error
+        notes.append(f"{refused.what} Streaming the model file itself, which computes slower.")
         return plain
 
 

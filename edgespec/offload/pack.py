@@ -139,14 +139,19 @@ def build_pack(
         partial.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        raise OutputError(
-            f"The packed layer file '{path}' cannot be written: {error.strerror or error}.",
-            "Make room on the disk, or use --pack never.",
-        ) from error
+        raise cannot_write(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
     return _store(path, index)
+
+
+def cannot_write(path: Path, error: OSError) -> OutputError:
+    """What to tell a person when the system refuses a packed file."""
+    return OutputError(
+        f"The packed layer file '{path}' cannot be written: {error.strerror or error}.",
+        "Make room on the disk, or use --pack never.",
+    )
 
 
 def _build() -> str:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from edgespec.errors import MemoryLimitError
 from edgespec.models.footprint import readable
+from edgespec.offload.layout import PIECE_BYTES
 
-DEFAULT_SLOTS = 3  # one in use, one on its way, one that waits: the disk never does
-FEWEST_SLOTS = 2
+FEWEST_SLOTS = 2  # one in use, one on its way
+
+_READS_AHEAD = 4  # what keeps a disk busy: a read under way for each reader, and one to follow it
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def place(
     budget: int,
     fixed: int,
     loading: int = 0,
-    n_slots: int = DEFAULT_SLOTS,
+    n_slots: int | None = None,
 ) -> Placement:
     """The placement that streams the least.
 
@@ -49,12 +51,14 @@ def place(
         budget: bytes that may be used in all.
         fixed: bytes of everything that is not layers: process, caches, buffers, other weights, drafter.
         loading: bytes that are needed for a moment while the model is loaded, before any layer is there.
-        n_slots: slots of the ring; fewer, but at least two, if the budget has no room for so many.
+        n_slots: slots of the ring, None for the fewest that keep the disk busy; fewer, but at least two,
+            if the budget has no room for so many.
 
     Raises:
         MemoryLimitError: two slots do not fit; says how much is needed, also in its attribute `least`.
     """
     slot = max(layers.values())
+    n_slots = n_slots or planned_slots(slot)
     order = sorted(layers)
     whole = fixed + sum(layers.values())
     least = max(min(fixed + FEWEST_SLOTS * slot, whole), loading)
@@ -77,6 +81,17 @@ def place(
             break
     streamed = tuple(index for index in order if index not in resident)
     return Placement(resident, streamed, n_slots, fixed + held + n_slots * slot)
+
+
+def planned_slots(slot_bytes: int) -> int:
+    """The fewest slots that keep the disk busy.
+
+    More would not let a pass read faster, and a layer that stays saves its bytes in every pass. Large
+    layers do with two slots (measured; see docs/benchmarks.md), small ones need more for as many reads
+    ahead.
+    """
+    reads = -(-slot_bytes // PIECE_BYTES)
+    return max(1 + -(-_READS_AHEAD // reads), FEWEST_SLOTS)
 
 
 def _spread(order: list[int], count: int) -> tuple[int, ...]:

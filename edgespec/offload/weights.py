@@ -19,7 +19,6 @@ from edgespec.offload.handover import HandOver
 from edgespec.offload.kernels import kernel_layouts
 from edgespec.offload.layout import ModelFiles, Store, pattern_of
 from edgespec.offload.memory import Area
-from edgespec.offload.skeleton import skeleton
 from edgespec.offload.streamer import LayerRing, StoreReader
 
 N_READERS = 2
@@ -61,7 +60,6 @@ class StreamedWeights:
         self._n_readers = n_readers
         self._on_progress = on_progress
         self._types: dict[str, HollowType] = {}
-        self._share_of_others = 0.0  # in the bytes that loading reads
         self._resident: Area | None = None
         self._ring: LayerRing | None = None
         self._hand_over: HandOver | None = None
@@ -106,13 +104,7 @@ class StreamedWeights:
             patterns += [(pattern, self._types[kernel].address) for pattern in pattern_of(names)]
         table = ggml.overrides(patterns)
         params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
-        holes = frozenset(name for names in groups.values() for name in names)
-        layers = self._store.layers.values()
-        resident = sum(layer.n_bytes for layer in layers if layer.index not in self._streamed)
-        beside = self._files.tensor_bytes - sum(layer.n_bytes for layer in layers)
-        share = self._share_of_others = beside / max(beside + resident, 1)
-        with skeleton(self._files, holes, lambda fraction: self._on_progress(fraction * share)) as path:
-            yield path
+        yield self._files.paths[0]
         params.tensor_buft_overrides = None
 
     def loaded(self) -> None:
@@ -174,12 +166,7 @@ class StreamedWeights:
         if not layers:
             return
         self._resident = Area(sum(layer.n_bytes for layer in layers))
-        share = self._share_of_others
-
-        def report(fraction: float) -> None:
-            self._on_progress(share + (1 - share) * fraction)
-
-        starts = self._reader.read_layers(layers, self._resident, self._n_readers, report)
+        starts = self._reader.read_layers(layers, self._resident, self._n_readers, self._on_progress)
         for index, places in used.items():
             for tensor, place in places.items():
                 ggml.set_data(tensor, starts[index] + place)

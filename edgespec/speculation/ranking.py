@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from edgespec.generation import GenerationConfig
-from edgespec.speculation.growth import Children
+from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.noise import GumbelNoise
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ class Ranking(Protocol):
             logits: (rows, n_vocab) the drafter's; not changed.
             positions: the position in the text that each row's candidates would take.
         """
+
+    def expanding(self, frontier: Frontier, rows: Sequence[int]) -> None:
+        """Told before `best` which nodes its rows of logits belong to.
+
+        Args:
+            rows: indices into the frontier; node 0 begins another tree.
+        """
+        del frontier, rows  # most rankings do not look at paths
 
 
 class ByProbability(Ranking):

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,29 +15,14 @@ from typing import Any
 import pytest
 
 from edgespec.generation import Generation
+from tests.desk import Desk
 
 PROGRAM = [sys.executable, "-m", "edgespec"]
 ROOT = Path(__file__).resolve().parents[2]
 SKY = "Why is the sky blue?"
 DEADLINE_S = 60.0
 
-# A new session whose terminal is standard input, so that Ctrl-C reaches the program as at a desk.
-ON_A_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-m", "edgespec", *sys.argv[1:]])
-"""
-
-
-@pytest.fixture(autouse=True)
-def one_thread(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads of several programs at once would wait for each other."""
-    monkeypatch.setenv("EDGESPEC_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nothing here answers where the cursor is
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
+pytestmark = pytest.mark.usefixtures("at_a_desk")
 
 
 def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
@@ -179,50 +157,6 @@ def test_chat_from_a_pipe_answers_a_line_a_turn() -> None:
 def test_chat_from_a_pipe_as_json() -> None:
     done = run("chat", "--max-tokens", "3", "--json", text=f"{SKY}\nAnd at night?\n")
     assert [r["prompt"] for r in records(done.stdout)] == [SKY, "And at night?"]
-
-
-class Desk:
-    """A terminal with somebody at it."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-        self.program = subprocess.Popen(
-            [sys.executable, "-c", ON_A_TERMINAL, *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
-        os.close(theirs)
-        self._seen = ""
-        self.shown = ""  # since the last `wait_for`
-
-    def type(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
-
-    def wait_for(self, text: str) -> None:
-        """Read what the terminal shows until `text` does."""
-        deadline = time.monotonic() + DEADLINE_S
-        while text not in self._seen:
-            ready, _, _ = select.select([self._ours], [], [], deadline - time.monotonic())
-            data = os.read(self._ours, 65536) if ready else b""
-            if not data:
-                pytest.fail(f"{text!r} did not come, but {self._seen!r}")
-            self._seen += data.decode(errors="replace")
-        self.shown, _, self._seen = self._seen.partition(text)
-
-    def leave(self) -> int:
-        """The exit code, once the program has ended."""
-        with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
-            while os.read(self._ours, 65536):
-                pass
-        return self.program.wait(DEADLINE_S)
-
-    def close(self) -> None:
-        self.program.kill()
-        self.program.wait()
-        os.close(self._ours)
 
 
 @pytest.fixture

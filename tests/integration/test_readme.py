@@ -18,8 +18,8 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_library_example_runs(smol_path: Path) -> None:
-    (example,) = blocks("python")
+@pytest.mark.parametrize("example", blocks("python"))
+def test_library_examples_run(example: str, smol_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", example], capture_output=True, text=True, check=True, cwd=ROOT
     )

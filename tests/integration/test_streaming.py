@@ -6,6 +6,8 @@ import ctypes
 import gc
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from edgespec.errors import MemoryLimitError, StreamError
 from edgespec.generation import Generation, GenerationConfig
 from edgespec.offload import ggml, opening
 from edgespec.offload.handover import HandOver
+from edgespec.offload.paging import PagedWeights
 from edgespec.offload.reader import FileReader
 from edgespec.offload.weights import StreamedWeights
 
@@ -58,7 +61,7 @@ def weights_of(engine: Engine) -> StreamedWeights:
 
 
 def packs() -> list[Path]:
-    return list((user_cache_path("edgespec") / "packs").glob("*"))
+    return [path for path in (user_cache_path("edgespec") / "packs").glob("*") if path.suffix != ".lock"]
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +144,12 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
 
     monkeypatch.setattr(opening, "check_supported", refuse)
     with edgespec.load(q4_drafter_path, memory=budget, **options) as engine:
-        assert engine.target.model.weights is None
+        paged = engine.target.model.weights
+        assert isinstance(paged, PagedWeights)
         assert "Weights cannot be streamed here: a tensor's name is elsewhere." in engine.notes
-        assert len(generate(engine).tokens) == len(expected)
+        answer = generate(engine)
+        assert len(answer.tokens) == len(expected)
+        assert paged.read_bytes > 40 * MIB * len(answer.passes)  # every layer, ahead of every pass
     with pytest.raises(edgespec.errors.BackendError, match="--offload mmap"):
         edgespec.load(q4_drafter_path, memory=budget, offload="stream", **options)
 
@@ -281,6 +287,25 @@ def test_two_engines_share_one_pack(q4_drafter_path: Path, resident: Engine) -> 
         with load_streamed(q4_drafter_path, exact=True) as other:
             assert generate(one).tokens == generate(other).tokens == expected
         assert path.stat().st_mtime_ns == made
+
+
+def test_of_two_processes_that_start_together_one_packs(q4_drafter_path: Path) -> None:
+    program = f"""
+import edgespec
+seen = set()
+with edgespec.load({str(q4_drafter_path)!r}, draft="none", context=64, offload="stream", exact=False,
+                   memory=600 << 20, pack="always",
+                   on_progress=lambda what, _: seen.add(what.split()[0])) as engine:
+    print(engine.generate("Hi", edgespec.GenerationConfig(max_tokens=8), raw=True).tokens, "Packing" in seen)
+"""
+    children = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    said = [child.communicate()[0].rsplit(maxsplit=1) for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert said[0][0] == said[1][0]
+    assert sorted(packed for _, packed in said) == ["False", "True"]
+    assert len(packs()) == 1
 
 
 def test_opening_and_closing_leaks_nothing(q4_drafter_path: Path) -> None:

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import tracemalloc
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,14 @@ import pytest
 import typer.main
 
 import edgespec
-from edgespec.cli.chat import Conversation, TypedChat, join_lines
+from edgespec.cli.chat import Talk
+from edgespec.cli.commands import TypedChat
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.jobs import read_jobs
 from edgespec.cli.main import app, main
-from edgespec.cli.options import LoadOptions, parse_size
-from edgespec.cli.terminal import ResultStream, Terminal, format_statistics
+from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, parse_size
+from edgespec.cli.prompting import join_lines
+from edgespec.cli.terminal import ResultStream, Terminal, format_prefill, format_statistics
 from edgespec.errors import ContextLengthError, OutputError, UsageError
 from edgespec.generation import Chunk, Generation, GenerationConfig, PassRecord
 
@@ -57,6 +61,8 @@ class TalkingEngine:
         self.on_load: Callable[[Callable[[str, float], None]], None] = lambda _: None
         self.closed = False
         self.full = False
+        self.says_yes = False
+        self.last_round = None
         self.cancelled = False
 
     def load(self, **arguments: Any) -> TalkingEngine:
@@ -139,10 +145,10 @@ def test_without_a_command_prints_help(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_every_shared_option_has_its_environment_variable() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    of_one_prompt = {"prompt", "input_name", "output_name", "system", "raw", "help"}
-    for command in commands.values():
+    shared = {name for group in (LoadOptions, SamplingOptions, OutputOptions) for name in vars(group())}
+    for name, command in commands.items():
         for option in command.params:
-            if option.name not in of_one_prompt:
+            if option.name in shared and name != "config":
                 flag = option.opts[0].removeprefix("--")
                 assert option.envvar == "EDGESPEC_" + flag.replace("-", "_").upper()
 
@@ -315,7 +321,7 @@ def test_verbose_tells_on_stderr(engine: TalkingEngine, capsys: pytest.CaptureFi
     assert capsys.readouterr() == (
         "Blue as ever.\n",
         "talker, drafted by nobody\nIt only talks.\n"
-        "3 tokens, 0.0 tokens/s, 1.00 tokens per pass, not bit-exact\n"
+        "3 tokens, 0.0 tokens/s, 1.00 tokens per pass, bound by disk, not bit-exact\n"
         "The context of 4096 tokens is full; --context makes it larger.\n",
     )
 
@@ -409,6 +415,7 @@ BAD_LINES = {
     '{"prompt": "a", "top_k": "few"}': "The field 'top_k' is \"few\", which is of the wrong kind.",
     '{"prompt": "a", "max_tokens": 1.5}': "The field 'max_tokens' is 1.5, which is of the wrong kind.",
     '{"prompt": "a", "stop": [1]}': "The field 'stop' is [1], which is of the wrong kind.",
+    '{"prompt": "a", "n": 0}': "The field 'n' is 0. It must be from 1 to 1000.",
     '{"prompt": "a", "top_p": 2}': "top_p is 2. It must be above 0 and at most 1.",
     '{"prompt": "a", "id": true}': "The id is true. It must be a text or a whole number.",
     '{"prompt": "a", "id": "good"}': "The id 'good' is that of line 1 too.",
@@ -442,7 +449,7 @@ def test_a_second_run_goes_on(
     assert capsys.readouterr() == ("", "3 answered, 1 were there already.\n")
     assert [prompt for prompt, _, _ in engine.asked] == ["Qb", "Qc", "Qd"]
     written = [(r["id"], r["text"]) for r in records(answers.read_text())]
-    assert written == [("a", "old"), ("b", "")] + [(i, "Blue as ever.") for i in "bcd"]
+    assert written == [("a", "old")] + [(i, "Blue as ever.") for i in "bcd"]
 
 
 def test_an_interrupted_run_goes_on(
@@ -461,12 +468,60 @@ def test_an_interrupted_run_goes_on(
     engine.on_word = lambda _: None
     assert main(command) == 0
     results = records((tmp_path / "out.jsonl").read_text())
-    assert [(r["id"], r["finish_reason"]) for r in results] == [
-        (1, "stop"),
-        (2, "cancelled"),
-        (2, "stop"),
-        (3, "stop"),
+    assert [(r["id"], r["finish_reason"]) for r in results] == [(1, "stop"), (2, "stop"), (3, "stop")]
+
+
+def test_a_failed_line_is_tried_again_and_has_one_result_in_its_place(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_lines(
+        tmp_path / "in.jsonl", {"id": 1, "prompt": "too long"}, "{", {"id": 3, "prompt": "Q"}
+    )
+    answers = tmp_path / "out.jsonl"
+    other = Generation(text="other").to_json("?", "another line")
+    write_lines(answers, other)
+    command = ["generate", "--input", str(prompts), "--output", str(answers)]
+    for _ in range(2):
+        assert main(command) == 1
+        results = [(r["id"], r["finish_reason"]) for r in records(answers.read_text())]
+        assert results == [("another line", "stop"), (1, "error"), (2, "error"), (3, "stop")]
+    write_lines(prompts, {"id": 1, "prompt": "short"}, "{", {"id": 3, "prompt": "Q"})
+    assert main(command) == 1
+    assert capsys.readouterr().err.endswith("1 answered, 1 were there already, 1 failed.\n")
+    results = [(r["id"], r["finish_reason"]) for r in records(answers.read_text())]
+    assert results == [("another line", "stop"), (1, "stop"), (2, "error"), (3, "stop")]
+
+
+def test_several_answers_to_a_line(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_lines(
+        tmp_path / "in.jsonl", {"id": "a", "prompt": "Q"}, {"prompt": "R", "n": 1, "seed": 9}
+    )
+    command = [
+        "generate",
+        "--input",
+        str(prompts),
+        "--output",
+        str(tmp_path / "out"),
+        "--n",
+        "3",
+        "--seed",
+        "5",
     ]
+    for told in ("4 answered.\n", "0 answered, 4 were there already.\n"):
+        assert main(command) == 0
+        assert capsys.readouterr().err == told
+    results = records((tmp_path / "out").read_text())
+    assert [(r["id"], r.get("index")) for r in results] == [("a", 0), ("a", 1), ("a", 2), (2, None)]
+    assert [config.seed for _, config, _ in engine.asked] == [5, 6, 7, 9]
+
+
+def test_several_answers_to_one_prompt(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-p", "Hi", "--n", "2"]) == 0
+    assert capsys.readouterr().out == f"{ANSWER}\n\n{ANSWER}\n"
+    assert main(["generate", "-p", "Hi", "--n", "0"]) == 2
+    assert capsys.readouterr().err == "Error: --n is 0.\nIt must be from 1 to 1000.\n"
 
 
 @pytest.mark.parametrize(
@@ -511,6 +566,21 @@ def test_one_prompt_into_a_file(
         assert main(["generate", "-p", "Hi", "--output", str(answers)]) == 0
     assert capsys.readouterr().out == ""
     assert [r["text"] for r in records(answers.read_text())] == ["Blue as ever."] * 2
+
+
+def test_memory_does_not_grow_with_the_lines(
+    engine: TalkingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for their ids: a few hundred bytes a line."""
+    monkeypatch.setattr(engine, "asked", deque(maxlen=1))
+    peaks = []
+    for lines in (500, 3500):
+        prompts = write_lines(tmp_path / f"{lines}.jsonl", *({"prompt": "x" * 2000} for _ in range(lines)))
+        tracemalloc.start()
+        assert main(["generate", "--input", str(prompts), "--output", str(tmp_path / f"{lines}.out")]) == 0
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (peaks[1] - peaks[0]) / 3000 < 400
 
 
 def test_lines_are_read_one_by_one() -> None:
@@ -586,6 +656,8 @@ class TalkingSession:
     def __init__(self, engine: TalkingEngine) -> None:
         self.engine = engine
         self.system: str | None = None
+        self.file = None
+        self.unsaved = ""
         self.messages: list[dict[str, str]] = []
 
     def ask(self, text: str, config: GenerationConfig | None = None, **more: Any) -> Iterator[Chunk]:
@@ -599,24 +671,48 @@ class TalkingSession:
     def clear(self) -> None:
         self.messages.clear()
 
+    @property
+    def turns(self) -> int:
+        return len(self.messages) // 2
+
+    def drop_oldest(self, text: str = "", room: int = 256) -> int:
+        dropped = self.turns - 1
+        del self.messages[:-2]
+        self.engine.full = False
+        return dropped
+
     def undo(self) -> bool:
         had = bool(self.messages)
         del self.messages[-2:]
         return had
 
 
+class TypingFriend:
+    """A keyboard with everything already typed."""
+
+    def __init__(self, messages: Sequence[str], says_yes: bool) -> None:
+        self._messages = messages
+        self._says_yes = says_yes
+
+    def messages(self) -> Iterator[str]:
+        yield from self._messages
+
+    def confirm(self, question: str) -> bool:
+        print(question, file=sys.stderr)
+        return self._says_yes
+
+
 @pytest.fixture
 def typed(
-    engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[list[str], list[str], TalkingSession]]:
     """Runs a chat in which these messages are typed; gives the lines of stdout and stderr."""
 
     def run(*messages: str) -> tuple[list[str], list[str], TalkingSession]:
         session: Any = TalkingSession(engine)
         results = ResultStream(sys.stdout, "Standard output")
-        talk = Conversation(session, engine, GenerationConfig(), Terminal(), results)  # type: ignore[arg-type]
-        monkeypatch.setattr("edgespec.cli.chat.typed_messages", lambda: iter(messages))
-        TypedChat(talk).run()
+        talk = Talk(session, engine, GenerationConfig(), Terminal(), results)  # type: ignore[arg-type]
+        TypedChat(talk).run(TypingFriend(messages, engine.says_yes))
         out, err = capsys.readouterr()
         return out.splitlines(), err.splitlines(), session
 
@@ -656,7 +752,7 @@ def test_a_path_is_no_command(typed: Any, engine: TalkingEngine) -> None:
 def test_retry_replaces_the_answer(typed: Any, engine: TalkingEngine) -> None:
     out, err, session = typed("Hi", "/retry")
     assert out == [ANSWER, ANSWER]
-    assert err == ["The answer will be the same; --temperature 0.7 without a seed varies it."]
+    assert err == ["The answer will be the same; /set temperature 0.7 without a seed varies it."]
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
 
 
@@ -679,8 +775,76 @@ def test_ctrl_c_in_an_answer_keeps_the_conversation(typed: Any, engine: TalkingE
 def test_a_full_context_says_how_to_go_on(typed: Any, engine: TalkingEngine) -> None:
     engine.full = True
     go_on = "/undo takes back the last turn, /clear starts over, and --context makes it larger."
-    assert typed("Hi")[1] == [f"The context of 4096 tokens is full. {go_on}"]
-    assert typed("too long")[1] == ["The prompt has 9 tokens. Shorten it.", go_on]
+    full = "The context of 4096 tokens is full, so the answer ends early."
+    assert typed("Hi")[1] == [full, go_on]
+    assert typed("too long")[1] == ["The prompt has 9 tokens. Shorten it."]
+    offer = "Drop the oldest turns to make room?"
+    assert typed("Hi", "Hi")[1] == [full, go_on, full, offer, go_on]
+    engine.says_yes = True
+    _, err, session = typed("Hi", "Hi", "Hi")
+    assert err == [full, go_on, full, offer, "1 turn dropped, 1 kept."]
+    assert session.turns == 2
+
+
+def test_settings_can_be_changed_and_shown(typed: Any, engine: TalkingEngine) -> None:
+    _, err, _ = typed(
+        "/set temperature 0.5", "/set stop X", "/set top_k few", "/set temprature 1", "/show", "Hi"
+    )
+    assert err[:4] == [
+        "temperature is 0.5 from now on.",
+        "stop is X from now on.",
+        "top_k is 'few'. It must be a number.",
+        "There is no setting 'temprature'. Did you mean temperature?",
+    ]
+    assert "temperature        0.5" in err
+    assert "session            not saved" in err
+    assert engine.asked[0][1] == GenerationConfig(temperature=0.5, stop=("X",))
+
+
+def test_files_go_with_the_next_question(typed: Any, engine: TalkingEngine, tmp_path: Path) -> None:
+    notes, code = tmp_path / "notes.md", tmp_path / "a.py"
+    notes.write_text("Buy ```milk```.\n")
+    code.write_text("print()\n")
+    _, err, _ = typed(f"/file {notes}", f"What about @{code}? And @nobody?", "Hi", "/file none.txt")
+    asked = "notes.md:\n````\nBuy ```milk```.\n````\n\na.py:\n```\nprint()\n```\n\n"
+    asked += f"What about @{code}? And @nobody?"
+    assert [prompt for prompt, _, _ in engine.asked] == [asked, "Hi"]
+    assert err == [
+        f"{notes} (16 characters) goes with the next question.",
+        f"Attached: {notes}, {code}",
+        "none.txt cannot be read: No such file or directory. Check the path.",
+    ]
+
+
+def test_a_binary_file_is_not_attached(typed: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(b"\x89PNG\xff")
+    _, err, _ = typed(f"/file {tmp_path / 'x.png'}")
+    assert err == [f"{tmp_path / 'x.png'} is no text. Only text files can be attached, in UTF-8."]
+
+
+@pytest.mark.parametrize(
+    ("before", "offers"),
+    [
+        ("/st", ["/stats "]),
+        ("/se", ["/set", "/sessions"]),
+        ("/set tem", ["temperature "]),
+        ("/copy ", ["code"]),
+        ("/clear ", []),
+        ("Hello /st", []),
+        ("see @no", ["notes.md"]),
+        ("/file no", ["notes.md"]),
+        ("see @sub", ["sub/"]),
+    ],
+)
+def test_what_tab_offers(
+    before: str, offers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.md").touch()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    chat = TypedChat(Talk(None, None, GenerationConfig(), Terminal(), ResultStream(sys.stdout, "")))  # type: ignore[arg-type]
+    found = [offer.text for offer in chat.completer(before)]
+    assert found == (["/stats"] if before == "/st" else offers)
 
 
 @pytest.mark.parametrize(
@@ -746,4 +910,12 @@ def test_statistics_line() -> None:
     passes = [PassRecord(8, 2, 0.1, 0.4, 0.0), PassRecord(8, 1, 0.1, 0.4, 0.0)]
     answer = Generation(tokens=[1, 2, 3, 4, 5], passes=passes, exact=True)
     answer.timings.decode_s = 2.0
-    assert format_statistics(answer) == "5 tokens, 2.0 tokens/s, 2.50 tokens per pass, exact"
+    assert format_statistics(answer) == "5 tokens, 2.0 tokens/s, 2.50 tokens per pass, bound by disk, exact"
+    answer.plain_pass_s, answer.timings.verify_s, answer.timings.io_wait_s = 0.8, 1.5, 0.5
+    assert format_statistics(answer).endswith("bound by compute, 2.0x plain decoding, exact")
+
+
+def test_prefill_line() -> None:
+    assert format_prefill(0, 400, 0.0) == f"Reading the prompt {'─' * 20} 0 of 400"
+    assert format_prefill(100, 400, 30.0).endswith(" 100 of 400, 1:30 left")
+    assert format_prefill(100, 400, 1500.0, columns=40) == "Reading the prompt 100 of 400, 1:15:00 left"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import MemoryLimitError
-from edgespec.offload.placement import FEWEST_SLOTS, place
+from edgespec.offload.placement import FEWEST_SLOTS, place, planned_slots
 
 MIB = 1 << 20
 
@@ -43,7 +43,7 @@ def test_a_placement_keeps_to_the_budget_or_is_refused(
 @given(n=st.integers(4, 100), kept=st.integers(0, 90))
 def test_equal_layers_fill_the_budget_and_lie_evenly(n: int, kept: int) -> None:
     kept = min(kept, n - 4)
-    placement = place(dict.fromkeys(range(n), MIB), budget=(kept + 3) * MIB + 5, fixed=0)
+    placement = place(dict.fromkeys(range(n), MIB), budget=(kept + 3) * MIB + 5, fixed=0, n_slots=3)
     assert len(placement.resident) == kept
     runs = [b - a for a, b in zip((-1, *placement.resident), placement.resident, strict=False)]
     assert not runs or max(runs) - min(runs) <= 1
@@ -69,3 +69,11 @@ def test_what_loading_needs_for_a_moment_counts() -> None:
     with pytest.raises(MemoryLimitError) as caught:
         place(layers, budget=20 * MIB, fixed=5 * MIB, loading=30 * MIB)
     assert caught.value.least == 30 * MIB
+
+
+def test_large_layers_take_two_slots_and_small_ones_as_many_reads_ahead() -> None:
+    assert planned_slots(500 * MIB) == 2
+    assert planned_slots(16 * MIB) == 2
+    assert planned_slots(10 * MIB) == 3
+    assert planned_slots(MIB) == 5
+    assert place(dict.fromkeys(range(9), MIB), budget=7 * MIB, fixed=0).n_slots == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from edgespec.speculation.growth import TreeLimits
@@ -21,6 +22,21 @@ class Drafter(Protocol):
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of continuations, rooted at the last token of the text."""
+
+    def save_to(self, folder: Path) -> None:
+        """Keep the state of what is read in a folder from now on, and take it up from there.
+
+        Drafters that read nothing keep nothing.
+        """
+        del folder
+
+    def save(self) -> None:
+        """Write the state of the text as it was last drafted for; see `save_to`."""
+        return
+
+    def stop_saving(self) -> None:
+        """Undo `save_to`."""
+        return
 
     def close(self) -> None:
         """Free what it holds."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from edgespec.models.batch import Batch
 from edgespec.models.cache import common_prefix, open_cache
+from edgespec.models.gguf import read_header
+from edgespec.models.identity import cache_identity
 from edgespec.models.runtime import Context, DecodeAborted, Model
+from edgespec.models.states import BLOCK, StateStore
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow_best_first
 from edgespec.speculation.ranking import Ranking
@@ -54,6 +58,7 @@ class ModelDrafter(Drafter):
         self._read: list[int] = []
         self._pending: list[int] = []
         self._branches = _Branches()
+        self._store: StateStore | None = None
         self._ranking: Ranking
         self._limits: TreeLimits
 
@@ -74,6 +79,29 @@ class ModelDrafter(Drafter):
         self._context.close()
         self._model.close()
 
+    def save_to(self, folder: Path) -> None:
+        """Keep the state of what is read in a folder from now on, and take it up from there."""
+        header = read_header(self._model.path)
+        identity = cache_identity(header, context=self._context.n_cells, rows=self._context.n_rows)
+        self._store = StateStore(folder, repr(sorted(identity.items())))
+
+    def save(self) -> None:
+        """Write the state of the text as it was last drafted for; the last tree is forgotten."""
+        if self._store is not None:
+            last, self._branches = self._branches, _Branches()
+            self.cache.commit(0, 0, last.used_paths, len(last.paths))
+            self._store.keep(self.cache, self._read, tail=True)
+            self._store.prune(self._read, parts=self.cache.saves_parts)
+
+    def stop_saving(self) -> None:
+        """Undo `save_to`."""
+        self._store = None
+
+    def _recall(self, text: Sequence[int]) -> None:
+        """Take up a long text from its saved state, as far as that goes."""
+        if self._store is not None and len(text) - len(self._read) > BLOCK:
+            self._read[:] = text[: self._store.restore(self.cache, text)]
+
     def _catch_up(self, text: Sequence[int]) -> None:
         """Keep the part of the last tree that became text; what is left to read is pending."""
         last, self._branches = self._branches, _Branches()
@@ -92,6 +120,7 @@ class ModelDrafter(Drafter):
         if shared < len(self._read):
             self.cache.rewind(shared)
             del self._read[self.cache.length :]
+        self._recall(text[:-1])
         self._pending = list(text[len(self._read) :])
 
     def _expand(self, frontier: Frontier) -> Children:
@@ -105,6 +134,7 @@ class ModelDrafter(Drafter):
                 return Children.none(len(frontier.nodes))
         logits = torch.from_numpy(self._context.logits())[:, : self._n_vocab]
         positions = [len(self._read) + int(depth) for depth in frontier.depths[rows]]
+        self._ranking.expanding(frontier, rows)
         best = self._ranking.best(logits, positions, self._limits.branching)
         if len(rows) == len(frontier.nodes):
             return best

@@ -1,0 +1,59 @@
+"""Files in a question: `@notes.md` in what was typed, or /file before it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from edgespec.errors import UsageError
+
+MOST_BYTES = 4 << 20
+
+_MENTION = re.compile(r'(?<!\S)@(?:"([^"]+)"|(\S+))')
+
+
+def read_attachment(name: str) -> tuple[Path, str]:
+    """A text file's path and what is in it.
+
+    Raises:
+        UsageError: it cannot be read, is too large, or is no text.
+    """
+    path = Path(name).expanduser()
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{name} has more than {MOST_BYTES >> 20} MiB.", "Attach a part of it.")
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}.", "Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is no text.", "Only text files can be attached, in UTF-8.") from error
+    return path, text
+
+
+def with_attachments(text: str, files: list[tuple[Path, str]]) -> tuple[str, list[Path]]:
+    """The question with `files`, and the files that it mentions by @path, in front.
+
+    A mention of something that is no file stays what it is.
+
+    Returns:
+        The whole text, and the files in it.
+
+    Raises:
+        UsageError: a file that is mentioned cannot be attached.
+    """
+    files = list(files)
+    for match in _MENTION.finditer(text):
+        name = match[1] or match[2]
+        # What ends a sentence ends no path, unless there is such a file.
+        for spelled in dict.fromkeys([name, name.rstrip(".,;:!?)")]):
+            if spelled and Path(spelled).expanduser().is_file():
+                files.append(read_attachment(spelled))
+                break
+    blocks = [f"{path.name}:\n{_fenced(content)}\n\n" for path, content in files]
+    return "".join(blocks) + text, [path for path, _ in files]
+
+
+def _fenced(content: str) -> str:
+    ticks = max((len(run) for run in re.findall(r"`+", content)), default=0)
+    fence = "`" * max(3, ticks + 1)
+    return f"{fence}\n{content.rstrip()}\n{fence}"

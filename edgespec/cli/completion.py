@@ -1,0 +1,92 @@
+"""What Tab offers: in a chat commands, their values and paths; in a shell models and sessions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_PATH_AT_END = re.compile(r'(?:^|\s)@("?)([^"\s]*|(?<=")[^"]*)$')
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One offer.
+
+    Attributes:
+        text: what is put in.
+        replaces: characters before the cursor that it takes the place of.
+        shown: what is listed.
+    """
+
+    text: str
+    replaces: int
+    shown: str
+
+
+class Completer:
+    """Completes by the commands there are.
+
+    Args:
+        values: command -> what its value may be, given what was typed of it; None for commands without one.
+    """
+
+    def __init__(self, values: Mapping[str, Callable[[str], Sequence[str]] | None]) -> None:
+        self._values = values
+
+    def __call__(self, before: str) -> list[Completion]:
+        """Offers for the text before the cursor."""
+        mention = _PATH_AT_END.search(before)
+        if mention:
+            return [Completion(path, len(mention[2]), path) for path in paths(mention[2])]
+        command, space, value = before.partition(" ")
+        if not command.startswith("/") or "\n" in before:
+            return []
+        if not space:
+            names = [name for name in self._values if name.startswith(command)]
+            tail = " " if len(names) == 1 and self._values[names[0]] else ""
+            return [Completion(name + tail, len(command), name) for name in names]
+        offers = self._values.get(command)
+        if offers is None:
+            return []
+        return [Completion(offer, len(value), offer) for offer in offers(value) if offer.startswith(value)]
+
+
+def paths(typed: str) -> list[str]:
+    """Files and folders that begin like `typed`, folders with a slash."""
+    folder, _, start = typed.rpartition("/")
+    base = Path(folder + "/" if folder or typed.startswith("/") else ".").expanduser()
+    prefix = typed[: len(typed) - len(start)]
+    try:
+        entries = sorted(base.iterdir())
+    except OSError:
+        return []
+    return [
+        prefix + entry.name + ("/" if entry.is_dir() else "")
+        for entry in entries
+        if entry.name.startswith(start) and (start.startswith(".") or not entry.name.startswith("."))
+    ]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Models for a shell: names, and GGUF files."""
+    from edgespec.models import catalog
+
+    names = [name for name in catalog.names() if name.startswith(incomplete)]
+    return names + [path for path in paths(incomplete) if path.endswith((".gguf", "/"))]
+
+
+def complete_draft(incomplete: str) -> list[str]:
+    """The same for --draft, with the words it takes."""
+    words = [word for word in ("auto", "none", "lookup") if word.startswith(incomplete)]
+    return words + complete_model(incomplete)
+
+
+def complete_session(incomplete: str) -> list[str]:
+    """Saved sessions for a shell: names, and files."""
+    from edgespec.saved import sessions_folder
+
+    names = sorted(path.stem for path in sessions_folder().glob("*.json"))
+    files = [path for path in paths(incomplete) if path.endswith((".json", "/"))]
+    return [name for name in names if name.startswith(incomplete)] + files

@@ -1,0 +1,121 @@
+"""`edgespec serve`: the model behind an OpenAI-compatible HTTP endpoint."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, with_options
+from edgespec.cli.terminal import Terminal
+from edgespec.errors import UsageError
+
+_PANEL = "Server"
+
+
+@with_options
+def serve(
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.", rich_help_panel=_PANEL)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", help="0 takes a free one.", rich_help_panel=_PANEL)
+    ] = 8080,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            help="What clients must send; needed beyond this machine.",
+            envvar="EDGESPEC_API_KEY",
+            show_envvar=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    queue: Annotated[
+        int,
+        typer.Option(
+            "--queue", metavar="N", help="Requests that may wait; more get a 429.", rich_help_panel=_PANEL
+        ),
+    ] = 16,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="What clients call the model.", rich_help_panel=_PANEL),
+    ] = None,
+    *,
+    loading: LoadOptions,
+    sampling: SamplingOptions,
+    output: OutputOptions,
+) -> None:
+    """Answer the OpenAI API over HTTP, one request at a time."""
+    config = sampling.config()
+    terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
+    if not 0 <= port <= 65535:
+        raise UsageError(f"The port is {port}.", "It must be from 0 to 65535.")
+    if not 0 <= queue <= 10_000:
+        raise UsageError(f"--queue is {queue}.", "It must be from 0 to 10000.")
+    if api_key is None and not _is_loopback(host):
+        raise UsageError(
+            f"At {host} others can reach this server, and there is no API key.",
+            "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
+        )
+    try:
+        import uvicorn
+
+        from edgespec.serving.app import make_app
+    except ModuleNotFoundError as error:
+        if error.name not in ("uvicorn", "starlette"):
+            raise
+        raise UsageError(
+            "What serves HTTP is not installed.", "Install it: pip install 'edgespec[serve]'"
+        ) from error
+    listener = _listen(host, port)
+    with listener, terminal.load(loading) as engine:
+        from edgespec.serving.worker import Worker
+
+        worker = Worker(engine, queue)
+        model = name or engine.target.model.path.stem
+        hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
+        app = make_app(worker, model, config, api_key=api_key, hosts=hosts)
+        settings = uvicorn.Config(
+            app,
+            log_level="info" if output.verbose else "warning",
+            timeout_graceful_shutdown=2,
+            server_header=False,
+        )
+        bound = listener.getsockname()
+        terminal.note(f"Serving {model} at http://{_for_url(bound[0])}:{bound[1]}/v1. Ctrl-C ends it.")
+        try:
+            uvicorn.Server(settings).run(sockets=[listener])
+        finally:
+            worker.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; raises UsageError if that cannot be."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        raise UsageError(
+            f"{host}:{port} cannot be listened at: {error.strerror}.", "Take another --port or --host."
+        ) from error
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _for_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,150 @@
+"""Weights that the system pages in, read ahead of their use: what is left where they cannot be streamed.
+
+A mapped model larger than memory is read page by page, when the arithmetic stumbles over what is missing,
+and the disk stands still between. So threads read the layers to come into the page cache: after every
+layer that a pass has done, the next ones. Nothing of llama.cpp's insides is touched: it names the nodes
+of its graph after their layers, and tells which one it has come to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from edgespec.offload import ggml
+from edgespec.offload.ggml import Address, UnsupportedBuild
+from edgespec.offload.layout import ModelFiles, Piece, plain_store
+
+_AHEAD = 1  # layers behind the one that begins; more would push out what was read before it is used
+_N_READERS = 2
+_LAYER_OF_NODE = re.compile(rb".*-(\d+)")
+
+
+class PagedWeights:
+    """The mapped weights of one model, for a `models.runtime.Model` that is opened with a memory map.
+
+    Attributes:
+        waited_s: 0; the time that the system spends on paging cannot be told from arithmetic.
+        read_bytes: bytes read ahead, in all.
+
+    Raises:
+        UnsupportedBuild: this llama.cpp build does not tell nodes' names.
+        OSError: a file cannot be opened.
+    """
+
+    waited_s = 0.0
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._name_of: Callable[[Address], bytes] = ggml.functions()["ggml_get_name"]
+        layers = plain_store(files, files.layers()).layers
+        if not layers:
+            raise UnsupportedBuild(f"'{files.paths[0].name}' has no layers")
+        self._path = files.paths[0]
+        self._order = sorted(layers)
+        self._pieces = {index: layer.pieces for index, layer in layers.items()}
+        self._changed = threading.Condition()
+        self._jobs: deque[Piece] = deque()
+        self._asked: set[int] = set()  # layers of this pass that were asked for
+        self._layer = -1
+        self._closing = False
+        self.read_bytes = 0
+        self.callback: Any = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
+        self._files = [path.open("rb", buffering=0) for path in files.paths]
+        self._threads = [
+            threading.Thread(target=self._work, name=f"edgespec-pager-{n}", daemon=True)
+            for n in range(_N_READERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @contextmanager
+    def loading(self, _params: Any) -> Iterator[Path]:
+        """Around llama_model_load_from_file: nothing to amend."""
+        yield self._path
+
+    def loaded(self) -> None:
+        """The model is loaded."""
+
+    def attach(self, params: Any) -> None:
+        """Amend the parameters of a context of this model."""
+        params.cb_eval = self.callback
+
+    def start_pass(self, _stop: Callable[[], bool]) -> None:
+        """A decode begins: the first layers are read."""
+        with self._changed:
+            self._layer = -1
+            self._asked.clear()
+            self._jobs.clear()
+        self._ask_for(self._order[0])
+
+    def end_pass(self) -> None:
+        """The decode has returned."""
+        with self._changed:
+            self._jobs.clear()
+
+    def close(self) -> None:
+        """End the threads and close the files."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for file in self._files:
+            file.close()
+
+    def _on_node(self, node: Address, ask: bool, _data: object) -> bool:
+        """Whether to stop behind this node, which is where another layer begins."""
+        if not ask:
+            return True
+        match = _LAYER_OF_NODE.fullmatch(self._name_of(node) or b"")
+        layer = int(match[1]) if match else self._layer
+        if layer == self._layer or layer not in self._pieces:
+            return False
+        self._layer = layer
+        self._ask_for(layer)
+        return True
+
+    def _ask_for(self, layer: int) -> None:
+        """Have this layer's successors read, if they are not yet."""
+        at = self._order.index(layer)
+        with self._changed:
+            for index in self._order[at : at + 1 + _AHEAD]:
+                if index not in self._asked:
+                    self._asked.add(index)
+                    self._jobs.extend(self._pieces[index])
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        scratch = bytearray(max(piece.n_bytes for pieces in self._pieces.values() for piece in pieces))
+        while True:
+            with self._changed:
+                while not self._jobs and not self._closing:
+                    self._changed.wait()
+                if self._closing:
+                    return
+                piece = self._jobs.popleft()
+            try:
+                with memoryview(scratch) as memory, memory[: piece.n_bytes] as part:
+                    n = os.preadv(self._files[piece.file].fileno(), [part], piece.offset)
+            except OSError:
+                continue  # llama.cpp will stumble over it, if it is needed
+            with self._changed:
+                self.read_bytes += n
+
+
+def try_paging(files: ModelFiles) -> PagedWeights | None:
+    """Reads ahead for a mapped model; None where that cannot be done."""
+    if not hasattr(os, "preadv"):
+        return None
+    try:
+        return PagedWeights(files)
+    except (UnsupportedBuild, OSError, AttributeError):
+        return None

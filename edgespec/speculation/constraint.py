@@ -1,0 +1,142 @@
+"""Answers of a given form: which tokens may follow, by a grammar.
+
+The target's logits are masked before it chooses, so the text is what plain decoding with the same mask would
+give. The drafter's logits are masked too, and what is left over is cut from the tree: it holds permitted
+tokens only, so no row of a pass is wasted. The grammar engine is llguidance (https://github.com/guidance-ai/
+llguidance), which walks to any node of the tree by taking tokens back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.speculation.growth import Children, Frontier
+from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.tree import FloatArray, TokenTree
+
+if TYPE_CHECKING:
+    import torch
+
+BoolArray = NDArray[np.bool_]
+
+
+class Matcher(Protocol):
+    """A position in a grammar; what is used of llguidance.LLMatcher."""
+
+    def consume_tokens(self, sampled_tokens: list[int]) -> bool: ...
+    def rollback(self, num_tokens: int) -> bool: ...
+    def compute_logit_bias(self) -> bytes: ...
+    def is_accepting(self) -> bool: ...
+
+
+class Constraint:
+    """The grammar of one answer.
+
+    Args:
+        matcher: at the beginning of the grammar.
+        start: where the answer begins in the text.
+        ends: (n_vocab,) tokens that end an answer; permitted wherever the grammar may end.
+    """
+
+    def __init__(self, matcher: Matcher, start: int, ends: BoolArray) -> None:
+        self._matcher = matcher
+        self._start = start
+        self._ends = ends
+        self._read: list[int] = []  # the matcher's place
+        self._known: dict[tuple[int, ...], BoolArray] = {}  # masks by path behind `_text`
+        self._text: list[int] = []
+
+    def permitted(self, text: Sequence[int], path: Sequence[int] = ()) -> BoolArray:
+        """(n_vocab,) whether each token may follow the text and a path behind it; nothing after an end."""
+        answer = list(text[self._start :])
+        if answer != self._text:
+            self._text, self._known = answer, {}
+        key = tuple(path)
+        if key not in self._known:
+            self._known[key] = self._mask([*answer, *path])
+        return self._known[key]
+
+    def masked(self, logits: FloatArray, tree: TokenTree, text: Sequence[int]) -> FloatArray:
+        """A copy of (nodes, n_vocab) logits in which no node goes on with what is not permitted."""
+        result: FloatArray = logits.copy()
+        for node in range(len(tree)):
+            permitted = self.permitted(text, self._path(tree, node))
+            if permitted.any():  # what follows an end is never asked for
+                result[node, ~permitted[: result.shape[1]]] = -np.inf
+        return result
+
+    def pruned(self, tree: TokenTree, text: Sequence[int]) -> TokenTree:
+        """The tree without nodes that are not permitted, and what hangs below them."""
+        parents = tree.parents.tolist()
+        kept = [0]
+        place = {0: 0}
+        for node in range(1, len(tree)):
+            parent = parents[node]
+            if parent in place and self.permitted(text, self._path(tree, parent))[tree.tokens[node]]:
+                place[node] = len(kept)
+                kept.append(node)
+        if len(kept) == len(tree):
+            return tree
+        above = [-1, *(place[parents[node]] for node in kept[1:])]
+        return TokenTree.build(tree.tokens[kept], above, tree.logprobs[kept])
+
+    def guiding(self, ranking: Ranking, text: Sequence[int]) -> Ranking:
+        """The ranking, for permitted tokens only.
+
+        Args:
+            text: the text, which may grow meanwhile; trees stand at its end.
+        """
+        return _Guided(ranking, self, text)
+
+    def _path(self, tree: TokenTree, node: int) -> list[int]:
+        return [int(tree.tokens[n]) for n in tree.path(node)[1:]]
+
+    def _mask(self, tokens: list[int]) -> BoolArray:
+        if any(self._ends[token] for token in tokens):
+            return np.zeros(len(self._ends), dtype=np.bool_)
+        shared = 0
+        for a, b in zip(tokens, self._read, strict=False):
+            if a != b:
+                break
+            shared += 1
+        if shared < len(self._read):
+            self._matcher.rollback(len(self._read) - shared)
+        self._matcher.consume_tokens(tokens[shared:])
+        self._read = tokens
+        mask = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8)[: len(self._ends)] != 0
+        ends = self._matcher.is_accepting() or not mask.any()
+        return np.where(self._ends, ends, mask)
+
+
+class _Guided(Ranking):
+    """Ranks the permitted ones among a drafter's candidates."""
+
+    def __init__(self, ranking: Ranking, constraint: Constraint, text: Sequence[int]) -> None:
+        self._ranking = ranking
+        self._constraint = constraint
+        self._text = text
+        self._paths: dict[int, tuple[int, ...]] = {}
+        self._expanded: list[int] | None = None
+
+    def expanding(self, frontier: Frontier, rows: Sequence[int]) -> None:
+        nodes = frontier.nodes.tolist()
+        for node, parent, token in zip(
+            nodes, frontier.parents.tolist(), frontier.tokens.tolist(), strict=True
+        ):
+            self._paths[node] = () if parent < 0 else (*self._paths[parent], token)
+        self._expanded = [nodes[row] for row in rows]
+
+    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
+        if self._expanded is not None:
+            import torch
+
+            paths = (self._paths[node] for node in self._expanded)
+            permitted = np.stack([self._constraint.permitted(self._text, path) for path in paths])
+            mask = torch.from_numpy(permitted[:, : logits.shape[1]])
+            logits = logits.masked_fill(~mask, -torch.inf)
+            self._expanded = None
+        return self._ranking.best(logits, positions, count)

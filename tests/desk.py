@@ -1,0 +1,123 @@
+"""A program on a real pseudo-terminal: keys go in, and what the screen shows comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pyte
+import pytest
+
+DEADLINE_S = 60.0
+
+# A new session whose terminal is standard input, so that Ctrl-C reaches the program as at a desk.
+ON_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "edgespec", *sys.argv[1:]])
+"""
+
+
+class Desk:
+    """A terminal with somebody at it, running edgespec."""
+
+    def __init__(self, *arguments: str, columns: int = 100, lines: int = 24) -> None:
+        self._ours, theirs = pty.openpty()
+        self._screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self._screen)
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.program = subprocess.Popen(
+            [sys.executable, "-c", ON_A_TERMINAL, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self._seen = ""
+        self.shown = ""  # since the last `wait_for`
+        self.bytes = b""  # everything
+
+    @property
+    def screen(self) -> list[str]:
+        """The lines on the screen, without trailing space; empty ones at the end left out."""
+        lines = [line.rstrip() for line in self._screen.display]
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+    def coloured(self) -> list[list[tuple[str, str]]]:
+        """The same, as runs of text and their style in Rich's words."""
+        lines = []
+        for y, plain in enumerate(self.screen):
+            runs: list[tuple[str, str]] = []
+            for x in range(len(plain)):
+                cell = self._screen.buffer[y][x]
+                words = [cell.fg] if cell.fg != "default" else []
+                words += [word for word in ("bold", "italics") if getattr(cell, word)]
+                style = " ".join(words).replace("brown", "yellow").replace("italics", "italic")
+                if runs and runs[-1][1] == style:
+                    runs[-1] = (runs[-1][0] + cell.data, style)
+                else:
+                    runs.append((cell.data, style))
+            lines.append(runs)
+        return lines
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._ours, keys.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Change the window's size, as dragging its corner does."""
+        self._screen.resize(lines, columns)
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def wait_for(self, text: str) -> None:
+        """Read what the terminal shows until `text` does."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self._seen:
+            if not self._read(deadline - time.monotonic()):
+                pytest.fail(f"{text!r} did not come, but {self._seen!r}")
+        self.shown, _, self._seen = self._seen.partition(text)
+
+    def ask(self, text: str, until: str = ">>>") -> None:
+        """Type a line when the program is ready for it, and wait for what follows."""
+        self.wait_for(">>>")
+        self.type(text + "\r")
+        self.wait_for(until)
+
+    def kill(self) -> None:
+        """End the program as a power cut would."""
+        self.program.send_signal(signal.SIGKILL)
+        self.program.wait()
+
+    def leave(self) -> int:
+        """The exit code, once the program has ended."""
+        while self._read(DEADLINE_S):
+            pass
+        return self.program.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        self.program.kill()
+        self.program.wait()
+        os.close(self._ours)
+
+    def _read(self, timeout_s: float) -> bytes:
+        ready, _, _ = select.select([self._ours], [], [], max(timeout_s, 0))
+        data = b""
+        if ready:
+            with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+                data = os.read(self._ours, 65536)
+        self._stream.feed(data)
+        self.bytes += data
+        self._seen += data.decode(errors="replace")
+        return data

@@ -1,0 +1,138 @@
+"""Chat on a real pseudo-terminal: what the screen shows, and what is left after Ctrl-C and kill -9."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from edgespec.saved import sessions_folder
+from tests.desk import Desk
+
+pytestmark = pytest.mark.usefixtures("at_a_desk")
+
+SKY = "Why is the sky blue?"
+
+
+def long_text(words: int) -> str:
+    return " ".join(f"word{i}" for i in range(words))
+
+
+def session_messages(name: str) -> list[str]:
+    record = json.loads((sessions_folder() / f"{name}.json").read_text())
+    return [message["content"] for message in record["messages"]]
+
+
+def test_the_screen_shows_an_answer_and_the_last_tree(q4_drafter_path: Path) -> None:
+    arguments = ["--draft", str(q4_drafter_path), "--tree-budget", "8", "--max-tokens", "24"]
+    with contextlib.closing(Desk("chat", *arguments, columns=60)) as desk:
+        desk.ask(SKY, until="tokens per pass")
+        desk.ask("/tree", until="the target's own choice")
+        screen = "\n".join(desk.screen)
+        assert "The sky is blue because of a process called Rayleigh" in screen
+        assert re.search(r"^[1-7] drafted tokens?, [0-7] accepted, and the next one:$", screen, re.MULTILINE)
+        assert re.search(r"^● \S+( \d+%|  the text so far)", screen, re.MULTILINE)
+        desk.ask("/set budget 1", until="budget is 1 from now on.")
+        desk.ask("/copy", until="characters copied")
+        assert b"\x1b]52;c;" in desk.bytes
+        desk.ask("/st\t", until="drafts accepted")
+        desk.wait_for(">>>")
+        desk.type("/bye\r")
+        assert desk.leave() == 0
+
+
+def test_without_colour_nothing_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    with contextlib.closing(Desk("chat", "--max-tokens", "24", columns=40)) as desk:
+        desk.ask(SKY, until="tokens per pass")
+        begun = desk.shown.index("The sky is blue")
+        assert "\x1b" not in desk.shown[begun:].partition("\n")[0]
+
+
+def test_a_window_that_changes_its_size_in_an_answer() -> None:
+    with contextlib.closing(Desk("chat", "--max-tokens", "120", columns=80)) as desk:
+        desk.ask(SKY, until="Rayleigh")
+        desk.resize(44, 30)
+        desk.wait_for("tokens per pass")
+        desk.wait_for(">>>")
+        screen = desk.screen
+        assert max(map(len, screen)) <= 44
+        # Each line once: what was drawn at the old width was drawn over.
+        text = " ".join(" ".join(screen).split())
+        assert text.count("The sky is blue because") == 1
+
+
+def test_ctrl_c_while_the_prompt_is_read() -> None:
+    with contextlib.closing(Desk("chat", "--max-tokens", "8", "--context", "8192")) as desk:
+        desk.ask(long_text(1500), until="Reading the prompt")
+        desk.type("\x03")
+        desk.wait_for("Stopped; what was said so far is kept.")
+        desk.ask("/retry", until="Reading the prompt")
+        desk.wait_for("tokens per pass")
+
+
+def test_a_killed_chat_loses_only_the_answer_it_was_writing() -> None:
+    first = ["chat", "--session", "trip", "--max-tokens", "12", "--exact"]
+    with contextlib.closing(Desk(*first)) as desk:
+        desk.ask("Hi", until="tokens per pass")
+        desk.ask(SKY, until="sky is")
+        desk.kill()
+    assert session_messages("trip") == ["Hi", "Hello! How can I help you today?"]
+    with contextlib.closing(Desk(*first)) as desk:
+        desk.wait_for("Going on with a conversation of 1 turn.")
+        desk.wait_for("tokens put back.")
+        desk.wait_for(f"The last question got no answer: {SKY} /retry asks it again.")
+        desk.ask("/retry", until="tokens per pass")
+        desk.wait_for(">>>")
+        desk.kill()  # while nothing is written
+    killed = session_messages("trip")
+    with contextlib.closing(Desk("chat", "--session", "whole", "--max-tokens", "12", "--exact")) as desk:
+        desk.ask("Hi", until="tokens per pass")
+        desk.ask(SKY, until="tokens per pass")
+        desk.wait_for(">>>")
+        desk.type("/bye\r")
+        assert desk.leave() == 0
+    assert session_messages("whole") == killed
+    assert len(killed) == 4
+
+
+def test_a_chat_killed_while_it_reads_keeps_the_question() -> None:
+    arguments = ["chat", "--session", "long", "--max-tokens", "4", "--context", "8192"]
+    question = long_text(1500)
+    with contextlib.closing(Desk(*arguments)) as desk:
+        desk.ask(question, until="Reading the prompt")
+        desk.kill()
+    assert session_messages("long") == []
+    with contextlib.closing(Desk(*arguments)) as desk:
+        desk.wait_for("The last question got no answer: word0 word1")
+        desk.ask("/retry", until="tokens per pass")
+        desk.wait_for(">>>")
+    assert session_messages("long")[0] == question
+
+
+@pytest.mark.parametrize("draft", ["--draft=lookup", "--offload=stream"])
+def test_ctrl_c_while_drafting_or_streaming(draft: str) -> None:
+    with contextlib.closing(Desk("chat", draft, "--tree-budget", "16")) as desk:
+        desk.ask("Count from 1 to 500, a number a line.", until="1")
+        desk.type("\x03")
+        desk.wait_for("Stopped; what was said so far is kept.")
+        desk.ask("Hi", until="tokens per pass")
+        desk.wait_for(">>>")
+        desk.type("\x04")
+        assert desk.leave() == 0
+
+
+def test_a_session_is_held_by_one_program_and_one_model(gemma_path: Path) -> None:
+    with contextlib.closing(Desk("chat", "--session", "mine", "--max-tokens", "4")) as desk:
+        desk.ask("Hi", until="tokens per pass")
+        with contextlib.closing(Desk("chat", "--session", "mine")) as other:
+            other.wait_for("is open in another program.")
+            assert other.leave() == 1
+        desk.wait_for(">>>")
+        desk.type("/bye\r")
+        assert desk.leave() == 0
+    with contextlib.closing(Desk("chat", "--session", "mine", "--context", "2048")) as desk:
+        desk.wait_for("It was saved with another context size, so the next question reads it again.")

@@ -1,0 +1,95 @@
+"""Answers of a given form with a real model: they have it, and are the same with any drafter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec import GenerationConfig
+from edgespec.cli.main import main
+from edgespec.errors import UsageError
+from edgespec.generation import Generation, Grammar
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "colours": {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["name", "age", "colours"],
+    "additionalProperties": False,
+}
+PERSON = Grammar("json_schema", json.dumps(SCHEMA))
+GBNF = Grammar("grammar", 'root ::= "The answer is " [0-9] [0-9]? "."\n')
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_answers_have_the_form_whatever_drafts_them(
+    smol_path: Path, q4_drafter_path: Path, temperature: float
+) -> None:
+    answers: dict[str, list[Generation]] = {}
+    for draft in ("none", "lookup", q4_drafter_path):
+        with edgespec.load(
+            smol_path, draft=draft, exact=True, tree_budget=16, context=512, threads=1
+        ) as engine:
+            answers[str(draft)] = [
+                engine.generate(
+                    "Describe a person.",
+                    GenerationConfig(max_tokens=80, temperature=temperature, seed=seed, grammar=form),
+                )
+                for form, seed in ((PERSON, 1), (PERSON, 2), (GBNF, 3))
+            ]
+            tree_of_last_round = engine.last_round
+            assert draft == "none" or tree_of_last_round is not None
+    plain = answers.pop("none")
+    for others in answers.values():
+        assert [a.tokens for a in others] == [a.tokens for a in plain]
+    for answer in plain[:2]:
+        person = json.loads(answer.text)
+        assert set(person) == {"name", "age", "colours"}
+        assert 0 <= person["age"] <= 120
+        assert set(person["colours"]) <= {"red", "green"}
+        assert answer.finish_reason == "stop"
+    assert plain[2].text.startswith("The answer is ")
+    assert answers[str(q4_drafter_path)][0].tokens_per_pass > 1.5
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (Grammar("json_schema", "{"), "The JSON schema is wrong: "),
+        (Grammar("json_schema", "3"), "The JSON schema is wrong: a schema is an object. Correct it."),
+        (Grammar("json_schema", '{"type": "number", "minimum": "x"}'), "The JSON schema is wrong: "),
+        (Grammar("grammar", "root ::= missing"), "The grammar is wrong: "),
+        (Grammar("regex", "("), "The regular expression is wrong: "),
+    ],
+)
+def test_wrong_forms(smol_path: Path, form: Grammar, message: str) -> None:
+    with edgespec.load(smol_path, draft="none", context=128, threads=1) as engine:
+        with pytest.raises(UsageError) as caught:
+            engine.generate("Hi", GenerationConfig(grammar=form))
+        assert str(caught.value).startswith(message)
+        assert engine.generate("Hi", GenerationConfig(max_tokens=1)).tokens
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema, prompts = tmp_path / "schema.json", tmp_path / "in.jsonl"
+    schema.write_text('{"enum": ["yes", "no"]}')
+    assert main(["generate", "-p", "Is water wet?", "--json-schema", str(schema), "--context", "128"]) == 0
+    assert json.loads(capsys.readouterr().out) in ("yes", "no")
+    lines = [
+        {"prompt": "Is water wet?", "json_schema": {"const": 1}},
+        {"prompt": "Is water wet?", "grammar": 'root ::= "no"'},
+        {"prompt": "Is water wet?", "grammar": "root ::="},
+    ]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["generate", "--input", str(prompts), "--context", "128"]) == 1
+    texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert texts == ["1", "no", ""]
+    assert main(["generate", "-p", "Hi", "--grammar", "none.gbnf"]) == 2
+    expected = "Error: none.gbnf cannot be read: No such file or directory.\nGive a file to --grammar.\n"
+    assert capsys.readouterr().err == expected

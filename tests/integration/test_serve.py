@@ -1,0 +1,198 @@
+"""The HTTP server with the real OpenAI client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import openai
+import pytest
+
+SKY = "Why is the sky blue?"
+MODEL = "SmolLM2-135M-Instruct.Q4_1"
+
+
+@contextmanager
+def server(*arguments: str) -> Iterator[str]:
+    """A running server's base URL."""
+    command = [sys.executable, "-m", "edgespec", "serve", "--port", "0", "--context", "1024", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        told = program.stderr.readline()
+        match = re.fullmatch(r"Serving \S+ at (http://127\.0\.0\.1:\d+/v1)\. Ctrl-C ends it\.\n", told)
+        assert match, told
+        try:
+            yield match[1]
+        finally:
+            program.send_signal(signal.SIGINT)
+            try:
+                program.wait(30)
+            finally:
+                program.kill()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with server("--exact", "--queue", "8") as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, text: str = SKY, **more: object) -> openai.types.chat.ChatCompletion:
+    create: object = client.chat.completions.create
+    return create(model=MODEL, messages=[{"role": "user", "content": text}], **more)  # type: ignore[operator,no-any-return]
+
+
+def test_a_chat_answer_with_usage(client: openai.OpenAI) -> None:
+    answer = ask(client, max_tokens=6)
+    assert answer.choices[0].message.content == "The sky is blue because of"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.model == MODEL
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 6
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 6
+
+
+def test_streaming_gives_the_same_text(client: openai.OpenAI) -> None:
+    whole = ask(client, max_completion_tokens=24, temperature=0.8, seed=3)
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": [{"type": "text", "text": SKY}]}],
+        max_tokens=24,
+        temperature=0.8,
+        seed=3,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].usage == whole.usage
+    assert ask(client, max_tokens=24, temperature=0.8, seed=4).choices[0].message.content != text
+
+
+def test_stop_and_several_answers(client: openai.OpenAI) -> None:
+    answer = ask(client, max_tokens=20, stop=[" because"], n=2)
+    assert [c.message.content for c in answer.choices] == ["The sky is blue"] * 2
+    assert [c.finish_reason for c in answer.choices] == ["stop"] * 2
+
+
+def test_text_completions(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt="The capital of France is", max_tokens=2)
+    assert answer.choices[0].text == " Paris."
+    pieces = client.completions.create(
+        model=MODEL, prompt="The capital of France is", max_tokens=2, stream=True
+    )
+    assert "".join(piece.choices[0].text for piece in pieces) == " Paris."
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "edgespec"
+    with pytest.raises(openai.NotFoundError, match="does not exist here"):
+        client.completions.create(model="gpt-9", prompt="Hi")
+
+
+def test_what_is_wrong_is_said(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"temperature is -1\."):
+        ask(client, temperature=-1)
+    with pytest.raises(openai.BadRequestError, match="Tools are not supported"):
+        ask(client, tools=[{"type": "function", "function": {"name": "f"}}])
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, text="x " * 2000)
+    assert caught.value.code == "context_length_exceeded"
+    stream = ask(client, text="x " * 2000, stream=True)
+    with pytest.raises(openai.APIError, match="the context holds 1024"):
+        list(stream)
+
+
+def test_eight_clients_at_once(url: str) -> None:
+    async def talk() -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+
+            async def one(number: int) -> str | None:
+                asked = [{"role": "user", "content": f"Count to {number}."}]
+                answer = await client.chat.completions.create(
+                    model=MODEL,
+                    messages=asked,
+                    max_tokens=8,  # type: ignore[arg-type]
+                )
+                return answer.choices[0].message.content
+
+            together = await asyncio.gather(*(one(n) for n in range(8)))
+            return [*together, *[await one(n) for n in range(8)]]
+
+    answers = asyncio.run(talk())
+    assert answers[:8] == answers[8:]
+    assert len(set(answers)) > 2
+
+
+def test_a_full_queue_is_a_429_and_gone_clients_are_forgotten() -> None:
+    with server("--queue", "0") as url, openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client:
+        stream = ask(client, text="Tell a long story.", max_tokens=900, stream=True)
+        next(iter(stream))  # type: ignore[call-overload]
+        with pytest.raises(openai.RateLimitError, match="Too many requests are waiting already") as caught:
+            ask(client)
+        assert caught.value.response.headers["retry-after"] == "5"
+        stream.close()  # type: ignore[attr-defined]
+        deadline = time.monotonic() + 20
+        while True:  # the answer nobody reads is given up, long before its 900 tokens
+            try:
+                answer = ask(client, max_tokens=4)
+            except openai.RateLimitError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            else:
+                break
+        assert answer.choices[0].message.content == "The sky is blue"
+
+
+def test_an_api_key_keeps_others_out() -> None:
+    with server("--api-key", "secret") as url:
+        with openai.OpenAI(base_url=url, api_key="guess", max_retries=0) as client:
+            wrong = pytest.raises(openai.AuthenticationError, match="The API key is missing or wrong")
+            with wrong:
+                client.models.list()
+        with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
+            assert ask(client, max_tokens=4).choices[0].message.content == "The sky is blue"
+
+
+def test_web_pages_cannot_reach_it(url: str) -> None:
+    import http.client
+
+    connection = http.client.HTTPConnection(url.split("/")[2])
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "text/plain"})
+    answer = connection.getresponse()
+    assert (answer.status, "Content-Type: application/json" in answer.read().decode()) == (400, True)
+    connection.request("GET", "/v1/models", headers={"Host": "evil.example"})
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (400, b"Invalid host header")
+    connection.close()
+
+
+def test_others_are_not_served_without_a_key() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgespec", "serve", "--host", "0.0.0.0"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "Error: At 0.0.0.0 others can reach this server, and there is no API key.\n"
+        "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.\n"
+    )

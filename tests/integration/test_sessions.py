@@ -1,0 +1,196 @@
+"""Saved conversations with a real model: restored ones go on as uninterrupted ones do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec import Engine, GenerationConfig, Session
+from edgespec.errors import SessionError
+from edgespec.saved import SessionFile, saved_sessions
+from edgespec.speculation.drafters.model import ModelDrafter
+
+QUESTIONS = ["Hi", "Why is the sky blue?", "And at night?"]
+SHORT = GenerationConfig(max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def engine(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
+    with edgespec.load(
+        smol_path, draft=q4_drafter_path, exact=True, tree_budget=12, context=1024, threads=1
+    ) as engine:
+        yield engine
+
+
+def ask(session: Session, text: str) -> str:
+    list(session.ask(text, SHORT))
+    return session.messages[-1]["content"]
+
+
+def forget(engine: Engine) -> None:
+    """As after a new start."""
+    engine.target.rewind(0)
+    engine.target.cache.clear()
+
+
+def test_a_restored_session_goes_on_as_an_uninterrupted_one(engine: Engine, tmp_path: Path) -> None:
+    whole = Session(engine, "Be brief.")
+    expected = [ask(whole, question) for question in QUESTIONS]
+    forget(engine)
+
+    answers = []
+    for question in QUESTIONS:
+        session = Session(engine, None if answers else "Be brief.")
+        resumed = session.resume(SessionFile(str(tmp_path / "talk.json")))
+        if answers:
+            assert resumed is not None
+            # The drafter too need not read the conversation again.
+            assert list((tmp_path / "talk.json.kv" / "drafter").glob("*.kv"))
+            assert resumed.turns == len(answers)
+            assert 0 < resumed.tokens - resumed.restored <= 1  # the last token of an answer was never read
+            assert resumed.reason == ""
+        answers.append(ask(session, question))
+        assert engine.last_generation is not None
+        session.close()
+        forget(engine)
+    assert answers == expected
+    # Without its states the conversation is read again, and goes on the same.
+    shutil.rmtree(tmp_path / "talk.json.kv")
+    session = Session(engine)
+    resumed = session.resume(SessionFile(str(tmp_path / "talk.json")))
+    assert resumed is not None
+    assert (resumed.restored, resumed.reason) == (0, "The saved state is missing or damaged")
+    assert ask(session, "Why?") == ask(whole, "Why?")
+    session.close()
+
+
+def test_what_is_undone_is_undone_on_disk(engine: Engine, tmp_path: Path) -> None:
+    session = Session(engine)
+    session.resume(SessionFile(str(tmp_path / "talk.json")))
+    first = ask(session, QUESTIONS[0])
+    ask(session, QUESTIONS[1])
+    session.undo()
+    session.close()
+    again = Session(engine)
+    again.resume(SessionFile(str(tmp_path / "talk.json")))
+    assert [m["content"] for m in again.messages] == [QUESTIONS[0], first]
+    again.clear()
+    assert list((tmp_path / "talk.json.kv").glob("*.kv")) == []
+    again.close()
+
+
+def test_a_drafter_takes_up_a_long_text_from_its_saved_state(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = engine.drafter
+    assert isinstance(drafter, ModelDrafter)
+    session = Session(engine)
+    session.resume(SessionFile(str(tmp_path / "talk.json")))
+    first = ask(session, "word " * 300)
+    session.close()
+    forget(engine)
+    drafter.cache.rewind(0)
+    drafter.cache.clear()
+    drafter._read.clear()
+    pending: list[int] = []
+    read = drafter._read_pending
+    monkeypatch.setattr(drafter, "_read_pending", lambda: (pending.append(len(drafter._pending)), read())[1])
+    session = Session(engine)
+    session.resume(SessionFile(str(tmp_path / "talk.json")))
+    ask(session, "Go on.")
+    assert 0 < pending[0] < 200
+    assert first == session.messages[1]["content"]
+    session.close()
+
+
+def test_others_sessions_are_refused(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    session = Session(engine)
+    session.resume(SessionFile(str(path)))
+    ask(session, "Hi")
+    with pytest.raises(SessionError, match=r"is open in another program\."):
+        SessionFile(str(path))
+    session.close()
+    record = json.loads(path.read_text())
+    record["identity"]["model"] = "other.gguf 1 2"
+    path.write_text(json.dumps(record))
+    file = SessionFile(str(path))
+    with pytest.raises(
+        SessionError, match=r"was held with other\.gguf, and this is SmolLM2.*\.gguf\. Give that"
+    ):
+        session.resume(file)
+    record["identity"] = engine.target.identity | {"build": "other"}
+    record["pending"] = "Well?"
+    path.write_text(json.dumps(record))
+    resumed = session.resume(file)
+    assert resumed is not None
+    reason = "It was saved by another build of llama.cpp, or on another processor"
+    assert (resumed.reason, resumed.pending) == (reason, "Well?")
+    session.close()
+    for damage in ("", "{}", '{"edgespec_session": 1, "messages": 3}', "[" * 10_000):
+        path.write_text(damage)
+        with SessionFileOpen(path) as file, pytest.raises(SessionError, match=r"is no saved session\."):
+            file.read()
+
+
+class SessionFileOpen:
+    """Closes the file afterwards."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = SessionFile(str(path))
+
+    def __enter__(self) -> SessionFile:
+        return self._file
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+@pytest.mark.parametrize("name", ["", "../x y?", ".hidden", "a\nb"])
+def test_names_that_are_none(name: str) -> None:
+    if "/" in name:
+        return
+    with pytest.raises(SessionError, match="is no name for a session"):
+        SessionFile(name)
+
+
+def test_sessions_are_listed(engine: Engine) -> None:
+    session = Session(engine)
+    session.resume(SessionFile("first trip"))
+    ask(session, "Hi")
+    session.close()
+    (listed,) = saved_sessions()
+    assert (listed.name, listed.turns, listed.first) == ("first trip", 1, "Hi")
+    assert listed.model.startswith("SmolLM2")
+    assert listed.bytes > 100_000
+
+
+def test_oldest_turns_are_dropped_to_make_room(engine: Engine) -> None:
+    session = Session(engine, "Be brief.")
+    for i in range(3):
+        ask(session, f"word{i} " * 100)
+    assert session.drop_oldest("x " * 400, room=24) == 2
+    assert session.messages[0]["content"].startswith("word2")
+    ask(session, "x " * 400)
+    assert session.drop_oldest("x " * 2000) == 0
+    assert session.turns == 2
+
+
+def test_a_prompt_is_read_once(smol_path: Path) -> None:
+    def load() -> Engine:
+        return edgespec.load(smol_path, draft="none", exact=True, context=1024, threads=1, prompt_cache=True)
+
+    prompt = " ".join(f"word{i}" for i in range(200))
+    with load() as engine:
+        assert engine.encoder.encode(prompt)
+        first = engine.generate(prompt, SHORT)
+    with load() as engine:
+        told: list[tuple[int, int]] = []
+        second = engine.generate(prompt, SHORT, on_prefill=lambda done, total: told.append((done, total)))
+    assert second.tokens == first.tokens
+    assert told[-1][1] < 128 < first.prompt_tokens

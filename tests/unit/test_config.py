@@ -1,0 +1,80 @@
+"""The configuration file: what it sets, who comes before it, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.main import main
+from edgespec.generation import GenerationConfig
+from tests.unit.test_cli import TalkingEngine, engine
+
+__all__ = ["engine"]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "edgespec.toml"
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(path))
+    return path
+
+
+def test_flags_then_environment_then_file(
+    file: Path, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(
+        'memory = "1GiB"\ntop_k = 3\ntop-p = 0.5\nmin_p = 0.1\nstop = ["X"]\n[generate]\nmin-p = 0.2\n'
+    )
+    monkeypatch.setenv("EDGESPEC_TOP_P", "0.25")
+    assert main(["generate", "-p", "Hi", "--memory", "2GiB"]) == 0
+    assert engine.loaded_with["memory"] == 2 << 30
+    assert engine.asked[0][1] == GenerationConfig(top_k=3, top_p=0.25, min_p=0.2, stop=("X",))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('memry = "1GiB"', "There is no setting 'memry', and {file} has one.\nDid you mean memory?"),
+        ("[chat]\nfoo = 1", "There is no setting 'chat.foo', and {file} has one."),
+        ("context = 'few'", "context is 'few' in {file}.\nInvalid value for '--context': "),
+        ("[context]\na = 1", "context is {{'a': 1}} in {file}.\nit is a table"),
+        ("a = ", "{file} is no TOML: "),
+    ],
+)
+def test_what_is_wrong_with_it(
+    text: str, message: str, file: Path, engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(text)
+    assert main(["generate", "-p", "Hi"]) == 2
+    assert capsys.readouterr().err.startswith(f"Error: {message.format(file=file)}")
+    assert engine.asked == []
+
+
+def test_config_shows_where_values_come_from(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "--init"]) == 0
+    assert main(["config", "--init"]) == 1
+    _, err = capsys.readouterr()
+    assert err.endswith(f"Error: {file} is there already.\nEdit it, or move it away first.\n")
+    file.write_text(file.read_text() + "temperature = 0.5\n")
+    monkeypatch.setenv("EDGESPEC_CONTEXT", "99")
+    monkeypatch.setenv("EDGESPEC_API_KEY", "hush")
+    assert main(["config", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["file"] == str(file)
+    assert found["settings"]["chat"]["temperature"] == {"value": 0.5, "from": str(file)}
+    assert found["settings"]["serve"]["context"] == {
+        "value": "99",
+        "from": "EDGESPEC_CONTEXT in the environment",
+    }
+    assert found["settings"]["serve"]["api-key"]["value"] == "(not shown)"
+    assert found["settings"]["generate"]["top-k"] == {"value": 0, "from": "default"}
+    assert main(["config"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"File: {file}"
+    assert any(line.split() == ["temperature", "0.5", str(file)] for line in lines)
+    assert main(["config", "--path"]) == 0
+    assert capsys.readouterr().out == f"{file}\n"

@@ -1,0 +1,109 @@
+"""Permitted tokens: masks at every node of a tree, by the real grammar engine over a vocabulary of bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llguidance
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.generation import GenerationConfig
+from edgespec.speculation.constraint import Constraint
+from edgespec.speculation.growth import Frontier
+from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.ranking import ranking_for
+from edgespec.speculation.tree import TokenTree
+
+END = 256
+N_VOCAB = 257
+PROMPT = [1, 2, 3]
+
+
+class Bytes:
+    eos_token_id = END
+    bos_token_id = None
+    special_token_ids = (END,)
+    tokens = (*(bytes([i]) for i in range(256)), b"\xff<end>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))  # type: ignore[attr-defined]
+
+
+def constraint(tokenizer: Any, regex: str) -> Constraint:
+    matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex(regex))
+    ends = np.zeros(N_VOCAB, dtype=np.bool_)
+    ends[END] = True
+    return Constraint(matcher, len(PROMPT), ends)
+
+
+def after(permitted: np.ndarray[Any, Any]) -> str:
+    return "".join("$" if token == END else chr(token) for token in np.flatnonzero(permitted))
+
+
+def test_what_may_follow(tokenizer: Any) -> None:
+    form = constraint(tokenizer, "ab*c|ad")
+    assert after(form.permitted(PROMPT)) == "a"
+    assert after(form.permitted(PROMPT, b"ab")) == "bc"
+    assert after(form.permitted(PROMPT, b"ad")) == "$"
+    assert after(form.permitted(PROMPT, b"a")) == "bcd"
+    assert after(form.permitted([*PROMPT, *b"abb"], b"c")) == "$"
+    assert after(form.permitted(PROMPT, [*b"ad", END])) == ""
+    assert after(form.permitted(PROMPT)) == "a"
+
+
+def test_a_form_that_may_go_on_may_also_end(tokenizer: Any) -> None:
+    assert after(constraint(tokenizer, "ab*").permitted(PROMPT, b"ab")) == "b$"
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from([*b"abcd", END])), max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_pruned_trees_hold_every_permitted_path_and_no_other(
+    tokenizer: Any, nodes: list[tuple[int, int]]
+) -> None:
+    tokens, parents = [PROMPT[-1]], [-1]
+    for parent, token in nodes:
+        tokens.append(token)
+        parents.append(parent % len(parents))
+    tree = TokenTree.build(tokens, parents, [0.0] * len(tokens)).merged()
+    form = constraint(tokenizer, "(ab|b)*c?d")
+
+    def paths(of: TokenTree) -> set[tuple[int, ...]]:
+        return {tuple(of.tokens[of.path(node)].tolist()[1:]) for node in range(len(of))}
+
+    def fits(path: tuple[int, ...]) -> bool:
+        return all(form.permitted(PROMPT, path[:i])[path[i]] for i in range(len(path)))
+
+    assert paths(form.pruned(tree, PROMPT)) == {path for path in paths(tree) if fits(path)}
+    logits = np.zeros((len(tree), N_VOCAB), dtype=np.float32)
+    masked = form.masked(logits, tree, PROMPT)
+    assert not logits.any()
+    for node in range(len(tree)):
+        permitted = form.permitted(PROMPT, tuple(tree.tokens[tree.path(node)].tolist()[1:]))
+        if permitted.any():
+            assert (np.isfinite(masked[node]) == permitted).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_only_permitted_candidates_are_ranked(tokenizer: Any, temperature: float) -> None:
+    form = constraint(tokenizer, "a[bc]d")
+    text = list(PROMPT)
+    config = GenerationConfig(temperature=temperature)
+    ranking = form.guiding(ranking_for(config, GumbelNoise(1, N_VOCAB)), text)
+    logits = torch.randn(1, N_VOCAB)
+    root = Frontier(*(np.array([x], dtype=np.int32) for x in (0, text[-1], -1, 0)))
+    ranking.expanding(root, [0])
+    best = ranking.best(logits, [3], 4)
+    assert best.tokens[0][np.isfinite(best.logprobs[0])].tolist() == [ord("a")]
+    below = Frontier(*(np.array([x], dtype=np.int32) for x in (1, ord("a"), 0, 1)))
+    ranking.expanding(below, [0])
+    best = ranking.best(logits, [4], 4)
+    assert set(best.tokens[0][np.isfinite(best.logprobs[0])].tolist()) == set(b"bc")

@@ -1,0 +1,149 @@
+"""Markdown that is shown while it is written: the screen is right at the end, and never blinks on the way."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+
+import pyte
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from edgespec.cli.markdown import MarkdownWriter
+from edgespec.cli.terminal import ResultStream
+
+COLUMNS, LINES = 40, 12
+
+DOCUMENT = """\
+# Apples
+
+An apple is a *round* fruit,
+and **very** good for you; `code` too.
+
+- one
+- two
+  - deep
+
+1. first
+2. second
+
+```python
+def f(x):
+    return x
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+<b>no HTML</b> here. The end
+"""
+
+
+class Screen(io.StringIO):
+    """A terminal that is looked at after every character."""
+
+    def __init__(self, lines: int = LINES) -> None:
+        super().__init__()
+        self._screen = pyte.HistoryScreen(COLUMNS, lines, history=1000, ratio=1)
+        self._stream = pyte.Stream(self._screen)
+        self.blinked: list[str] = []
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        before = self._filled()
+        states = []
+        for character in text.replace("\n", "\r\n"):
+            self._stream.feed(character)
+            states.append(self._filled())
+        if states and min(states) < min(before, states[-1]):
+            self.blinked.append(text)
+        return len(text)
+
+    def _filled(self) -> int:
+        above = len(self._screen.history.top)
+        return above + sum(1 for line in self._screen.display if line.strip())
+
+    def text(self) -> list[str]:
+        """Every line, those that have left the screen included."""
+        above = ["".join(line[x].data for x in range(COLUMNS)) for line in self._screen.history.top]
+        lines = [line.rstrip() for line in [*above, *self._screen.display]]
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+
+def shown(pieces: Iterator[str] | list[str], lines: int = LINES) -> Screen:
+    screen = Screen(lines)
+    writer = MarkdownWriter(ResultStream(screen, "it"), lambda: os.terminal_size((COLUMNS, lines)))
+    for piece in pieces:
+        writer._busy_until = 0.0  # draw every piece, however fast they come
+        writer.text(piece)
+    writer.end()
+    return screen
+
+
+def cut(text: str, sizes: list[int]) -> Iterator[str]:
+    at = 0
+    while at < len(text):
+        size = sizes[at % len(sizes)]
+        yield text[at : at + size]
+        at += size
+
+
+def test_what_markdown_looks_like() -> None:
+    assert shown([DOCUMENT], lines=60).text() == [
+        "Apples",
+        "",
+        "An apple is a round fruit,",
+        "and very good for you; code too.",
+        "",
+        " • one",
+        " • two",
+        "    • deep",
+        "",
+        " 1 first",
+        " 2 second",
+        "",
+        "  def f(x):",
+        "      return x",
+        "",
+        "",
+        "  a   b",
+        " ━━━━━━━",
+        "  1   2",
+        "",
+        "",
+        "<b>no HTML</b> here. The end",
+    ]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=7))
+@settings(max_examples=15, deadline=None)
+def test_pieces_end_up_as_the_whole_does(sizes: list[int]) -> None:
+    screen = shown(cut(DOCUMENT, sizes))
+    assert screen.text() == shown([DOCUMENT], lines=60).text()
+    assert screen.blinked == []
+
+
+@given(
+    st.text(alphabet="ab *_`#->1.|~\n[]()", max_size=60), st.lists(st.integers(1, 5), min_size=1, max_size=5)
+)
+@example("a\n-", [1])
+@settings(max_examples=60, deadline=None)
+def test_any_text_is_shown_without_a_failure(text: str, sizes: list[int]) -> None:
+    letters = [c for line in shown(cut(text, sizes)).text() for c in line if c in "ab"]
+    assert len(letters) <= text.count("a") + text.count("b")
+
+
+def test_a_block_taller_than_the_screen() -> None:
+    code = "```\n" + "".join(f"line {i}\n" for i in range(40)) + "```\n"
+    screen = shown(cut(code, [3, 5, 8]))
+    assert screen.text() == [f"  line {i}" for i in range(40)]
+
+
+def test_a_model_cannot_steer_the_screen() -> None:
+    assert shown(["a\x1b[2Jb"]).text() == ["a\ufffd[2Jb"]

@@ -1,0 +1,122 @@
+"""States of texts on disk: what is found, what is kept, and what is not trusted."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import BackendError
+from edgespec.models.states import BLOCK, StateStore
+
+
+class Cells:
+    """A cache whose keys and values are the tokens themselves."""
+
+    def __init__(self, *, saves_parts: bool = True) -> None:
+        self.saves_parts = saves_parts
+        self.text: list[int] = []
+        self.refuses = False
+
+    @property
+    def length(self) -> int:
+        return len(self.text)
+
+    def rewind(self, length: int) -> None:
+        self.text = self.text[:length] if self.saves_parts or length >= len(self.text) else []
+
+    def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
+        part = self.text[start:end] if self.saves_parts else self.text
+        return (ctypes.c_uint8 * len(part))(*part)
+
+    def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
+        if self.refuses:
+            raise BackendError("no")
+        assert len(state) == n_tokens
+        self.text = [*(self.text if self.saves_parts else []), *state]
+
+
+def cells(text: list[int], **more: Any) -> Any:
+    cache = Cells(**more)
+    cache.text = list(text)
+    return cache
+
+
+TEXT = [i % 251 for i in range(3 * BLOCK + 40)]
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_kept_text_is_put_back(tmp_path: Path, parts: bool) -> None:
+    StateStore(tmp_path, "x").keep(cells(TEXT, saves_parts=parts), TEXT, tail=True)
+    cache = cells([], saves_parts=parts)
+    assert StateStore(tmp_path, "x").restore(cache, [*TEXT, 1, 2]) == len(TEXT)
+    assert cache.text == TEXT
+    other = cells([], saves_parts=parts)
+    assert StateStore(tmp_path, "another model").restore(other, TEXT) == 0
+
+
+def test_texts_that_begin_alike_share_their_blocks(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, "x")
+    store.keep(cells(TEXT), TEXT, tail=False)
+    other = [*TEXT[: 2 * BLOCK + 5], *([7] * BLOCK)]
+    store.keep(cells(other), other, tail=False)
+    assert len(list(tmp_path.iterdir())) == 4
+    cache = cells(TEXT[:10])
+    assert store.restore(cache, other) == 3 * BLOCK
+    assert cache.text == other[: 3 * BLOCK]
+    store.prune(other, parts=True)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.integers(0, 400), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_cache_is_never_wrong_and_never_shorter(
+    tmp_path_factory: pytest.TempPathFactory, kept: int, held: int, asked: int, tail: bool
+) -> None:
+    text = [(i * 7) % 250 for i in range(400)]
+    store = StateStore(tmp_path_factory.mktemp("states"), "x")
+    store.keep(cells(text[:kept]), text[:kept], tail=tail)
+    cache = cells(text[: min(held, asked)])
+    length = store.restore(cache, text[:asked])
+    assert cache.text == text[:length]
+    assert length >= min(held, asked, (kept // BLOCK) * BLOCK)
+    assert length >= min(held, asked)
+
+
+@pytest.mark.parametrize("damage", [b"", b"EDGEKV01", b"EDGEKV01" + bytes(4) + b"abc"])
+def test_damaged_files_count_as_missing_and_are_removed(tmp_path: Path, damage: bytes) -> None:
+    StateStore(tmp_path, "x").keep(cells(TEXT), TEXT, tail=True)
+    second = next(p for p in tmp_path.iterdir() if p.read_bytes()[12:16] == bytes(TEXT[BLOCK : BLOCK + 4]))
+    second.write_bytes(damage)
+    cache = cells([])
+    assert StateStore(tmp_path, "x").restore(cache, TEXT) == BLOCK
+    assert cache.text == TEXT[:BLOCK]
+    assert not second.exists()
+    refusing = cells([])
+    refusing.refuses = True
+    assert StateStore(tmp_path, "x").restore(refusing, TEXT) == 0
+
+
+def test_the_longest_unused_goes_first(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, "x", limit=3 * (BLOCK + 12))
+    texts = [[i] * BLOCK for i in range(4)]
+    for age, text in enumerate(texts[:3]):
+        store.keep(cells(text), text, tail=False)
+        for path in tmp_path.iterdir():
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 100 + age))
+    assert store.restore(cells([]), texts[0]) == BLOCK  # used, so it is young again
+    store.keep(cells(texts[3]), texts[3], tail=False)
+    assert [store.restore(cells([]), text) for text in texts] == [BLOCK, 0, BLOCK, BLOCK]
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = StateStore(tmp_path / "file" / "x", "x")
+    store.keep(cells(TEXT), TEXT, tail=True)
+    assert store.failure == f"{tmp_path / 'file' / 'x'} cannot be written: Not a directory"
+    assert store.restore(cells([]), TEXT) == 0
