@@ -132,7 +132,7 @@ def resolve(
         HubError, OutputError: it cannot be downloaded.
     """
     name = DEFAULT if model is None else os.fspath(model)
-    path = Path(name).expanduser()
+    path = _as_path(name)
     if _exists(path):
         return Found(path)
     entry = entries().get(name.strip().lower()) or entries().get(name.strip().lower().partition(":")[0])
@@ -150,7 +150,7 @@ def resolve(
 
 def hub_name_of(model: str) -> HubName | None:
     """Where a name leads on the Hub; None for paths and packages, and for what is no name."""
-    if _exists(Path(model).expanduser()):
+    if _exists(_as_path(model)):
         return None
     known = entries()
     entry = known.get(model.strip().lower()) or known.get(model.strip().lower().partition(":")[0])
@@ -188,6 +188,13 @@ def _unknown(name: str) -> ModelFileError:
         if close
         else "Give the path of a GGUF file, org/repo:quant, or a name from 'edgespec models list --all'.",
     )
+
+
+def _as_path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # "~somebody", whom the system does not know
+        return Path(name)
 
 
 def _exists(path: Path) -> bool:

@@ -21,45 +21,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edgespec.errors import ModelFileError
-
-# ggml type id -> (elements a block, bytes a block). Ids that are absent were removed from ggml.
-BLOCK_SIZES: dict[int, tuple[int, int]] = {
-    0: (1, 4),  # F32
-    1: (1, 2),  # F16
-    2: (32, 18),  # Q4_0
-    3: (32, 20),  # Q4_1
-    6: (32, 22),  # Q5_0
-    7: (32, 24),  # Q5_1
-    8: (32, 34),  # Q8_0
-    9: (32, 40),  # Q8_1
-    10: (256, 84),  # Q2_K
-    11: (256, 110),  # Q3_K
-    12: (256, 144),  # Q4_K
-    13: (256, 176),  # Q5_K
-    14: (256, 210),  # Q6_K
-    15: (256, 292),  # Q8_K
-    16: (256, 66),  # IQ2_XXS
-    17: (256, 74),  # IQ2_XS
-    18: (256, 98),  # IQ3_XXS
-    19: (256, 50),  # IQ1_S
-    20: (32, 18),  # IQ4_NL
-    21: (256, 110),  # IQ3_S
-    22: (256, 82),  # IQ2_S
-    23: (256, 136),  # IQ4_XS
-    24: (1, 1),  # I8
-    25: (1, 2),  # I16
-    26: (1, 4),  # I32
-    27: (1, 8),  # I64
-    28: (1, 8),  # F64
-    29: (256, 56),  # IQ1_M
-    30: (1, 2),  # BF16
-    34: (256, 54),  # TQ1_0
-    35: (256, 66),  # TQ2_0
-    39: (32, 17),  # MXFP4
-    40: (64, 36),  # NVFP4
-    41: (128, 18),  # Q1_0
-    42: (64, 18),  # Q2_0
-}
+from edgespec.models.gguf_types import BLOCK_SIZES, ArrayInfo, TensorInfo
+from edgespec.models.settings import find_fault
 
 # Metadata value type id -> (name, struct format of one value). Strings and arrays have none.
 _VALUE_TYPES: dict[int, tuple[str, str]] = {
@@ -80,7 +43,19 @@ _VALUE_TYPES: dict[int, tuple[str, str]] = {
 _SCALARS = {type_id: struct.Struct("<" + code) for type_id, (_, code) in _VALUE_TYPES.items() if code}
 _UINT32, _STRING, _ARRAY = 4, 8, 9
 
+__all__ = [
+    "BLOCK_SIZES",
+    "ArrayInfo",
+    "GGUFHeader",
+    "IncompleteHeader",
+    "TensorInfo",
+    "read_header",
+    "read_header_bytes",
+    "split_paths",
+]
+
 _DEFAULT_ALIGNMENT = 32
+_LEAST_ALIGNMENT = 32  # llama.cpp refuses to compute with mapped weights that lie otherwise, by an abort
 _MAX_DIMS = 4
 _MAX_NAME_BYTES = 63  # GGML_MAX_NAME less its terminator
 _INT64_MAX = 2**63 - 1
@@ -96,25 +71,6 @@ _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # name length, dimension count, one dimen
 
 _DOWNLOAD_AGAIN = "Download the file again."
 _SPLIT_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class ArrayInfo:
-    """What is kept of a metadata array: its element type's name (such as "string") and length."""
-
-    element_type: str
-    length: int
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """One tensor: `shape` in ggml's order (row length first), `offset` from the file's start."""
-
-    name: str
-    shape: tuple[int, ...]
-    type_id: int
-    offset: int
-    n_bytes: int
 
 
 @dataclass(frozen=True)
@@ -240,6 +196,7 @@ class _HeaderReader:
         self._data = data
         self._size = len(data) if size is None else size
         self._at = 0
+        self._missing_byte: int | None = None  # that no token stands for
 
     def read(self) -> GGUFHeader:
         version = self._read_version()
@@ -249,10 +206,15 @@ class _HeaderReader:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if alignment <= 0 or alignment & (alignment - 1):
             self._damaged(f"general.alignment is {alignment}, which is not a power of two")
+        if alignment < _LEAST_ALIGNMENT:
+            self._damaged(f"general.alignment is {alignment}; weights need {_LEAST_ALIGNMENT}")
         architecture = metadata.get("general.architecture")
         if not (isinstance(architecture, str) and architecture) and not metadata.get("split.no"):
             self._damaged("its metadata has no general.architecture")
         relative = self._read_tensors(tensor_count, alignment)
+        fault = find_fault(metadata, relative) or self._byte_fault(metadata)
+        if fault:
+            self._damaged(fault)
         data_offset = _round_up(self._at, alignment)
         tensors = tuple(replace(t, offset=data_offset + t.offset) for t in relative)
         if tensors:
@@ -310,7 +272,10 @@ class _HeaderReader:
                 self._damaged(f"general.alignment has value type {type_id} instead of uint32")
             value = self._value(type_id, f"metadata {_quote(key)}")
             if isinstance(value, ArrayInfo) and value.element_type == "string":
+                start = self._at
                 strings_left -= self._skip_strings(value.length, strings_left, _quote(key))
+                if key == "tokenizer.ggml.tokens":
+                    self._check_tokens(start, value.length)
             metadata[key] = value
         return metadata
 
@@ -345,6 +310,30 @@ class _HeaderReader:
             at += 8 + unpack(data, at)[0]
         self._advance(at - self._at, where)
         return count
+
+    def _check_tokens(self, at: int, count: int) -> None:
+        """Tokens must differ: llama.cpp ends the process over two that are the same."""
+        unpack, data = struct.Struct("<Q").unpack_from, self._data
+        seen: set[bytes] = set()
+        named = 0
+        for _ in range(count):
+            start = at + 8
+            at = start + unpack(data, at)[0]
+            text = data[start:at].partition(b"\0")[0]  # llama.cpp reads C strings
+            if text:  # it gives empty ones names of their own
+                named += 1
+                seen.add(text)
+                if len(seen) < named:
+                    self._damaged(f"its vocabulary has the token {text[:40]!r} twice")
+        self._missing_byte = next(
+            (byte for byte in range(256) if not seen & {b"<0x%02X>" % byte, bytes([byte])}), None
+        )
+
+    def _byte_fault(self, metadata: dict[str, Any]) -> str:
+        """A SentencePiece vocabulary must spell every byte: llama.cpp looks them up without asking."""
+        if metadata.get("tokenizer.ggml.model") != "llama" or self._missing_byte is None:
+            return ""
+        return f"its vocabulary has no token for byte {self._missing_byte:#04x}"
 
     def _read_tensors(self, count: int, alignment: int) -> list[TensorInfo]:
         """Tensor infos with offsets relative to the data; they follow one another without gaps."""

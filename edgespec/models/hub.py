@@ -189,6 +189,8 @@ def translated(hub: Hub, repo: str, api: Any = None) -> Iterator[None]:
         raise HubError(f"'{repo}' is no name of a repository.", "Write it as org/repo:quant.") from None
     except errors.HfHubHTTPError as error:
         raise _refused(repo, error.response) from None
+    except errors.LocalEntryNotFoundError:  # an OSError by birth, but about the network
+        raise HubError(f"{_host(hub)} cannot be reached.", "Try again; what was fetched is kept.") from None
     except errors.OfflineModeIsEnabled:
         raise HubError("The Hub is not asked, as offline mode is set.", "Unset HF_HUB_OFFLINE.") from None
     except httpx2.TimeoutException:

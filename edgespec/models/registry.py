@@ -117,7 +117,8 @@ class Registry:
                 partial.write_text(json.dumps({"pairs": rows}, indent=1), encoding="utf-8")
                 partial.replace(self._path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise OutputError(
                 f"{self._path} cannot be written: {error.strerror or error}.", "Check its permissions."
             ) from error

@@ -38,6 +38,7 @@ class Removal:
 
     Attributes:
         kept: sentences about what stays, and why.
+        fingerprint: the model's, if its pairs are to be forgotten.
     """
 
     files: list[Removable] = field(default_factory=list)
@@ -100,7 +101,8 @@ def plan_removal(path: Path) -> Removal:
     else:
         removal.kept.append(f"{path} is your own file and stays.")
     if header is not None:
-        removal.fingerprint = header.fingerprint
+        # Pairs that a person registered are remembered as long as the target is there.
+        removal.fingerprint = header.fingerprint if removal.files else None
         _add_made(removal, header)
     return removal
 

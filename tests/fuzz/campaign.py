@@ -11,6 +11,7 @@ ends the run with status 1.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -28,7 +29,7 @@ from pathlib import Path
 from tests.fuzz.headers import Header, small_model
 from tests.fuzz.mutations import mutate
 
-_PATIENCE_S = 20
+_PATIENCE_S = 8
 _MEMORY_KIB = 64 << 10  # beyond the file's own size: buffers of llama.cpp's context
 
 
@@ -52,6 +53,7 @@ class Loader:
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
         self._peak = 0
+        self._unread = b""
 
     def load(self, path: Path) -> tuple[str, int]:
         """What becomes of a file, and KiB of memory that it took beyond what was taken before."""
@@ -69,17 +71,17 @@ class Loader:
                 return last, grown
         hung = child.poll() is None and not self._dying(child)
         child.kill()
-        child.wait()
-        self._child = None
+        self.close()
         if hung:
             return "hang", 0
         return f"crash by {_signal_name(child.returncode)}", 0
 
     def close(self) -> None:
         """End the child."""
-        if self._child is not None and self._child.stdin is not None:
-            self._child.stdin.close()
-            self._child.wait(5)
+        if self._child is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._child.communicate(timeout=5)
+            self._child = None
 
     def _start(self) -> subprocess.Popen[str]:
         if self._child is None:
@@ -92,20 +94,23 @@ class Loader:
                 bufsize=1,
                 env={**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1"},
             )
-            self._peak = 0
-            # The first file pays for the imports, so its memory says nothing.
-            self._peak = 1 << 40
+            self._unread = b""
+            ready = self._line(self._child) or "0"  # after its imports, whose memory does not count
+            self._peak = int(ready.partition(" ")[0])
         return self._child
 
     def _line(self, child: subprocess.Popen[str]) -> str | None:
+        """The child's next line; None if it has died, or says nothing for too long."""
         assert child.stdout is not None
-        ready, _, _ = select.select([child.stdout], [], [], _PATIENCE_S)
-        line = child.stdout.readline() if ready else ""
-        if not line:
-            return None
-        if self._peak == 1 << 40:
-            self._peak = int(line.partition(" ")[0])
-        return line.rstrip("\n")
+        deadline = time.monotonic() + _PATIENCE_S
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([child.stdout], [], [], max(deadline - time.monotonic(), 0))
+            data = os.read(child.stdout.fileno(), 4096) if ready else b""
+            if not data:
+                return None
+            self._unread += data
+        line, self._unread = self._unread.split(b"\n", 1)
+        return line.decode("utf-8", "replace")
 
     @staticmethod
     def _dying(child: subprocess.Popen[str]) -> bool:
@@ -129,8 +134,10 @@ def run(base: Header, seeds: Iterable[int], folder: Path, keep: Path | None = No
             kind = what.split()[0]
             if kind not in ("refused", "error", "loaded"):
                 outcome.failures.append((seed, what))
+                print(f"seed {seed}: {what}", file=sys.stderr, flush=True)
             elif grown > _MEMORY_KIB + len(data) // 1024:
                 outcome.failures.append((seed, f"{grown} KiB of memory for {len(data)} bytes: {what}"))
+                print(f"seed {seed}: {outcome.failures[-1][1]}", file=sys.stderr, flush=True)
             else:
                 outcome.counts[kind] += 1
             outcome.reasons[re.sub(r"\d+|'[^']*'", "#", what)[:110]] += 1
@@ -169,8 +176,6 @@ def main() -> int:
     if options.reasons:
         for reason, count in outcome.reasons.most_common():
             print(f"{count:6} {reason}", file=sys.stderr)
-    for seed, what in outcome.failures:
-        print(f"seed {seed}: {what}", file=sys.stderr)
     seconds = round(time.perf_counter() - start)
     print(
         json.dumps(

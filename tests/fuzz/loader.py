@@ -2,9 +2,9 @@
 
     python -m tests.fuzz.loader
 
-Takes a path a line, and answers each with a line: "start", then "refused WHY" (by gguf.py), "error WHY" (by
-llama.cpp, cleanly) or "loaded", each followed by the process's peak of memory in KiB. A line that never comes
-is a crash or a hang, for the parent to notice.
+Says "ready"; takes a path a line, and answers each with "start", and then "refused WHY" (by gguf.py), "error
+WHY" (by llama.cpp, cleanly) or "loaded", each after the process's peak of memory in KiB. A line that never
+comes is a crash or a hang, for the parent to notice.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from edgespec.models.gguf import read_header
 
 def main() -> None:
     from edgespec.models.batch import Batch
-    from edgespec.models.runtime import Context, Model
+    from edgespec.models.runtime import Context, Model, start_backend
 
+    start_backend()
+    _say("ready")
     for line in sys.stdin:
         path = Path(line.rstrip("\n"))
         _say("start")
