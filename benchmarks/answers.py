@@ -103,7 +103,8 @@ def answers(target: Path, options: argparse.Namespace) -> dict[str, Any]:
 def theirs(target: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """llama.cpp's own programs, in the same cap."""
     common = ["-m", str(target), "-c", str(CONTEXT), "--temp", str(options.temperature), "--seed", "7"]
-    common += ["-n", str(options.llama_tokens), "-t", "2"]
+    # By default llama.cpp copies mapped weights to rearrange them, and the system kills it for that here.
+    common += ["-n", str(options.llama_tokens), "-t", "2", "--no-repack"]
     plain = [
         str(options.llama_cpp / "llama-completion"),
         *common,
