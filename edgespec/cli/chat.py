@@ -207,4 +207,7 @@ def _answer_lines(talk: Talk, *, as_json: bool) -> None:
 
 
 def _window() -> os.terminal_size:
-    return shutil.get_terminal_size()
+    try:  # what is so now; the variables COLUMNS and LINES do not follow a window that changes its size
+        return os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return shutil.get_terminal_size()
