@@ -96,7 +96,8 @@ class RealTables:
 
 
 def _likeliest(row: FloatArray) -> NDArray[np.int64]:
-    return np.sort(np.argpartition(row, -DRAWN_FROM)[-DRAWN_FROM:])
+    places: NDArray[np.int64] = np.argpartition(row, -DRAWN_FROM)[-DRAWN_FROM:]
+    return places
 
 
 @pytest.fixture(scope="module")
