@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -147,7 +148,8 @@ class _Growth:
     """The nodes so far, with parents before their children.
 
     Equal draws below one node become one node, which stands for all their nodes of the shape and goes on
-    with everything below them: no draw is lost, and none is computed twice.
+    with everything below them: no draw is lost, and none is computed twice. Where a law has fewer tokens
+    than the shape has nodes, the first draw stands for the nodes that are left.
     """
 
     def __init__(self, root: int, drawing: Drawing) -> None:
@@ -175,7 +177,7 @@ class _Growth:
         law = self._drawing.law(logits, text)
         drawn = self._drawing.below(law, self.count(node))
         children: dict[int, int] = {}
-        for token, place in zip(drawn, self._places_below(node), strict=False):
+        for place, token in zip_longest(self._places_below(node), drawn, fillvalue=drawn[0]):
             if token not in children:
                 children[token] = len(self.tokens)
                 self.tokens.append(token)

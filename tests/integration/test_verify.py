@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 import edgespec
 from edgespec.engine import Engine
@@ -78,7 +77,7 @@ class RealTables:
         whole = [*self._prompt, *text]
         self._engine.target.prefill(whole[:-1])
         tree = TokenTree.root_only(whole[-1])
-        row = self._engine.target.verify(tree)[0].copy()
+        row: FloatArray = self._engine.target.verify(tree)[0].copy()
         self._engine.target.commit(tree, [0])
         return row
 
@@ -95,8 +94,9 @@ class RealTables:
         return read[0]
 
 
-def _likeliest(row: FloatArray) -> NDArray[np.int64]:
-    return np.sort(np.argpartition(row, -DRAWN_FROM)[-DRAWN_FROM:])
+def _likeliest(row: FloatArray) -> list[int]:
+    places: list[int] = np.argpartition(row, -DRAWN_FROM)[-DRAWN_FROM:].tolist()
+    return places
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from tests.unit.tables import (
     mean_accepted,
     one_pass,
     pairs,
+    table,
 )
 
 ROUNDING = 1e-12
@@ -73,6 +74,18 @@ def test_draws_without_replacement_are_accepted_as_often_or_more(
     assert without >= independent - ROUNDING
 
 
+def test_merged_draws_can_make_up_for_replacement() -> None:
+    """Where the drafter is nearly sure, SpecInfer's equal draws pool what the tree has below them."""
+    target = table(lambda text: [0.99, 0.01, 0, 0] if len(text) == 2 else [0.5, 0.5, 0, 0])
+    drafter = table(lambda text: [0.99, 0.01, 0, 0] if len(text) == 2 else [0.25] * 4)
+    recursive, specinfer = (
+        mean_accepted(rule, target, TableDrafter(drafter), limits(6), 4)
+        for rule in ("recursive", "specinfer")
+    )
+    assert recursive < 1 + 1 / 2 + 1 / 2 * 2 / 3
+    assert specinfer > 1.86 > recursive
+
+
 @given(pairs(), st.lists(st.integers(0, 1), min_size=1, max_size=3))
 @settings(max_examples=40, deadline=None)
 def test_a_picked_chain_is_accepted_as_often_as_the_target_chooses_it(
@@ -121,6 +134,14 @@ def test_draws_without_replacement_end_with_the_law() -> None:
     config = GenerationConfig(temperature=1, verify="recursive")
     guess = method_for(config, 3, 1, drafter).drafting.draft(drafter, [1, 0], limits(4, depth=1))
     assert sorted(guess.drawn[0]) == [0, 2]
+
+
+def test_the_first_draw_goes_on_for_those_that_the_law_has_no_token_for() -> None:
+    sure = table(lambda text: [0, 1, 0] if len(text) == 2 else [0.2, 0.3, 0.5])
+    drafter = TableDrafter(sure)
+    config = GenerationConfig(temperature=1, verify="recursive")
+    guess = method_for(config, 3, 1, drafter).drafting.draft(drafter, [1, 0], limits(6))
+    assert [len(guess.drawn[node]) for node in (0, 1)] == [1, 3]
 
 
 def test_shapes_keep_their_limits() -> None:

@@ -9,7 +9,7 @@ from edgespec.speculation.verification.base import Acceptance, Drafted, TargetLa
 
 
 class Block(Verifier):
-    """Accepts the longest part of a chain that passes (Sun et al. 2025, block verification, algorithm 2).
+    """Accepts the longest part of a chain that passes (block verification, Sun et al. 2025).
 
     The law is the target's, and no rule for a single chain accepts more tokens on average: never fewer
     than speculative sampling does.

@@ -14,7 +14,7 @@ _HALVINGS = 60  # of an interval below the number of draws: to the last bit
 
 
 class KSequential(Verifier):
-    """K-sequential selection (Sun et al. 2023, SpecTr, algorithm 3), at each position of k drafted texts.
+    """K-sequential selection (SpecTr, Sun et al. 2023), at each position of k drafted texts.
 
     The k tokens are those that the drafted texts which agree so far have at this position, so they are
     independent draws from one law.

@@ -58,7 +58,7 @@ class Typical(Longest):
 
 
 class TopKGap(Longest):
-    """SpecDec's test (Xia et al. 2023, section 3.2): among the k likeliest, and not far behind the first.
+    """SpecDec's test (Xia et al. 2023): among the k likeliest, and not far behind the first.
 
     Args:
         gap: most nats between a token's log-probability and that of the likeliest.

@@ -20,7 +20,7 @@ class Rejection(Verifier):
     (Leviathan et al. 2023, algorithm 1; Chen et al. 2023). With several draws made with replacement, d
     stays as it is (SpecInfer's multi-step sampling, Miao et al. 2024, algorithm 2). With draws made
     without replacement, d loses each rejected token and is scaled up again (recursive rejection sampling,
-    Jeon et al. 2024, algorithm 1; Sequoia, Chen et al. 2024, algorithm 2), so no token is tried twice.
+    Jeon et al. 2024; Sequoia, Chen et al. 2024), so no token is tried twice.
 
     Args:
         replacement: whether equal draws could be made below one node.

@@ -9,7 +9,7 @@ from edgespec.speculation.verification.base import Acceptance, Drafted, TargetLa
 
 
 class Rollback(Verifier):
-    """The rollback policy of Big Little Decoder (Kim et al. 2023, section 3.4), on a chain.
+    """The rollback policy of Big Little Decoder (Kim et al. 2023), on a chain.
 
     The chain is cut before the first token x with -log target(x) above `distance`, and goes on with the
     target's likeliest token there.
