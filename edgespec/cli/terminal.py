@@ -359,14 +359,13 @@ def is_terminal(stream: TextIO | None) -> bool:
 @contextlib.contextmanager
 def without_echo() -> Iterator[None]:
     """While this lasts, keys pressed are kept for later and do not mix with what is being shown."""
-    try:
-        import termios
-
-        keys = sys.stdin.fileno()
-        before = termios.tcgetattr(keys)
-    except (ImportError, OSError, ValueError, AttributeError):
+    if not is_terminal(sys.stdin) or os.name != "posix":
         yield
         return
+    import termios
+
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
     after = [*before]
     after[3] = before[3] & ~termios.ECHO
     termios.tcsetattr(keys, termios.TCSADRAIN, after)
