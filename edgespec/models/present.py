@@ -9,6 +9,7 @@ from typing import Any
 from edgespec.models import catalog
 from edgespec.models.hub import Hub, cached_models, cached_repositories
 from edgespec.models.registry import drafters_folder
+from edgespec.models.removal import packs_folder
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Present:
 
     Attributes:
         name: what to type for it.
-        source: "hub", "package" or "made".
+        source: "hub", "package", "made", or "packed": layers rearranged for streaming, which are no model.
         n_bytes: of all its files.
     """
 
@@ -39,7 +40,7 @@ class Present:
 
 
 def present_models(hub: Hub) -> list[Present]:
-    """All of them: packages, the Hub's cache, drafters made here."""
+    """All of them: packages, the Hub's cache, drafters made here; and packed layer files."""
     found = [
         Present(entry.name, "package", catalog.find(entry.name), _size(catalog.find(entry.name)), entry.quant)
         for entry in catalog.entries().values()
@@ -51,6 +52,8 @@ def present_models(hub: Hub) -> list[Present]:
             found.append(Present(f"{repo}:{pick}", "hub", path, model.n_bytes, model.label))
     for path in sorted(drafters_folder().glob("*.gguf")):
         found.append(Present(str(path), "made", path, _size(path), ""))
+    for path in sorted(packs_folder().glob("*.pack")):
+        found.append(Present(str(path), "packed", path, _size(path), ""))
     return found
 
 

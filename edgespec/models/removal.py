@@ -86,6 +86,9 @@ def plan_removal(path: Path) -> Removal:
     if not path.is_file():
         raise ModelFileError(f"{path} does not exist.", "See 'edgespec models list'.")
     removal = Removal()
+    if path.parent == packs_folder() and path.suffix == ".pack":
+        removal.files += _pack_files(path)
+        return removal
     header = _header(path)
     parts = [path]
     if header is not None:
@@ -127,8 +130,8 @@ def _add_cached(removal: Removal, path: Path) -> None:
 
 def _add_made(removal: Removal, header: GGUFHeader) -> None:
     cache = user_cache_path("edgespec")
-    for pack in (cache / "packs").glob(f"*-{header.fingerprint[:16]}.pack*"):
-        removal.files.append(Removable(pack, "packed file", pack.stat().st_size))
+    for pack in packs_folder().glob(f"*-{header.fingerprint[:16]}.pack*"):
+        removal.files += _pack_files(pack)
     for rule in _row_rules(cache / "rows", header.fingerprint):
         removal.files.append(Removable(rule, "row rule", rule.stat().st_size))
     # A drafter that also serves another target stays.
@@ -139,6 +142,17 @@ def _add_made(removal: Removal, header: GGUFHeader) -> None:
     folder = drafters_folder() / "work" / header.fingerprint[:16]
     for path in folder.glob("*"):
         removal.files.append(Removable(path, "partial", path.stat().st_size))
+
+
+def packs_folder() -> Path:
+    """Where packed layer files are kept."""
+    return user_cache_path("edgespec") / "packs"
+
+
+def _pack_files(pack: Path) -> list[Removable]:
+    lock = pack.with_suffix(".lock")
+    files = [pack, lock] if pack.suffix == ".pack" and lock.exists() else [pack]
+    return [Removable(file, "packed file", file.stat().st_size) for file in files]
 
 
 def _row_rules(folder: Path, fingerprint: str) -> list[Path]:

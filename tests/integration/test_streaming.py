@@ -106,7 +106,7 @@ def test_trees_of_a_model_drafter_change_nothing(
         streamed = weights_of(engine).streamed_bytes
     assert answer.tokens == expected.tokens
     assert max(record.nodes for record in answer.passes) > 4
-    assert 20 * MIB < streamed < 40 * MIB
+    assert 20 * MIB < streamed < 50 * MIB
 
 
 def test_mixed_quantizations_and_sliding_windows(gemma_path: Path) -> None:
