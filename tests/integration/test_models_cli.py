@@ -13,6 +13,7 @@ import pytest
 from edgespec.cli.main import main
 from edgespec.models.gguf import read_header
 from edgespec.models.hub import Hub
+from edgespec.models.removal import packs_folder
 from edgespec.models.sight import look_at
 from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
@@ -150,3 +151,17 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_packed_layer_files_are_listed_and_can_be_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = packs_folder()
+    folder.mkdir(parents=True)
+    pack = folder / "large-0123456789abcdef.pack"
+    pack.write_bytes(bytes(4096))
+    pack.with_suffix(".lock").touch()
+    _, out, _ = run(capsys, "models", "list", "--json")
+    packed = [model for model in json.loads(out)["models"] if model["source"] == "packed"]
+    assert [(model["path"], model["bytes"]) for model in packed] == [(str(pack), 4096)]
+    code, out, _ = run(capsys, "models", "remove", str(pack), "--yes", "--json")
+    assert (code, json.loads(out)["freed_bytes"]) == (0, 4096)
+    assert not folder.exists()
