@@ -126,9 +126,8 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         )
     if chosen.recipe == Recipe(KEEP):
         raise BackendError(
-            f"Nothing that was tried drafts better for {header.path.name} than the model itself.",
-            "Its passes cost too little for drafting to pay. Name a cost with --pass-seconds to choose for "
-            "a slower machine.",
+            f"Nothing was to be changed about {header.path.name}.",
+            "Name a quantization, or leave out --keep-layers.",
         )
     output = options.output or drafters_folder() / _file_name(header, chosen.recipe)
     tell(f"Making {chosen.recipe}", 0.92)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.drafting.agreement import Agreement
+from edgespec.models.factory import KEEP
 
 _TRIED = 4  # of the least important layers, measured together with those that are gone
 _PATIENCE = 3  # sizes in a row that do not get better
@@ -27,7 +28,7 @@ class Recipe:
     dropped: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        base = "the target's own types" if self.quantization == "keep" else self.quantization
+        base = "the target's own types" if self.quantization == KEEP else self.quantization
         if not self.dropped:
             return base
         plural = "s" if len(self.dropped) > 1 else ""
@@ -96,7 +97,10 @@ def search(
     cost: CostModel,
     on_progress: Told | None = None,
 ) -> Judged:
-    """The best recipe found. Under a limit that nothing meets, the smallest one that was tried."""
+    """The best recipe found, other than the target as it is.
+
+    Under a limit that nothing meets, the smallest one that was tried.
+    """
 
     def judge(recipe: Recipe) -> Judged:
         agreement = measurements.agreement(recipe)
@@ -120,7 +124,7 @@ def search(
         harm[layer] = judge(Recipe(base, (layer,)))
     order = sorted(harm, key=lambda layer: (-_level(harm[layer].agreement), layer))
     gone: tuple[int, ...] = ()
-    tried = [best]
+    tried = [judged for judged in whole if not _is_target(judged.recipe)]
     stale = 0
     while stale < _PATIENCE and len(gone) < n_layers - 1:
         tell(
@@ -133,16 +137,21 @@ def search(
         # Under a limit all of them may be too large yet: then the one that agrees best goes on.
         picked = max(step, key=lambda j: (j.tokens_per_second, _level(j.agreement)))
         gone = picked.recipe.dropped
-        improved = picked.tokens_per_second > _best(tried).tokens_per_second
+        improved = not tried or picked.tokens_per_second > _best(tried).tokens_per_second
         too_large = cost.limit is not None and picked.n_bytes > cost.limit
         stale = 0 if improved or too_large else stale + 1
         tried += step
-    best = _best(tried)
+    best = _best(tried or whole)
     for quantization in quantizations:
         if quantization != base and best.recipe.dropped:
             tell(f"Trying {Recipe(quantization, best.recipe.dropped)}", 0.95)
             tried.append(judge(Recipe(quantization, best.recipe.dropped)))
-    return _best([*whole, *tried])
+    return _best(tried or whole)
+
+
+def _is_target(recipe: Recipe) -> bool:
+    """Whether nothing is changed: a target that could stand in memory twice needs no drafter."""
+    return recipe.quantization == KEEP and not recipe.dropped
 
 
 def _best(judged: Sequence[Judged]) -> Judged:
