@@ -30,7 +30,8 @@ from edgespec.hardware.probe import peak_rss
 from edgespec.models.runtime import AbortFlag, DecodeAborted
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.ranking import Ranking, ranking_for
+from edgespec.speculation.policies import TreePolicy, tree_policy
+from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 from edgespec.speculation.verification import sample_and_look_up
@@ -42,6 +43,7 @@ class Engine:
 
     Attributes:
         context: most tokens of a text, prompt and answer together.
+        policy: how trees grow.
         notes: what a person might wonder about, in plain sentences.
         last_generation: the latest answer.
     """
@@ -56,6 +58,7 @@ class Engine:
         context: int,
         tree_budget: int | None = None,
         limits: TreeLimits | None = None,
+        policy: TreePolicy | None = None,
         notes: Sequence[str] = (),
         load_s: float = 0.0,
         memory: MemoryUse | None = None,
@@ -74,6 +77,7 @@ class Engine:
         )
         if most.leaves == 1:
             most = replace(most, width=1, branching=1)
+        self.policy = policy or tree_policy()
         self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most)
         self._load_s = load_s
         self._memory = memory or MemoryUse()
@@ -96,12 +100,13 @@ class Engine:
 
         The cache must hold all of `text` but its last token, which becomes the root of the first tree.
         """
-        ranking = ranking_for(sampler.config, sampler.noise)
+        ranking = self.policy.ranking(sampler.config, sampler.noise)
+        growth = self.policy.growth(sampler.config)
         end = len(text) + max_tokens
         while len(text) < end:
             limits = self._sizer.limits()
             # The bonus token comes on top of the path, so the path may be one shorter than what is left.
-            limits = replace(limits, depth=min(limits.depth, end - len(text) - 1))
+            limits = replace(limits, depth=min(limits.depth, end - len(text) - 1), growth=growth)
             record = self._pass(text, limits, sampler, ranking)
             self._sizer.record(record)
             yield record
@@ -251,6 +256,7 @@ class Engine:
         finally:
             rest = builder.finish(reason)
             self.target.settle(len(prompt) + builder.tokens_to_cache)
+            self.policy.keep()
             answer.context_full = reason == "length" and len(answer.tokens) == room
             answer.memory.peak_rss_bytes = peak_rss()
         yield Chunk(rest, generation=answer)

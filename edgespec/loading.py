@@ -28,9 +28,11 @@ from edgespec.offload.layout import ModelFiles
 from edgespec.offload.opening import StreamPlan, open_streamed_model, plan_stream
 from edgespec.offload.streamer import DamagedPack
 from edgespec.offload.weights import StreamedWeights
+from edgespec.speculation.counts import TableStore
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.drafters.lookup import LookupDrafter
 from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.tree import MAX_LEAVES
 from edgespec.target import Target
 
@@ -56,7 +58,10 @@ def load(
     context: int = DEFAULT_CONTEXT,
     threads: int | None = None,
     memory: int | None = None,
+    tree: str = "calibrated",
     tree_budget: int | None = None,
+    tree_depth: int | None = None,
+    tree_width: int | None = None,
     exact: bool | None = None,
     gpu_layers: int = 0,
     offload: str = "auto",
@@ -69,11 +74,14 @@ def load(
         model: path of a GGUF file or a catalog name; None is the default model.
         draft: path or name of a small model with the same vocabulary; "lookup" drafts from the text
             itself; "auto" picks what is there; "none" decodes plainly.
-        drafter: the kind, "model" or "lookup", where `draft` leaves it open.
+        drafter: the kind: "model" or "lookup" alone, or "merged"; None merges what is there.
         context: most tokens of prompt and answer together.
         threads: CPU threads; None means all cores this process may use.
         memory: bytes EdgeSpec may use; None means what is available.
+        tree: the policy by which trees grow; see speculation.policies.
         tree_budget: most nodes a pass; None sizes trees by measured cost.
+        tree_depth: most drafted tokens on a path; None leaves it to the policy and to measured cost.
+        tree_width: most nodes the drafter reads at a time; None as for the depth.
         exact: hold the kernels to one row rule, so that the text is the same bit for bit whatever the
             drafter and tree; None does so where it costs next to nothing.
         gpu_layers: layers for the GPU, where the llama.cpp build has one.
@@ -88,7 +96,9 @@ def load(
             MemoryLimitError, BackendError.
     """
     cores = usable_cores() if threads is None else threads
-    wish = _Wish(context, cores, memory, tree_budget, exact, gpu_layers, offload, pack)
+    wish = _Wish(
+        context, cores, memory, tree, tree_budget, tree_depth, tree_width, exact, gpu_layers, offload, pack
+    )
     wish.check()
     return _Loader(wish, on_progress or _ignore).load(catalog.find(model), os.fspath(draft), drafter)
 
@@ -98,7 +108,10 @@ class _Wish:
     context: int
     threads: int
     memory: int | None
+    tree: str
     tree_budget: int | None
+    tree_depth: int | None
+    tree_width: int | None
     exact: bool | None
     gpu_layers: int
     offload: str
@@ -110,6 +123,9 @@ class _Wish:
         _require(self.memory is None or self.memory > 0, "memory", self.memory, "above 0")
         budget = self.tree_budget
         _require(budget is None or 1 <= budget <= 4096, "tree budget", budget, "from 1 to 4096")
+        for name, value in (("tree depth", self.tree_depth), ("tree width", self.tree_width)):
+            _require(value is None or 1 <= value <= 4096, name, value, "from 1 to 4096")
+        tree_policy(self.tree)
         _require(self.gpu_layers >= -1, "gpu layers", self.gpu_layers, "0 or more, or -1 for all")
         ways = ("auto", "stream", "mmap", "none")
         _require(self.offload in ways, "offload", self.offload, "auto, stream, mmap or none")
@@ -196,11 +212,15 @@ class _Loader:
         self._opened.append(context)
         target = Target(model, context, self._row_rule(context, header.fingerprint) if exact else None)
         limits = TreeLimits(self._nodes, depth=self._nodes, width=max(8, self._nodes // 8))
+        policy = self._policy([header.fingerprint, draft_header.fingerprint if draft_header else draft])
         drafter: Drafter
         if draft_path is not None:
             limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
-            drafter = self._open_drafter(draft_path, prints[1], model.vocabulary, limits)
+            limits = policy.within(limits, wish.tree_depth, wish.tree_width)
+            lookup = None if kind == "model" else LookupDrafter()
+            drafter = self._open_drafter(draft_path, prints[1], model.vocabulary, limits, lookup)
         else:
+            limits = policy.within(limits, wish.tree_depth, wish.tree_width)
             drafter = NoDrafter() if draft == "none" else LookupDrafter()
             if draft == "auto":
                 self._notes.append("No drafter was given; drafting from the text itself.")
@@ -212,10 +232,16 @@ class _Loader:
             context=wish.context,
             tree_budget=wish.tree_budget,
             limits=limits,
+            policy=policy,
             notes=self._notes,
             load_s=time.perf_counter() - start,
             memory=self._memory_use(budget, prints, model),
         )
+
+    def _policy(self, fingerprints: list[str]) -> TreePolicy:
+        """The tree policy, with what it learned of this pair in earlier runs."""
+        folder = user_cache_path("edgespec") / "acceptance"
+        return tree_policy(self._wish.tree, TableStore.for_pair(folder, fingerprints))
 
     @property
     def _cells(self) -> int:
@@ -331,7 +357,12 @@ class _Loader:
         return template
 
     def _open_drafter(
-        self, path: Path, needs: Footprint, vocabulary: Vocabulary, limits: TreeLimits
+        self,
+        path: Path,
+        needs: Footprint,
+        vocabulary: Vocabulary,
+        limits: TreeLimits,
+        lookup: LookupDrafter | None,
     ) -> Drafter:
         # Beside a streamed target every page counts, and the system would have to guess which ones.
         model = self._open_model(path, needs, memory_map=self._plan is None)
@@ -348,7 +379,7 @@ class _Loader:
         self._opened.append(context)
         from edgespec.speculation.drafters.model import ModelDrafter
 
-        return ModelDrafter(model, context, vocabulary.n_tokens)
+        return ModelDrafter(model, context, vocabulary.n_tokens, lookup)
 
     def _row_rule(self, context: Context, fingerprint: str) -> RowRule | None:
         self._on_progress("Finding the rule for exact decoding (once a model)", 0.0)
@@ -373,12 +404,12 @@ def _draft_path(draft: str, kind: str | None) -> Path | None:
     Raises:
         UsageError: kind and name contradict each other.
     """
-    if kind not in (None, "model", "lookup"):
-        raise UsageError(f"There is no drafter kind '{kind}'.", "The kinds are model and lookup.")
+    if kind not in (None, "model", "lookup", "merged"):
+        raise UsageError(f"There is no drafter kind '{kind}'.", "The kinds are model, lookup and merged.")
     if kind == "lookup" and draft not in _NO_MODEL:
         raise UsageError("The lookup drafter needs no model.", "Leave out --draft, or --drafter lookup.")
-    if kind == "model" and draft in _NO_MODEL:
-        raise UsageError("The model drafter needs a model.", "Name it with --draft PATH.")
+    if kind in ("model", "merged") and draft in _NO_MODEL:
+        raise UsageError(f"The {kind} drafter needs a model.", "Name it with --draft PATH.")
     return None if draft in _NO_MODEL else catalog.find(draft)
 
 
