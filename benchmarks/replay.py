@@ -20,17 +20,21 @@ from edgespec.generation import GenerationConfig
 from edgespec.models.batch import Batch
 from edgespec.models.runtime import Context, Model
 from edgespec.speculation.acceptance import Calibrated
+from edgespec.speculation.counts import Table
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.drafters.lookup import Continuations, LookupDrafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import ByAgreement, ByProbability, Disagreement
+from edgespec.speculation.pair import Pair
+from edgespec.speculation.ranking import ByAgreement, ByProbability
+from edgespec.speculation.tree import IntArray
 
 # A context: so many tokens of the text, and the tokens off it that follow them.
 Key = tuple[int, tuple[int, ...]]
 
-_BATCH = 16  # contexts read at once
-_COLUMNS = 64  # candidates that are remembered: all that the calibrated ranking compares
+_BATCH = 32  # contexts read at once
+_COLUMNS = 16  # candidates by probability that are remembered
+_SEQUENCES = 256
 
 
 class Contexts:
@@ -41,12 +45,17 @@ class Contexts:
             model,
             n_cells=n_cells,
             n_rows=512,
-            n_outputs=128,
-            n_sequences=_BATCH + 1,
+            n_outputs=64,
+            n_sequences=_SEQUENCES,
             n_threads=n_threads,
         )
         self.n_vocab = model.vocabulary.n_tokens
-        self._found: dict[Key, tuple[Children, Children]] = {}  # by probability, and by agreement
+        # By probability; and the values and tokens that the pair's correction begins with.
+        self._found: dict[Key, tuple[Children, Table, IntArray]] = {}
+        # The cache holds the text in sequence 0, and branches off it: which sequence a context is in, and
+        # those that end in it.
+        self._places: dict[Key, int] = {}
+        self._ends: dict[int, Key] = {}
         self.text: list[int] = []
 
     def start(
@@ -55,9 +64,10 @@ class Contexts:
         """Read a text that a target wrote by `config` and seed; contexts on it are then known."""
         self._context.clear()
         self._found.clear()
+        self._places.clear()
+        self._ends.clear()
         self._by_probability = ByProbability(config.temperature or 1.0)
-        # With a disagreement of 1 the scores are the logits themselves, up to a constant.
-        self._by_agreement = ByAgreement(config, GumbelNoise(seed, self.n_vocab), Disagreement(1.0))
+        self._by_agreement = ByAgreement(config, GumbelNoise(seed, self.n_vocab), Pair())
         self.text = [*prompt, *answer]
         first = len(prompt) - 1
         for start in range(0, first, 512):
@@ -67,52 +77,67 @@ class Contexts:
             self._context.decode(Batch.run(piece, start, 1, "all"))
             self._remember([(start + i + 1, ()) for i in range(len(piece))])
 
-    def candidates(self, keys: Sequence[Key], count: int, pair: Disagreement | None) -> Children:
+    def candidates(self, keys: Sequence[Key], after: IntArray, count: int, pair: Pair | None) -> Children:
         """The best candidates after each context: by the pair's agreement, or by probability if None."""
         missing = [key for key in keys if key not in self._found]
         for start in range(0, len(missing), _BATCH):
             self._read(missing[start : start + _BATCH])
-        rows = [self._found[key][pair is not None] for key in keys]
-        logprobs = np.concatenate([row.logprobs for row in rows])
-        if pair is not None:
-            logprobs = torch.from_numpy(logprobs / np.float32(pair.nats)).log_softmax(dim=1).numpy()
-        return Children(np.concatenate([row.tokens[:, :count] for row in rows]), logprobs[:, :count])
+        if pair is None:
+            rows = [self._found[key][0] for key in keys]
+            logprobs = np.concatenate([row.logprobs[:, :count] for row in rows])
+            return Children(np.concatenate([row.tokens[:, :count] for row in rows]), logprobs)
+        values = np.concatenate([self._found[key][1] for key in keys])
+        return pair.children(np.concatenate([self._found[key][2] for key in keys]), values, after, count)
 
     def close(self) -> None:
         """Free the context."""
         self._context.close()
 
+    def forget(self, length: int) -> None:
+        """Free the branches that leave the text before it has so many tokens."""
+        for sequence in [sequence for sequence, key in self._ends.items() if key[0] < length]:
+            self._context.remove(sequence)
+            del self._ends[sequence]
+        self._places = {key: at for key, at in self._places.items() if key[0] >= length}
+
     def _read(self, keys: Sequence[Key]) -> None:
-        """Read the tokens off the text anew, as a tree with a sequence id for every context."""
-        rows: dict[Key, list[int]] = {}
-        for leaf, (length, off) in enumerate(keys, start=1):
-            self._context.copy(0, leaf, 0, length)
-            for end in range(1, len(off) + 1):
-                rows.setdefault((length, off[:end]), []).append(leaf)
-        order = sorted(rows, key=lambda key: len(key[1]))
-        counts = np.array([len(rows[key]) for key in order])
-        wanted = set(keys)
-        wants = [key in wanted for key in order]
+        """Read the last tokens of contexts, each behind what is in the cache of it."""
+        if len(self._ends) + 2 * len(keys) >= _SEQUENCES:
+            self.forget(len(self.text) + 1)
+        parents = [(length, off[:-1]) for length, off in keys]
+        lost = [parent for parent in dict.fromkeys(parents) if parent[1] and parent not in self._places]
+        if lost:
+            self._read(lost)
+        free = (sequence for sequence in range(1, _SEQUENCES) if sequence not in self._ends)
+        sequences = []
+        for key, parent in zip(keys, parents, strict=True):
+            above = self._places.get(parent, 0)
+            if not above or self._ends[above] != parent:
+                sequence = next(free)
+                self._context.copy(above, sequence, 0, parent[0] + len(parent[1]))
+            else:
+                sequence = above
+            self._places[key] = sequence
+            self._ends[sequence] = key
+            sequences.append(sequence)
         self._context.decode(
             Batch(
-                tokens=np.array([off[-1] for _, off in order], dtype=np.int32),
-                positions=np.array([length + len(off) - 1 for length, off in order], dtype=np.int32),
-                sequence_ids=np.concatenate([rows[key] for key in order]).astype(np.int32),
-                offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-                wants_logits=np.array(wants, dtype=np.bool_),
+                tokens=np.array([off[-1] for _, off in keys], dtype=np.int32),
+                positions=np.array([length + len(off) - 1 for length, off in keys], dtype=np.int32),
+                sequence_ids=np.array(sequences, dtype=np.int32),
+                offsets=np.arange(len(keys) + 1, dtype=np.int64),
+                wants_logits=np.ones(len(keys), dtype=np.bool_),
             )
         )
-        self._remember([key for key, want in zip(order, wants, strict=True) if want])
-        for leaf in range(1, len(keys) + 1):
-            self._context.remove(leaf)
+        self._remember(keys)
 
     def _remember(self, keys: Sequence[Key]) -> None:
         logits = torch.from_numpy(self._context.logits())
         positions = [length + len(off) for length, off in keys]
         by_probability = self._by_probability.best(logits, positions, _COLUMNS)
-        by_agreement = self._by_agreement.best(logits, positions, _COLUMNS)
+        values, tokens = self._by_agreement.top(logits, positions)
         for row, key in enumerate(keys):
-            self._found[key] = by_probability.row(row), by_agreement.row(row)
+            self._found[key] = by_probability.row(row), values[row : row + 1], tokens[row : row + 1]
 
 
 @dataclass
@@ -139,7 +164,7 @@ class _Pass:
     contexts: Contexts
     at: int
     branching: int
-    pair: Disagreement | None
+    pair: Pair | None
     looked_up: Continuations | None
     expansions: Expansions = field(default_factory=Expansions)
     step_rows: list[int] = field(default_factory=list)
@@ -156,7 +181,7 @@ class _Pass:
             if node:
                 self._keys[node] = self._below(self._keys[parent], token)
         asked = [self._keys[node] for node in frontier.nodes.tolist()]
-        children = self.contexts.candidates(asked, self.branching, self.pair)
+        children = self.contexts.candidates(asked, frontier.tokens, self.branching, self.pair)
         self.drafter_s += time.perf_counter() - begun
         self.step_rows.append(len(asked))
         if self.looked_up is not None:
@@ -171,24 +196,33 @@ class _Pass:
         return length, (*off, token)
 
 
-def replay(contexts: Contexts, start: int, limits: TreeLimits, lookup: LookupDrafter | None = None) -> Run:
-    """Lead one way to grow trees along the text.
+class Walk:
+    """One way to grow trees, led along a text.
 
     Args:
         start: tokens of the prompt.
         limits: with the policy's growth, which learns on the way as it would while running.
         lookup: merges the text's own continuations into the trees.
     """
-    run = Run()
-    text = contexts.text
-    chances = limits.growth.chances
-    pair = chances.pair if isinstance(chances, Calibrated) else None
-    at = start
-    while at < len(text):
-        within = replace(limits, depth=min(limits.depth, len(text) - at - 1))
+
+    def __init__(
+        self, contexts: Contexts, start: int, limits: TreeLimits, lookup: LookupDrafter | None = None
+    ) -> None:
+        self.run = Run(tokens=len(contexts.text) - start)
+        self.at = start
+        self._contexts = contexts
+        self._limits = limits
+        self._lookup = lookup
+
+    def step(self) -> None:
+        """One pass."""
+        text, at, run = self._contexts.text, self.at, self.run
+        chances = self._limits.growth.chances
+        within = replace(self._limits, depth=min(self._limits.depth, len(text) - at - 1))
         begun = time.perf_counter()
-        looked_up = lookup.continuations(text[:at], within.depth) if lookup is not None else None
-        one = _Pass(contexts, at, within.branching, pair, looked_up)
+        looked_up = self._lookup.continuations(text[:at], within.depth) if self._lookup else None
+        pair = chances.pair if isinstance(chances, Calibrated) else None
+        one = _Pass(self._contexts, at, within.branching, pair, looked_up)
         tree = grow(text[at - 1], one.expand, within)
         node, accepted = 0, 0
         while (below := tree.child(node, text[at + accepted])) is not None:
@@ -198,6 +232,13 @@ def replay(contexts: Contexts, start: int, limits: TreeLimits, lookup: LookupDra
         run.step_rows += one.step_rows
         run.passes += 1
         run.nodes += len(tree)
-        at += accepted + 1
-    run.tokens = len(text) - start
-    return run
+        self.at += accepted + 1
+
+
+def replay(contexts: Contexts, start: int, walks: Sequence[Walk]) -> None:
+    """Lead all ways to grow trees along the text, side by side, so that what they ask for is near."""
+    for at in range(start, len(contexts.text)):
+        contexts.forget(at)
+        for walk in walks:
+            if walk.at == at:
+                walk.step()

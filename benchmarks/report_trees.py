@@ -79,18 +79,24 @@ def report(results: Path, output: Path) -> None:
 
 
 def _cells(lines: list[dict[str, Any]]) -> tuple[Cells, dict[tuple[str, float], int]]:
+    """Sums over the texts that all methods and budgets were led along, and how many those are."""
     curves = {line["pair"]: line["curve"] for line in lines if "curve" in line}
+    texts: dict[tuple[str, float, int], dict[str, Any]] = defaultdict(dict)
+    for line in lines:
+        if "runs" in line:
+            texts[line["pair"], line["temperature"], line["question"]] |= line["runs"]
+    names = {name for runs in texts.values() for name in runs}
     cells: Cells = defaultdict(Cell)
     prompts: dict[tuple[str, float], int] = defaultdict(int)
-    for line in lines:
-        if "runs" not in line:
+    for (pair, temperature, _), runs in texts.items():
+        if set(runs) < names:
             continue
-        prompts[line["pair"], line["temperature"]] += 1
-        curve = curves[line["pair"]]
+        prompts[pair, temperature] += 1
+        curve = curves[pair]
         sizes = [int(size) for size in curve]
-        for name, run in line["runs"].items():
+        for name, run in runs.items():
             method, budget = name.rsplit(" ", 1)
-            cell = cells[line["pair"], line["temperature"], method, int(budget)]
+            cell = cells[pair, temperature, method, int(budget)]
             cell.tokens += run["tokens"]
             cell.passes += run["passes"]
             cell.nodes += run["nodes"]

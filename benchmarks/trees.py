@@ -5,8 +5,9 @@
     python -m benchmarks.trees check --workload spec_bench.jsonl --prompts 3
 
 `run` writes the target's texts once and leads every policy along them (see benchmarks.replay); a line is
-written for each pair, temperature and prompt, prompts in turn over their categories, and a run that was
-stopped goes on where it was. `--minutes` stops it by itself. The whole grid is
+written for each pair, temperature and prompt, prompts in turn over their categories. A run that was stopped
+goes on where it was, and one with further methods or budgets adds them. `--minutes` stops it by itself. The
+whole grid is
 
     run --prompts 40 --budgets 8 16 32 60 128 --temperatures 0 0.6 1.0
 
@@ -21,6 +22,7 @@ import json
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +31,7 @@ from typing import Any
 import numpy as np
 
 import edgespec
-from benchmarks.replay import Contexts, Run, replay
+from benchmarks.replay import Contexts, Run, Walk, replay
 from benchmarks.report_trees import report
 from benchmarks.workload import dropped, dropped_four, q4_0, smollm2
 from edgespec.generation import GenerationConfig
@@ -73,7 +75,10 @@ def run(options: argparse.Namespace) -> None:
     end = time.monotonic() + 60 * options.minutes
     texts = Texts(options.results.with_suffix(".texts.jsonl"))
     questions = questions_of(options.workload)[: options.prompts]
-    done = {(r["pair"], r["temperature"], r["question"]) for r in read_lines(options.results) if "runs" in r}
+    done: dict[tuple[str, float, int], set[str]] = defaultdict(set)
+    for line in read_lines(options.results):
+        if "runs" in line:
+            done[line["pair"], line["temperature"], line["question"]] |= set(line["runs"])
     drafters = {pair: Model(PAIRS[pair]()) for pair in options.pairs}
     contexts = {
         pair: Contexts(model, n_cells=_CONTEXT, n_threads=options.threads) for pair, model in drafters.items()
@@ -89,13 +94,24 @@ def run(options: argparse.Namespace) -> None:
                 if not answer or len(prompt) > _LONGEST_PROMPT:
                     continue
                 for pair in options.pairs:
-                    if (pair, temperature, question.number) in done:
+                    wanted = [
+                        (method, budget)
+                        for budget in sorted(options.budgets, reverse=True)
+                        for method in options.methods
+                        if f"{method} {budget}" not in done[pair, temperature, question.number]
+                    ]
+                    if not wanted:
                         continue
                     if time.monotonic() > end:
                         texts.close()
                         return
                     begun = time.monotonic()
-                    runs = replay_all(options, pair, contexts[pair], question, temperature, prompt, answer)
+                    runs = replay_all(
+                        options.results.with_suffix(".learned") / pair,
+                        wanted,
+                        contexts[pair],
+                        Text(question, temperature, prompt, answer),
+                    )
                     line = {"pair": pair, "temperature": temperature, "question": question.number}
                     line |= {"category": question.category, "prompt_tokens": len(prompt)}
                     _write(results, line | {"runs": runs})
@@ -107,28 +123,32 @@ def run(options: argparse.Namespace) -> None:
     texts.close()
 
 
+@dataclass(frozen=True)
+class Text:
+    """What the target wrote."""
+
+    question: Question
+    temperature: float
+    prompt: list[int]
+    answer: list[int]
+
+
 def replay_all(
-    options: argparse.Namespace,
-    pair: str,
-    contexts: Contexts,
-    question: Question,
-    temperature: float,
-    prompt: list[int],
-    answer: list[int],
+    learned: Path, wanted: list[tuple[str, int]], contexts: Contexts, text: Text
 ) -> dict[str, dict[str, Any]]:
-    """Every method and budget along one text. What a policy learned before is read, and kept afterwards."""
-    config = GenerationConfig(temperature=temperature)
-    folder = options.results.with_suffix(".learned")
-    contexts.start(prompt, answer, config, question.number)
-    runs = {}
-    for budget in sorted(options.budgets, reverse=True):  # the large ones read what the small ones need
-        for method in options.methods:
-            policy = policy_of(method, folder / f"{pair} {method} {budget}.json")
-            lookup = LookupDrafter() if method == MERGED else None
-            run = replay(contexts, len(prompt), limits_of(policy, budget, config), lookup)
-            runs[f"{method} {budget}"] = figures(run)
-            policy.keep()
-    return runs
+    """Methods and budgets along one text. What each learned before is read, and kept afterwards."""
+    config = GenerationConfig(temperature=text.temperature)
+    contexts.start(text.prompt, text.answer, config, text.question.number)
+    policies, walks = [], {}
+    for method, budget in wanted:
+        policies.append(policy_of(method, learned / f"{method} {budget}.npz"))
+        lookup = LookupDrafter() if method == MERGED else None
+        limits = limits_of(policies[-1], budget, config)
+        walks[f"{method} {budget}"] = Walk(contexts, len(text.prompt), limits, lookup)
+    replay(contexts, len(text.prompt), list(walks.values()))
+    for policy in policies:
+        policy.keep()
+    return {name: figures(walk.run) for name, walk in walks.items()}
 
 
 def policy_of(method: str, path: Path | None = None) -> TreePolicy:
@@ -235,11 +255,12 @@ def check(options: argparse.Namespace) -> None:
                 )
                 contexts.start(prompt, answer, config, question.number)
                 lookup = LookupDrafter() if method == MERGED else None
-                known = replay(contexts, len(prompt), limits_of(replayed, budget, config), lookup)
+                known = Walk(contexts, len(prompt), limits_of(replayed, budget, config), lookup)
+                replay(contexts, len(prompt), [known])
                 engine.target.rewind(0)
                 real = engine.generate(prompt, config)
                 print(
-                    f"| {method} | {temperature} | {known.passes} | {len(real.passes)} "
+                    f"| {method} | {temperature} | {known.run.passes} | {len(real.passes)} "
                     f"| {real.tokens == answer} | {real.timings.draft_s / len(real.passes):.4f} |"
                 )
 

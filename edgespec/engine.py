@@ -140,6 +140,7 @@ class Engine:
             verify_s=verified - drafted,
             accept_s=time.perf_counter() - verified,
             wait_s=waited,
+            draft_steps=self.drafter.steps,
         )
 
     def stream(

@@ -1,11 +1,10 @@
 """From what a drafter says of a candidate to the chance that the target takes it, learned while running.
 
-Two steps. The pair's disagreement, one number, turns logits into chances (see ranking.ByAgreement); it is
-fitted by maximum likelihood, a step for every node judged. What is then still wrong and stays so is
-measured: for each class of candidates (its rank, and how much of the text before it stood before it once
-already) the share that the target took, by the chance it was given. Within a class a likelier candidate
-never gets a lower chance (isotonic regression by pooling adjacent violators, Ayer et al. 1955), and where
-little was counted, a prior speaks.
+What is known of the pair turns the drafter's logits into chances (see pair.Pair). What is then still wrong
+and stays so is measured: for each class of candidates (its rank, and how much of the text before it stood
+before it once already) the share that the target took, by the chance it was given. Within a class a likelier
+candidate never gets a lower chance (isotonic regression by pooling adjacent violators, Ayer et al. 1955),
+and where little was counted, a prior speaks.
 
 Only candidates below nodes that the target took are evidence. Given its parent was taken, a candidate's
 context is the text itself, so its depth says nothing more and has no place in the map.
@@ -18,8 +17,8 @@ from numpy.typing import NDArray
 
 from edgespec.speculation.counts import Counts, Table, TableStore
 from edgespec.speculation.growth import Chances, Children
-from edgespec.speculation.ranking import Disagreement
-from edgespec.speculation.tree import FloatArray, IntArray
+from edgespec.speculation.pair import Pair
+from edgespec.speculation.tree import FloatArray
 
 _LOGITS = np.linspace(-7.0, 7.0, 15)  # of the chance given: cells of the map
 _RANKS = np.array([0, 1, 2, 2, 3])  # rank -> class; every later one is in the last
@@ -33,9 +32,6 @@ _MATCH_BONUS = np.array([0.0, 0.2, 0.5, 0.8, 1.2])
 _UNLISTED_LOGITS = np.array([-9.0, -5.0, -4.0, -3.5, -3.0])
 _UNASKED_LOGITS = np.array([-9.0, -1.7, -0.4, 0.4, 1.1])
 
-_LEAST_NATS, _MOST_NATS = 0.1, 5.0
-_FIRST_INFORMATION = 20.0
-
 
 class Calibrated(Chances):
     """The learned map.
@@ -43,24 +39,16 @@ class Calibrated(Chances):
     Args:
         store: where counts come from and are kept.
         name: of the counts; greedy and sampled choices have their own.
-
-    Attributes:
-        pair: the disagreement, which the ranking uses.
+        pair: what is known of the pair, which the ranking uses; it learns here.
     """
 
-    def __init__(self, store: TableStore, name: str, pair: Disagreement | None = None) -> None:
-        self.pair = pair or Disagreement()
+    def __init__(self, store: TableStore, name: str, pair: Pair | None = None) -> None:
+        self.pair = pair or Pair(store)
         self._store = store
-        self._name = name
         self._counts = Counts(store, f"{name} map", (_UNASKED + 1, _LONGEST_MATCH + 1, len(_LOGITS)))
-        self._information = _FIRST_INFORMATION
-        known = store.get(f"{name} disagreement", (2,))
-        if known is not None and _LEAST_NATS <= known[0] <= _MOST_NATS:
-            self.pair.nats = float(known[0])
-            self._information = max(float(known[1]), _FIRST_INFORMATION)
         self._map: Table | None = None
 
-    def edges(self, children: Children, depths: IntArray) -> FloatArray:
+    def edges(self, children: Children) -> FloatArray:
         ranks, matches, low, part = _cells(children)
         chances = self.map
         logits = (1 - part) * chances[ranks, matches, low] + part * chances[ranks, matches, low + 1]
@@ -75,42 +63,20 @@ class Calibrated(Chances):
             self._map = _fitted(self._counts.tried, self._counts.taken)
         return self._map
 
-    def learn(self, children: Children, depths: IntArray, taken: IntArray) -> None:
+    def learn(self, children: Children, after: int, token: int) -> None:
         self._counts.fade()
         ranks, matches, low, part = _cells(children)
         real = children.proposed
-        was_taken = np.arange(children.tokens.shape[1]) == taken[:, None]
+        taken = (children.tokens[real] == token).astype(np.float64)
         for column, weight in ((low, 1 - part), (low + 1, part)):
-            cells = (ranks[real], matches[real], column[real])
-            self._counts.add(cells, weight[real], was_taken[real].astype(np.float64))
+            self._counts.add((ranks[real], matches[real], column[real]), weight[real], taken)
         self._map = None
-        self._fit_pair(children, taken)
+        self.pair.learn(children, after, token)
 
     def keep(self) -> None:
         self._counts.keep()
-        self._store.put(f"{self._name} disagreement", np.array([self.pair.nats, self._information]))
+        self.pair.keep()
         self._store.keep()
-
-    def _fit_pair(self, children: Children, taken: IntArray) -> None:
-        """A step of natural gradient on 1 / nats, where the target took a candidate that was listed.
-
-        Among those listed the choice is again a softmax with the same scale, so nothing else is needed.
-        """
-        rows = np.flatnonzero(taken >= 0)
-        logprobs = children.logprobs[rows].astype(np.float64)
-        listed = np.isfinite(logprobs[np.arange(len(rows)), taken[rows]])
-        rows, logprobs = rows[listed], logprobs[listed]
-        if not len(rows):
-            return
-        chances = np.exp(logprobs - np.logaddexp.reduce(logprobs, axis=1, keepdims=True))
-        values = np.where(np.isfinite(logprobs), logprobs, 0)
-        mean = (chances * values).sum(axis=1)
-        spread = (chances * values**2).sum(axis=1) - mean**2
-        gain = values[np.arange(len(rows)), taken[rows]] - mean
-        # In units of the present 1 / nats: logprobs are logits / nats, up to a constant a row.
-        self._information = (1 - 1 / 2000) ** len(rows) * self._information + spread.sum()
-        step = float(np.clip(gain.sum() / self._information, -0.2, 0.2))
-        self.pair.nats = float(np.clip(self.pair.nats / (1 + step), _LEAST_NATS, _MOST_NATS))
 
 
 def _cells(children: Children) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp], Table]:
@@ -141,7 +107,7 @@ def _fitted(tried: Table, taken: Table) -> Table:
                 prior = _LOGITS
             else:  # what is known of the rank, and a bonus
                 prior = fitted[rank, 0] + _MATCH_BONUS[match]
-            chances = _rising(tried[rank, match], taken[rank, match], prior)
+            chances = _rising(tried[rank, match], taken[rank, match], prior).clip(1e-6, 1 - 1e-6)
             # A little of the prior's slope parts what was pooled.
             fitted[rank, match] = 0.95 * np.log(chances / (1 - chances)) + 0.05 * prior
     return fitted

@@ -6,7 +6,7 @@ import numpy as np
 
 from edgespec.speculation.counts import Counts, TableStore
 from edgespec.speculation.growth import Chances, Children
-from edgespec.speculation.tree import FloatArray, IntArray
+from edgespec.speculation.tree import FloatArray
 
 # Acceptance by rank of small drafters as published trees assume it, until there are counts.
 _USUAL_RANKS = np.array([0.68, 0.12, 0.05, 0.03, 0.02, 0.015, 0.01, 0.008])
@@ -33,18 +33,19 @@ class ByRank(Chances):
         shares = (self._counts.taken + _PRIOR * self._usual) / (self._counts.tried + _PRIOR)
         return np.minimum.accumulate(shares).astype(np.float32)
 
-    def edges(self, children: Children, depths: IntArray) -> FloatArray:
+    def edges(self, children: Children) -> FloatArray:
         edges: FloatArray = np.full(children.logprobs.shape, -np.inf, dtype=np.float32)
         listed = min(edges.shape[1], len(self._usual))
         edges[:, :listed] = np.log(self.shares[:listed])
         edges[~children.proposed] = -np.inf
         return edges
 
-    def learn(self, children: Children, depths: IntArray, taken: IntArray) -> None:
+    def learn(self, children: Children, after: int, token: int) -> None:
         listed = min(children.tokens.shape[1], len(self._usual))
         self._counts.fade()
-        rows, ranks = children.proposed[:, :listed].nonzero()
-        self._counts.add((ranks,), np.ones(len(ranks)), (taken[rows] == ranks).astype(np.float64))
+        (ranks,) = children.proposed[0, :listed].nonzero()
+        taken = (children.tokens[0, ranks] == token).astype(np.float64)
+        self._counts.add((ranks,), np.ones(len(ranks)), taken)
 
     def keep(self) -> None:
         self._counts.keep()
@@ -57,10 +58,10 @@ class Even(Chances):
     def __init__(self, chance: float = 0.7) -> None:
         self._edge = np.float32(np.log(chance))
 
-    def edges(self, children: Children, depths: IntArray) -> FloatArray:
+    def edges(self, children: Children) -> FloatArray:
         return np.where(children.proposed, self._edge, -np.inf).astype(np.float32)
 
-    def learn(self, children: Children, depths: IntArray, taken: IntArray) -> None:
+    def learn(self, children: Children, after: int, token: int) -> None:
         pass
 
     def keep(self) -> None:

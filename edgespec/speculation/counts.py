@@ -1,28 +1,30 @@
 """What was learned while running, kept for the next run: small tables of numbers by name.
 
-One JSON file for each pair of models. A file that is damaged, of another version or holds tables of another
+One file for each pair of models. A file that is damaged, of another version or holds tables of another
 shape is as good as none: what it held is learned again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
+import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-_VERSION = 1
+_VERSIONED = "1 "  # what names of tables begin with in this version of the file
 _FADE = 1 - 1 / 4000  # weight of the past, per step of learning
 
 Table = NDArray[np.float64]
 
 
 class TableStore:
-    """Tables of finite numbers, none below 0, by name.
+    """Tables of finite numbers by name.
 
     Args:
         path: the file; None keeps nothing.
@@ -37,7 +39,7 @@ class TableStore:
     def for_pair(cls, folder: Path, fingerprints: Iterable[str]) -> TableStore:
         """The store of a target and its drafter, by the fingerprints of their headers."""
         key = hashlib.blake2b(" ".join(fingerprints).encode(), digest_size=16).hexdigest()
-        return cls(folder / f"{key}.json")
+        return cls(folder / f"{key}.npz")
 
     def get(self, name: str, shape: tuple[int, ...]) -> Table | None:
         """The table as it was kept; None if there is none of this shape."""
@@ -53,14 +55,19 @@ class TableStore:
         """Write the tables; where that is not possible, they are learned again next time."""
         if self._path is None or not self._changed:
             return
-        tables = {name: table.round(4).tolist() for name, table in self._tables.items()}
         partial = self._path.with_suffix(f".{os.getpid()}.partial")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"version": _VERSION, "tables": tables}))
+            with partial.open("wb") as file:
+                np.savez_compressed(
+                    file,
+                    allow_pickle=False,
+                    **{_VERSIONED + name: table.astype(np.float32) for name, table in self._tables.items()},
+                )
             partial.replace(self._path)
         except OSError:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
         self._changed = False
 
 
@@ -77,6 +84,8 @@ class Counts:
         table = store.get(name, (2, *shape))
         self._table = table if table is not None else np.zeros((2, *shape))
         self.tried, self.taken = self._table
+        self._changed = False
+        np.maximum(self._table, 0, out=self._table)
         np.minimum(self.taken, self.tried, out=self.taken)
 
     def fade(self) -> None:
@@ -85,22 +94,25 @@ class Counts:
 
     def add(self, cells: tuple[NDArray[np.intp], ...], weights: Table, taken: Table) -> None:
         """Count candidates: their cells, what part of each falls there, and 1 for those taken."""
+        self._changed = True
         np.add.at(self.tried, cells, weights)
         np.add.at(self.taken, cells, weights * taken)
 
     def keep(self) -> None:
-        """Hand the counts to the store."""
-        if self._table.any():
+        """Hand the counts to the store, if there are new ones."""
+        if self._changed:
             self._store.put(self._name, self._table)
+            self._changed = False
 
 
 def _read(path: Path) -> dict[str, Table]:
     try:
-        content = json.loads(path.read_text())
-        if content["version"] != _VERSION:
-            return {}
-        tables = {str(name): np.array(table, dtype=np.float64) for name, table in content["tables"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        with np.load(path, allow_pickle=False) as file:
+            tables = {
+                name.removeprefix(_VERSIONED): file[name].astype(np.float64)
+                for name in file.files
+                if name.startswith(_VERSIONED)
+            }
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return {}
-    sound = all(np.isfinite(table).all() and (table >= 0).all() for table in tables.values())
-    return tables if sound else {}
+    return tables if all(np.isfinite(table).all() for table in tables.values()) else {}

@@ -77,15 +77,17 @@ class Children:
 class Chances(Protocol):
     """The chance that the target takes a candidate, given that it took the parent."""
 
-    def edges(self, children: Children, depths: IntArray) -> FloatArray:
-        """(width, branching) log-chances, at most 0; -inf leaves a candidate out.
+    def edges(self, children: Children) -> FloatArray:
+        """(width, branching) log-chances, at most 0; -inf leaves a candidate out."""
+
+    def learn(self, children: Children, after: int, token: int) -> None:
+        """Learn what the target took.
 
         Args:
-            depths: (width,) of the parents.
+            children: the candidates of one node.
+            after: the node's token.
+            token: what the target took, whether it was a candidate or not.
         """
-
-    def learn(self, children: Children, depths: IntArray, taken: IntArray) -> None:
-        """Learn what the target took: column of the candidate for each row, -1 for none of them."""
 
     def keep(self) -> None:
         """Remember what was learned for the next run, where there is something to remember."""
@@ -100,7 +102,7 @@ _DOUBTED = np.log([1e-9, 0.01, 0.02, 0.03, 0.05]).astype(np.float32)
 class Drafted(Chances):
     """The drafter's own probability."""
 
-    def edges(self, children: Children, depths: IntArray) -> FloatArray:
+    def edges(self, children: Children) -> FloatArray:
         edges = np.minimum(children.logprobs, 0)
         if children.matches is not None:
             matches = np.minimum(children.matches, len(_LOOKED_UP) - 1)
@@ -109,7 +111,7 @@ class Drafted(Chances):
             edges = np.where(~listed & (matches > 0), alone, edges)
         return edges
 
-    def learn(self, children: Children, depths: IntArray, taken: IntArray) -> None:
+    def learn(self, children: Children, after: int, token: int) -> None:
         pass
 
     def keep(self) -> None:
@@ -193,7 +195,7 @@ def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) 
             break
         children = expand(Frontier(chosen, tokens[chosen], parents[chosen], depths[chosen]))
         is_open[chosen] = False
-        edges = np.minimum(growth.chances.edges(children, depths[chosen]), 0)
+        edges = np.minimum(growth.chances.edges(children), 0)
         if step and growth.later_branching is not None:
             edges[:, growth.later_branching :] = -np.inf
         found = (scores[chosen, None] + edges).ravel()

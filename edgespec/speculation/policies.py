@@ -16,6 +16,7 @@ from edgespec.speculation.chances import ByRank, Even
 from edgespec.speculation.counts import TableStore
 from edgespec.speculation.growth import Growth, TreeLimits
 from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.pair import Pair
 from edgespec.speculation.ranking import ByAgreement, ByProbability, Ranking
 
 DEFAULT = "calibrated"
@@ -70,7 +71,8 @@ class TreePolicy:
 
 
 def _calibrated(store: TableStore) -> TreePolicy:
-    greedy, sampled = (Growth(Calibrated(store, name)) for name in ("greedy", "sampled"))
+    pair = Pair(store)
+    greedy, sampled = (Growth(Calibrated(store, name, pair)) for name in ("greedy", "sampled"))
     return TreePolicy("calibrated", greedy, sampled)
 
 

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from edgespec.generation import GenerationConfig
+from edgespec.speculation.counts import Table
 from edgespec.speculation.growth import Children
 from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.pair import Pair
+from edgespec.speculation.tree import IntArray
 
 if TYPE_CHECKING:
     import torch
@@ -21,12 +24,15 @@ _KEPT_NOISE = 64  # positions whose noise is kept; a tree spans few
 class Ranking(Protocol):
     """Turns logits into the best candidates and the log of the chance that the target takes each."""
 
-    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
+    def best(
+        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+    ) -> Children:
         """The `count` best candidates a row.
 
         Args:
             logits: (rows, n_vocab) the drafter's; not changed.
             positions: the position in the text that each row's candidates would take.
+            after: (rows,) the token that each row's candidates follow, where it is known.
         """
 
 
@@ -41,7 +47,9 @@ class ByProbability(Ranking):
         # The least value whose inverse is finite in single precision.
         self._temperature = max(temperature, 1e-37)
 
-    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
+    def best(
+        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+    ) -> Children:
         values, tokens = logits.topk(min(count, logits.shape[1]), dim=1)
         top = values[:, :1]
         if self._temperature == 1:
@@ -51,39 +59,34 @@ class ByProbability(Ranking):
         return Children(tokens.numpy().astype(np.int32), ((values - top) / self._temperature - sums).numpy())
 
 
-class Disagreement:
-    """How far the target's logits are from the drafter's, in nats: the one figure a pair is known by.
-
-    If the target's logits are the drafter's plus independent errors of a Gumbel distribution with this
-    scale, the target takes each candidate with the softmax of logit / scale; with shared noise, of
-    (logit + temperature x noise) / scale. Measured on pairs from close to far it was 0.6 to 0.9, and the
-    same greedy as sampled.
-    """
-
-    def __init__(self, nats: float = 0.65) -> None:
-        self.nats = nats
-
-
 class ByAgreement(Ranking):
-    """The chance that the target takes a candidate, from the pair's disagreement.
+    """The chance that the target takes a candidate, from what is known of the pair.
 
     A target that samples takes the argmax of logit + temperature x noise, and the noise is known to both
     sides; so the drafter ranks by the same sum. One that does not sample is the case without noise.
     Filters of the target (top-k, top-p, min-p) cut where the target's own probabilities say, which the
-    drafter only knows about: candidates beyond its own cut lose as much as they are beyond.
+    drafter only knows about: it leaves out what is beyond its own cut by more than the disagreement.
     """
 
-    def __init__(self, config: GenerationConfig, noise: GumbelNoise, pair: Disagreement) -> None:
+    def __init__(self, config: GenerationConfig, noise: GumbelNoise, pair: Pair) -> None:
         self._config = config
         self._noise = noise
         self._pair = pair
         self._kept: dict[int, torch.Tensor] = {}
 
-    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
+    def best(
+        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+    ) -> Children:
+        values, tokens = self.top(logits, positions)
+        if after is None:
+            after = np.full(len(positions), -1, dtype=np.int32)
+        return self._pair.children(tokens, values, after, count)
+
+    def top(self, logits: torch.Tensor, positions: list[int]) -> tuple[Table, IntArray]:
+        """(rows, candidates) values and tokens of the drafter's best, before the pair's correction."""
         scores = logits if self._config.greedy else self._perturbed(logits, positions)
-        values, tokens = scores.topk(min(max(count, _COMPARED), logits.shape[1]), dim=1)
-        chances = ((values - values[:, :1]) / self._pair.nats).log_softmax(dim=1)
-        return Children(tokens[:, :count].numpy().astype(np.int32), chances[:, :count].numpy())
+        values, tokens = scores.topk(min(_COMPARED, logits.shape[1]), dim=1)
+        return values.numpy().astype(np.float64), tokens.numpy().astype(np.int32)
 
     def _perturbed(self, logits: torch.Tensor, positions: list[int]) -> torch.Tensor:
         import torch
@@ -92,7 +95,7 @@ class ByAgreement(Ranking):
         scores = torch.add(logits, noise, alpha=self._config.temperature)
         cut = self._cut(logits)
         if cut is not None:
-            scores += self._pair.nats * torch.nn.functional.logsigmoid((logits - cut) / self._pair.nats)
+            scores.masked_fill_(logits < cut - self._pair.nats, -math.inf)
         return scores
 
     def _at(self, position: int, n_vocab: int) -> torch.Tensor:

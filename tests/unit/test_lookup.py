@@ -39,7 +39,7 @@ def _found(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
             for i, _ in enumerate(text[place : place + depth]):
                 path = (text[-1], *text[place : place + i + 1])
                 longest[path] = max(longest.get(path, 0), min(length + i, 4))
-    found = {(text[-1],): 0.0}
+    found: dict[tuple[int, ...], float] = {(text[-1],): 0.0}
     for path in sorted(longest, key=len):
         found[path] = found[path[:-1]] + math.log(_CHANCE[longest[path]])
     return found

@@ -181,12 +181,10 @@ def test_sequoias_shares_are_measured_and_never_rise() -> None:
     chances = ByRank(TableStore(), "ranks", 4)
     rng = np.random.default_rng(0)
     truth = np.array([0.3, 0.1, 0.4])  # the third rank does better than the second
-    row = Children(np.arange(4, dtype=np.int32)[None], np.full((1, 4), -1, dtype=np.float32))
+    tokens = np.array([[0, 1, 2, 9]], dtype=np.int32)
+    row = Children(tokens, np.full((1, 4), -1, dtype=np.float32))
     for _ in range(4000):
-        taken = int(np.searchsorted(np.cumsum(truth), rng.random()))
-        chances.learn(
-            row, np.zeros(1, dtype=np.int32), np.array([taken if taken < 3 else -1], dtype=np.int32)
-        )
+        chances.learn(row, after=0, token=int(np.searchsorted(np.cumsum(truth), rng.random())))
     assert chances.shares[0] == pytest.approx(0.3, abs=0.04)
     assert chances.shares[1] == chances.shares[2] == pytest.approx(0.1, abs=0.03)
     assert (np.diff(chances.shares) <= 0).all()

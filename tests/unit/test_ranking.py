@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from edgespec.generation import GenerationConfig
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import ByAgreement, ByProbability, Disagreement
+from edgespec.speculation.pair import Pair
+from edgespec.speculation.ranking import ByAgreement, ByProbability
 from edgespec.speculation.sampling import Sampler
 
 _N_VOCAB = 40
 _SAMPLING = GenerationConfig(temperature=0.8)
-_PAIR = Disagreement(0.6)
+_PAIR = Pair(nats=0.6)
 
 
 def _logits(seed: int, rows: int = 2, scale: float = 2.0) -> torch.Tensor:
@@ -61,7 +62,7 @@ def test_agreement_ranks_by_what_the_target_would_take(
     logits = _logits(seed, rows=3)
     positions = [5, 5, 9]
     config = GenerationConfig(temperature=temperature)
-    best = ByAgreement(config, noise, Disagreement(nats)).best(logits, positions, count)
+    best = ByAgreement(config, noise, Pair(nats=nats)).best(logits, positions, count)
     assert best.tokens.shape == best.logprobs.shape == (3, count)
     for row, position in enumerate(positions):
         scores = logits[row].numpy().astype(np.float64) + temperature * noise.at(position)
@@ -85,13 +86,13 @@ def test_a_drafter_equal_to_the_target_ranks_the_targets_choice_first(
 @pytest.mark.parametrize(
     "filters", [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.5}, {"top_k": 30, "top_p": 0.9, "min_p": 0.2}]
 )
-def test_only_tokens_the_target_may_draw_are_good_candidates(filters: dict[str, float]) -> None:
+def test_only_tokens_the_target_may_draw_are_candidates(filters: dict[str, float]) -> None:
     config = GenerationConfig(temperature=5.0).with_(**filters)
     logits = _logits(0, rows=1)
     allowed = set(Sampler(config, _N_VOCAB).distribution(logits[0].numpy())[0].tolist())
     assert 1 < len(allowed) < 25
     for seed in range(20):
-        best = ByAgreement(config, GumbelNoise(seed, _N_VOCAB), Disagreement(0.05)).best(logits, [0], 1)
+        best = ByAgreement(config, GumbelNoise(seed, _N_VOCAB), Pair(nats=0.05)).best(logits, [0], 1)
         assert int(best.tokens[0, 0]) in allowed
 
 

@@ -18,6 +18,7 @@ class Drafter(Protocol):
     """
 
     name: str  # what people call it
+    steps: int  # decodes that the latest tree took
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of continuations, rooted at the last token of the text."""
@@ -30,6 +31,7 @@ class NoDrafter(Drafter):
     """Plain decoding: the tree is its root."""
 
     name = "none"
+    steps = 0
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         return TokenTree.root_only(text[-1])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from edgespec.speculation.growth import Chances, Children, Frontier
 
 
@@ -13,14 +11,14 @@ class Expansions:
     """The candidates of every node that was expanded."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, tuple[Children, int]] = {}
+        self._rows: dict[int, tuple[Children, int, int]] = {}
         self._nodes: dict[tuple[int, int], int] = {}
 
     def add(self, frontier: Frontier, children: Children) -> None:
         """One draft step."""
         steps = zip(frontier.nodes.tolist(), frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
         for row, (node, parent, token) in enumerate(steps):
-            self._rows[node] = children, row
+            self._rows[node] = children, row, token
             self._nodes[parent, token] = node
 
     def teach(self, chances: Chances, went_on: Sequence[int]) -> None:
@@ -30,12 +28,9 @@ class Expansions:
             went_on: the tokens that followed the root.
         """
         node: int | None = 0
-        for depth, token in enumerate(went_on):
+        for token in went_on:
             if node is None or node not in self._rows:
                 break
-            children, row = self._rows[node]
-            one = children.row(row)
-            places = np.flatnonzero((one.tokens[0] == token) & one.proposed[0])
-            taken = int(places[0]) if len(places) else -1
-            chances.learn(one, np.array([depth], dtype=np.int32), np.array([taken], dtype=np.int32))
+            children, row, after = self._rows[node]
+            chances.learn(children.row(row), after, token)
             node = self._nodes.get((node, token))

@@ -64,6 +64,7 @@ class LookupDrafter(Drafter):
     """Drafts the continuations of earlier occurrences of the text's end."""
 
     name = "prompt lookup"
+    steps = 0
 
     def __init__(self) -> None:
         self._text: list[int] = []

@@ -52,6 +52,7 @@ class ModelDrafter(Drafter):
     Attributes:
         cache: what the drafter has read.
         steps, rows: draft steps of the last tree, and nodes read in them.
+        root_was_known: the last tree's root had been read as a part of the search for the tree before.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ModelDrafter(Drafter):
         self._ranking: Ranking | None = None
         self._limits: TreeLimits | None = None
         self.steps = self.rows = 0
+        self.root_was_known = False
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of at most `limits.budget` nodes below the last token of the text.
@@ -126,6 +128,7 @@ class ModelDrafter(Drafter):
             path.pop()
         self.cache.commit(last.paths.get(path[-1], 0), len(path) - 1, last.used_paths, len(last.paths))
         self._read.extend(text[known : known + len(path) - 1])
+        self.root_was_known = root is not None
         if root is not None:
             self._branches.found[0] = root
         else:
@@ -161,7 +164,7 @@ class ModelDrafter(Drafter):
         self.rows += len(rows)
         logits = torch.from_numpy(self._context.logits())[:, : self._n_vocab]
         positions = [len(self._read) + int(depth) for depth in frontier.depths[rows]]
-        best = self._ranking.best(logits, positions, count)
+        best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
         for row, place in enumerate(rows):
             found[int(frontier.nodes[place])] = best.row(row)
         if len(rows) == len(frontier.nodes):
