@@ -107,7 +107,7 @@ class Counts:
 
 def _read(path: Path) -> dict[str, Table]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             tables = {
                 name.removeprefix(_VERSIONED): file[name].astype(np.float64)
                 for name in file.files

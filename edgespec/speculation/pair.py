@@ -24,11 +24,10 @@ from edgespec.speculation.tree import IntArray
 _CELLS = 1 << 18
 _SPREAD, _MIX = 1_000_003, 7_919  # of a pair of tokens over the cells
 
-# Steps of the biases in nats. The wronger a drafter is, the more there is to learn after each token; the
-# powers were fitted on pairs with a disagreement of 0.6 to 0.9.
-_TOKEN_STEP = 0.12
-_AFTER_STEP = 1.2
-_MOST_BIAS = 6.0
+# How large biases are before anything is known of them: standard deviations, in units of the disagreement.
+_SPREAD_OF_TOKENS = 0.5
+_SPREAD_AFTER_TOKENS = 1.2
+_MOST_BIAS = 10.0
 
 _USUAL_NATS, _LEAST_NATS, _MOST_NATS = 0.65, 0.1, 5.0
 _FIRST_INFORMATION = 20.0
@@ -50,8 +49,8 @@ class Pair:
         if known is not None and _LEAST_NATS <= known[0] <= _MOST_NATS:
             self.nats = float(known[0])
             self._information = max(float(known[1]), _FIRST_INFORMATION)
-        self._of_token = self._biases("bias of token")
-        self._after_token = self._biases("bias after token")
+        self._of_token = _Biases(self._store, "bias of token", _SPREAD_OF_TOKENS)
+        self._after_token = _Biases(self._store, "bias after token", _SPREAD_AFTER_TOKENS)
         self._changed = False
 
     def children(self, tokens: IntArray, values: Table, after: IntArray, count: int) -> Children:
@@ -61,7 +60,8 @@ class Pair:
             tokens, values: (rows, candidates) the drafter's logits, with the noise of the position.
             after: (rows,) the token that each row's candidates follow.
         """
-        scores = values + self._of_token[tokens % _CELLS] + self._after_token[_cells(tokens, after)]
+        scores = values + self._of_token.nats[tokens % _CELLS]
+        scores += self._after_token.nats[_cells(tokens, after)]
         scores /= self.nats
         scores -= scores.max(axis=1, keepdims=True)
         logprobs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
@@ -90,30 +90,19 @@ class Pair:
         if taken.any():
             self._fit_nats(logprobs, chances / chances.sum(), taken)
         else:
-            tokens, chances, taken = (
-                np.array([[*tokens[0], token]]),
-                np.append(chances, 0),
-                np.append(taken, True),
-            )
-        missed = taken - chances
-        behind = np.array([after])
-        for biases, cells, step in (
-            (self._of_token, tokens[0] % _CELLS, _TOKEN_STEP),
-            (self._after_token, _cells(tokens, behind)[0], _AFTER_STEP * self.nats**3),
-        ):
-            biases[cells] = np.clip(biases[cells] + step * missed, -_MOST_BIAS, _MOST_BIAS)
+            tokens = np.append(tokens, [[token]], axis=1)
+            chances, taken = np.append(chances, 0.0), np.append(taken, True)
+        of_token, after_token = tokens[0] % _CELLS, _cells(tokens, np.array([after]))[0]
+        self._of_token.learn(of_token, taken - chances, chances, self.nats)
+        self._after_token.learn(after_token, taken - chances, chances, self.nats)
 
     def keep(self) -> None:
         """Hand what was learned to the store, if there is something new."""
         if self._changed:
             self._store.put("disagreement", np.array([self.nats, self._information]))
-            self._store.put("bias of token", self._of_token)
-            self._store.put("bias after token", self._after_token)
+            self._of_token.keep()
+            self._after_token.keep()
             self._changed = False
-
-    def _biases(self, name: str) -> Table:
-        known = self._store.get(name, (_CELLS,))
-        return np.zeros(_CELLS) if known is None else known.clip(-_MOST_BIAS, _MOST_BIAS)
 
     def _fit_nats(self, logprobs: Table, chances: Table, taken: NDArray[np.bool_]) -> None:
         """A step of natural gradient on 1 / nats.
@@ -126,6 +115,35 @@ class Pair:
         self._information = _FADE * self._information + spread
         step = np.clip((float(logprobs[taken].sum()) - mean) / self._information, -0.2, 0.2)
         self.nats = float(np.clip(self.nats / (1 + step), _LEAST_NATS, _MOST_NATS))
+
+
+class _Biases:
+    """Biases by cell, each with how much is known of it: a Gaussian, brought up to date by every choice.
+
+    Attributes:
+        nats: (cells,) added to logits.
+    """
+
+    def __init__(self, store: TableStore, name: str, spread: float) -> None:
+        self._store = store
+        self._name = name
+        self._spread = spread
+        known = store.get(name, (2, _CELLS))
+        if known is None:
+            self._table = np.zeros((2, _CELLS), dtype=np.float32)
+        else:
+            self._table = known.clip([[-_MOST_BIAS], [0]], [[_MOST_BIAS], [1e9]]).astype(np.float32)
+        self.nats, self._information = self._table
+
+    def learn(self, cells: NDArray[np.int64], missed: Table, chances: Table, disagreement: float) -> None:
+        """A step of natural gradient: the less is known of a cell, the longer."""
+        self._information[cells] += chances * (1 - chances) / disagreement**2
+        weight = self._information[cells] + (self._spread * disagreement) ** -2
+        self.nats[cells] = np.clip(self.nats[cells] + missed / disagreement / weight, -_MOST_BIAS, _MOST_BIAS)
+
+    def keep(self) -> None:
+        """Hand the biases to the store."""
+        self._store.put(self._name, self._table)
 
 
 def _cells(tokens: IntArray, after: IntArray) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from edgespec.speculation.pair import Pair
 from edgespec.speculation.policies import NAMES, TreePolicy, tree_policy
 from edgespec.speculation.tree import FloatArray
 
-PROMPT = "Repeat, then go on: The fox lives in the forest, and the crow lives in the tall tree by the lake."
+PROMPT = "Write about a fox that lives in the forest, and a crow that lives in the tall tree by the lake."
 CONFIGS = [
     GenerationConfig(max_tokens=40),
     GenerationConfig(max_tokens=40, temperature=0.8, seed=3),
@@ -94,12 +94,12 @@ def test_every_accepted_token_is_evidence_once(engine: Engine, monkeypatch: pyte
     policy = TreePolicy("watched", Growth(watched), Growth())
     monkeypatch.setattr(engine, "policy", policy)
     engine.target.rewind(0)
-    answer = engine.generate(PROMPT, CONFIGS[0])
-    text = [*engine.encoder.encode(PROMPT)[-1:], *answer.tokens]
+    answer = engine.generate("Write a story.", CONFIGS[0])
+    text = [*engine.encoder.encode("Write a story.")[-1:], *answer.tokens]
     pairs = iter(itertools.pairwise(text))
     # In the order of the text; what followed nodes that were not expanded is passed over.
     assert all(any(found == pair for found in pairs) for pair in watched.evidence)
-    assert len(answer.tokens) / 2 < len(watched.evidence) <= len(answer.tokens)
+    assert len(answer.tokens) / 3 < len(watched.evidence) <= len(answer.tokens)
 
 
 def test_a_searched_node_that_the_target_chose_is_not_read_again(engine: Engine) -> None:

@@ -122,7 +122,9 @@ def test_a_store_keeps_what_others_put_there(tmp_path: Path) -> None:
 
 def _packed(**tables: object) -> bytes:
     file = io.BytesIO()
-    np.savez(file, **{name.replace("_", " "): np.array(table) for name, table in tables.items()})
+    np.savez(
+        file, allow_pickle=True, **{name.replace("_", " "): np.array(table) for name, table in tables.items()}
+    )
     return file.getvalue()
 
 
