@@ -90,7 +90,7 @@ def speculation(engine: Engine, tokens: int, rounds: int) -> dict[str, float]:
     for prompt in PROMPTS[:rounds]:
         engine.target.rewind(0)
         engine.generate(prompt, GenerationConfig(max_tokens=2))  # reads the prompt on both sides
-        with _timed_decodes() as decodes:
+        with timed_decodes() as decodes:
             answer = engine.generate(prompt, GenerationConfig(max_tokens=tokens))
         inside = sum(decodes) - answer.timings.prefill_s
         shares.append(1 - inside / answer.timings.decode_s)
@@ -99,7 +99,7 @@ def speculation(engine: Engine, tokens: int, rounds: int) -> dict[str, float]:
 
 
 @contextmanager
-def _timed_decodes() -> Iterator[list[float]]:
+def timed_decodes() -> Iterator[list[float]]:
     seconds: list[float] = []
     decode = llama_cpp.llama_decode
 

@@ -61,3 +61,8 @@ def q4_0() -> Path:
 def dropped() -> Path:
     """Layers 18 and 21 dropped: agrees on about 0.63."""
     return drafter("drop-18-21", "keep", (18, 21))
+
+
+def dropped_four() -> Path:
+    """Layers 14, 17, 20 and 23 dropped: agrees on about 0.5."""
+    return drafter("drop-14-17-20-23", "keep", (14, 17, 20, 23))

@@ -34,6 +34,7 @@ from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method, method_for
+from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification.base import Acceptance
@@ -45,6 +46,7 @@ class Engine:
 
     Attributes:
         context: most tokens of a text, prompt and answer together.
+        policy: how trees grow.
         notes: what a person might wonder about, in plain sentences.
         last_generation: the latest answer.
         last_round: the latest tree that held drafts, and what became of it.
@@ -60,6 +62,7 @@ class Engine:
         context: int,
         tree_budget: int | None = None,
         limits: TreeLimits | None = None,
+        policy: TreePolicy | None = None,
         notes: Sequence[str] = (),
         load_s: float = 0.0,
         memory: MemoryUse | None = None,
@@ -80,6 +83,7 @@ class Engine:
         if most.leaves == 1:
             most = replace(most, width=1, branching=1)
         self._most = most
+        self.policy = policy or tree_policy()
         self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most)
         self._plain_s = 0.0
         self._load_s = load_s
@@ -145,6 +149,7 @@ class Engine:
             verify_s=verified - drafted,
             accept_s=time.perf_counter() - verified,
             wait_s=waited,
+            draft_steps=self.drafter.steps,
         )
 
     def stream(
@@ -247,7 +252,8 @@ class Engine:
     ) -> Iterator[Chunk]:
         seed = secrets.randbits(32) if config.seed is None else config.seed
         constraint = self._new_constraint(len(prompt), config)
-        method = method_for(config, self.target.model.vocabulary.n_tokens, seed, self.drafter, constraint)
+        n_vocab = self.target.model.vocabulary.n_tokens
+        method = method_for(config, n_vocab, seed, self.drafter, constraint, policy=self.policy)
         answer = self._new_answer(len(prompt), config, seed)
         builder = AnswerBuilder(answer, self.target.model.vocabulary, config.stop)
         timings = answer.timings
@@ -279,6 +285,7 @@ class Engine:
             rest = builder.finish(reason)
             self.target.settle(len(prompt) + builder.tokens_to_cache)
             answer.plain_pass_s = self._plain_s
+            self.policy.keep()
             answer.context_full = reason == "length" and len(answer.tokens) == room
             answer.memory.peak_rss_bytes = peak_rss()
         yield Chunk(rest, generation=answer)

@@ -171,6 +171,7 @@ class PassRecord:
         wait_s: seconds of the pass spent waiting for weights to arrive from disk.
         promised: drafted tokens the drafter expected to be accepted, the sum of its nodes' path
             probabilities; 0 when it did not say.
+        draft_steps: decodes the drafter took.
     """
 
     nodes: int
@@ -180,6 +181,7 @@ class PassRecord:
     accept_s: float
     wait_s: float = 0.0
     promised: float = 0.0
+    draft_steps: int = 0
 
     @property
     def seconds(self) -> float:

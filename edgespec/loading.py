@@ -32,9 +32,11 @@ from edgespec.offload.opening import open_streamed_model
 from edgespec.offload.paging import PagedWeights, try_paging
 from edgespec.offload.streamer import DamagedPack
 from edgespec.offload.weights import StreamedWeights
+from edgespec.speculation.counts import TableStore
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.drafters.lookup import LookupDrafter
 from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.tree import MAX_LEAVES
 from edgespec.target import Target
 
@@ -57,7 +59,10 @@ def load(
     context: int = DEFAULT_CONTEXT,
     threads: int | None = None,
     memory: int | None = None,
+    tree: str = "calibrated",
     tree_budget: int | None = None,
+    tree_depth: int | None = None,
+    tree_width: int | None = None,
     exact: bool | None = None,
     gpu_layers: int = 0,
     offload: str = "auto",
@@ -74,11 +79,14 @@ def load(
         draft: path or name of a small model, best one with the same vocabulary; "lookup" drafts from the
             text itself; "auto" takes the best that is here (registered, of the same family, made, or else
             the text itself); "none" decodes plainly.
-        drafter: the kind, "model" or "lookup", where `draft` leaves it open.
+        drafter: the kind: "model" or "lookup" alone, or "merged"; None merges what is there.
         context: most tokens of prompt and answer together.
         threads: CPU threads; None means all cores this process may use.
         memory: bytes EdgeSpec may use; None means what is available.
+        tree: the policy by which trees grow; see speculation.policies.
         tree_budget: most nodes a pass; None sizes trees by measured cost.
+        tree_depth: most drafted tokens on a path; None leaves it to the policy and to measured cost.
+        tree_width: most nodes the drafter reads at a time; None as for the depth.
         exact: hold the kernels to one row rule, so that the text is the same bit for bit whatever the
             drafter and tree; None does so where it costs next to nothing.
         gpu_layers: layers for the GPU, where the llama.cpp build has one.
@@ -95,7 +103,20 @@ def load(
             MemoryLimitError, BackendError.
     """
     cores = usable_cores() if threads is None else threads
-    wish = _Wish(context, cores, memory, tree_budget, exact, gpu_layers, offload, pack, slots)
+    wish = _Wish(
+        context,
+        cores,
+        memory,
+        tree,
+        tree_budget,
+        tree_depth,
+        tree_width,
+        exact,
+        gpu_layers,
+        offload,
+        pack,
+        slots,
+    )
     wish.check()
     engine = _Loader(wish, on_progress or _ignore).load(
         catalog.find(model, on_progress), os.fspath(draft), drafter
@@ -110,7 +131,10 @@ class _Wish:
     context: int
     threads: int
     memory: int | None
+    tree: str
     tree_budget: int | None
+    tree_depth: int | None
+    tree_width: int | None
     exact: bool | None
     gpu_layers: int
     offload: str
@@ -127,6 +151,9 @@ class _Wish:
         _require(self.memory is None or self.memory > 0, "memory", self.memory, "above 0")
         budget = self.tree_budget
         _require(budget is None or 1 <= budget <= 4096, "tree budget", budget, "from 1 to 4096")
+        for name, value in (("tree depth", self.tree_depth), ("tree width", self.tree_width)):
+            _require(value is None or 1 <= value <= 4096, name, value, "from 1 to 4096")
+        tree_policy(self.tree)
         _require(self.gpu_layers >= -1, "gpu layers", self.gpu_layers, "0 or more, or -1 for all")
         ways = ("auto", "stream", "mmap", "none")
         _require(self.offload in ways, "offload", self.offload, "auto, stream, mmap or none")
@@ -226,11 +253,16 @@ class _Loader:
             header, context=self._cells, rule=target.rule, gpu_layers=wish.gpu_layers, kernels=kernels
         )
         limits = TreeLimits(self._nodes, depth=self._nodes, width=max(8, self._nodes // 8))
+        guesses = "none" if draft == "none" else "lookup"
+        policy = self._policy([header.fingerprint, draft_header.fingerprint if draft_header else guesses])
         drafter: Drafter
         if draft_path is not None:
             limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
-            drafter = self._open_drafter(draft_path, prints[1], model.vocabulary, limits)
+            limits = policy.within(limits, wish.tree_depth, wish.tree_width)
+            lookup = None if kind == "model" else LookupDrafter()
+            drafter = self._open_drafter(draft_path, prints[1], model.vocabulary, limits, lookup)
         else:
+            limits = policy.within(limits, wish.tree_depth, wish.tree_width)
             drafter = NoDrafter() if draft == "none" else LookupDrafter()
             if draft == "auto":
                 self._notes.append(
@@ -245,6 +277,7 @@ class _Loader:
             context=wish.context,
             tree_budget=wish.tree_budget,
             limits=limits,
+            policy=policy,
             notes=self._notes,
             load_s=time.perf_counter() - start,
             memory=self._memory_use(prints, model),
@@ -258,7 +291,7 @@ class _Loader:
             if self._has_room(header, candidate.path):
                 self._notes.append(f"Drafting with {candidate.path.name}, {candidate.reason}.")
                 return candidate.path
-        if kind == "model":
+        if kind in ("model", "merged"):
             raise UsageError(
                 "No drafter is known for this target.",
                 "Name one with --draft PATH, or make one: edgespec draft make TARGET.",
@@ -274,6 +307,11 @@ class _Loader:
             return False
         budget = min(self._wish.memory or available_memory(), available_memory())
         return small.weights < target and small.total < budget / 2
+
+    def _policy(self, fingerprints: list[str]) -> TreePolicy:
+        """The tree policy, with what it learned of this pair in earlier runs."""
+        folder = user_cache_path("edgespec") / "acceptance"
+        return tree_policy(self._wish.tree, TableStore.for_pair(folder, fingerprints))
 
     @property
     def _cells(self) -> int:
@@ -335,7 +373,12 @@ class _Loader:
         return template
 
     def _open_drafter(
-        self, path: Path, needs: Footprint, vocabulary: Vocabulary, limits: TreeLimits
+        self,
+        path: Path,
+        needs: Footprint,
+        vocabulary: Vocabulary,
+        limits: TreeLimits,
+        lookup: LookupDrafter | None,
     ) -> Drafter:
         # Beside a streamed target every page counts, and the system would have to guess which ones.
         model = self._open_model(path, needs, memory_map=self._plan.stream is None)
@@ -360,7 +403,7 @@ class _Loader:
             return RetokenizedDrafter(model, context, vocabulary)
         from edgespec.speculation.drafters.model import ModelDrafter
 
-        return ModelDrafter(model, context, vocabulary.n_tokens)
+        return ModelDrafter(model, context, vocabulary.n_tokens, lookup)
 
     def _row_rule(self, context: Context, fingerprint: str) -> RowRule | None:
         self._on_progress("Finding the rule for exact decoding (once a model)", 0.0)
@@ -385,12 +428,12 @@ def _draft_path(draft: str, kind: str | None, on_progress: Progress | None = Non
     Raises:
         UsageError: kind and name contradict each other.
     """
-    if kind not in (None, "model", "lookup"):
-        raise UsageError(f"There is no drafter kind '{kind}'.", "The kinds are model and lookup.")
+    if kind not in (None, "model", "lookup", "merged"):
+        raise UsageError(f"There is no drafter kind '{kind}'.", "The kinds are model, lookup and merged.")
     if kind == "lookup" and draft not in _NO_MODEL:
         raise UsageError("The lookup drafter needs no model.", "Leave out --draft, or --drafter lookup.")
-    if kind == "model" and draft in ("none", "lookup"):
-        raise UsageError("The model drafter needs a model.", "Name it with --draft PATH.")
+    if kind in ("model", "merged") and draft in ("none", "lookup"):
+        raise UsageError(f"The {kind} drafter needs a model.", "Name it with --draft PATH.")
     return None if draft in _NO_MODEL else catalog.find(draft, on_progress)
 
 

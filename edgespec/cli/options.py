@@ -129,7 +129,17 @@ class LoadOptions:
             "Speculation",
             "--drafter",
             "Kind of drafter, where --draft leaves it open.",
-            metavar="model|lookup",
+            metavar="model|lookup|merged",
+        ),
+    ] = None
+    tree: Annotated[
+        str | None,
+        _option(
+            "Speculation",
+            "--tree",
+            "How token trees grow: calibrated, specexec, sequoia, opt-tree, eagle2, chain or sequences. "
+            "Default: calibrated.",
+            metavar="NAME",
         ),
     ] = None
     tree_budget: Annotated[
@@ -139,6 +149,19 @@ class LoadOptions:
             "--tree-budget",
             "Most nodes in a token tree. Default: auto.",
             metavar="N|auto",
+        ),
+    ] = None
+    tree_depth: Annotated[
+        int | None,
+        _option("Speculation", "--tree-depth", "Most drafted tokens on a path. Default: auto.", metavar="N"),
+    ] = None
+    tree_width: Annotated[
+        int | None,
+        _option(
+            "Speculation",
+            "--tree-width",
+            "Most nodes the drafter reads at a time. Default: auto.",
+            metavar="N",
         ),
     ] = None
     exact: Annotated[

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.ranking import Ranking
-from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
 if TYPE_CHECKING:
     import torch
@@ -119,24 +119,45 @@ class _Guided(Ranking):
         self._ranking = ranking
         self._constraint = constraint
         self._text = text
-        self._paths: dict[int, tuple[int, ...]] = {}
-        self._expanded: list[int] | None = None
+        self._paths: dict[int, tuple[int, ...]] = {0: ()}
+        self._expanded: BoolArray | None = None  # what may follow the rows that are to be ranked
 
     def expanding(self, frontier: Frontier, rows: Sequence[int]) -> None:
-        nodes = frontier.nodes.tolist()
+        self._expanded = self._follow(frontier)[list(rows)]
+
+    def best(
+        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+    ) -> Children:
+        if self._expanded is None:
+            return self._ranking.best(logits, positions, count, after)
+        import torch
+
+        permitted, self._expanded = self._expanded[:, : logits.shape[1]], None
+        # Rows behind an end have no candidates; as rows of -inf they would be no logits to rank.
+        ruled_out = ~permitted & permitted.any(axis=1, keepdims=True)
+        logits = logits.masked_fill(torch.from_numpy(ruled_out), -torch.inf)
+        return _only(self._ranking.best(logits, positions, count, after), permitted)
+
+    def screened(self, frontier: Frontier, children: Children) -> Children:
+        return _only(self._ranking.screened(frontier, children), self._follow(frontier))
+
+    def _follow(self, frontier: Frontier) -> BoolArray:
+        """(width, n_vocab) what may follow each node of a frontier."""
         for node, parent, token in zip(
-            nodes, frontier.parents.tolist(), frontier.tokens.tolist(), strict=True
+            frontier.nodes.tolist(), frontier.parents.tolist(), frontier.tokens.tolist(), strict=True
         ):
-            self._paths[node] = () if parent < 0 else (*self._paths[parent], token)
-        self._expanded = [nodes[row] for row in rows]
+            if parent >= 0:
+                self._paths[node] = (*self._paths[parent], token)
+        paths = (self._paths[node] for node in frontier.nodes.tolist())
+        return np.stack([self._constraint.permitted(self._text, path) for path in paths])
 
-    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
-        if self._expanded is not None:
-            import torch
 
-            paths = (self._paths[node] for node in self._expanded)
-            permitted = np.stack([self._constraint.permitted(self._text, path) for path in paths])
-            mask = torch.from_numpy(permitted[:, : logits.shape[1]])
-            logits = logits.masked_fill(~mask, -torch.inf)
-            self._expanded = None
-        return self._ranking.best(logits, positions, count)
+def _only(children: Children, permitted: BoolArray) -> Children:
+    """The candidates that are permitted below each node."""
+    ruled_out = ~np.take_along_axis(permitted, children.tokens, axis=1)
+    matches = children.matches
+    return Children(
+        children.tokens,
+        np.where(ruled_out, np.float32(-np.inf), children.logprobs),
+        None if matches is None else np.where(ruled_out, np.int32(0), matches),
+    )

@@ -12,17 +12,15 @@ from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.drawn import Drawing, DrawingDrafter, Shape
 from edgespec.speculation.draws import DrawSource
-from edgespec.speculation.growth import Children, TreeLimits
+from edgespec.speculation.growth import Children, Growth, TreeLimits
 from edgespec.speculation.noise import Stream
 from edgespec.speculation.ranking import ByProbability, Ranking
 from edgespec.speculation.sampling import Sampler
-from edgespec.speculation.tree import FloatArray
+from edgespec.speculation.tree import FloatArray, IntArray
 from edgespec.speculation.verification.base import Drafted, Law
 
 if TYPE_CHECKING:
     import torch
-
-_COLDEST = 0.01  # below it the drafter's first candidate has all the probability anyway
 
 
 class Drafting(Protocol):
@@ -34,13 +32,20 @@ class Drafting(Protocol):
 
 @dataclass(frozen=True)
 class Ranked(Drafting):
-    """The best nodes by a ranking, as a tree or as a chain."""
+    """The best nodes by a ranking, as a tree or as a chain.
+
+    Attributes:
+        growth: score and stop rule, which learns how the text goes on. The default takes the drafter at its
+            word, and nothing that only the text proposes, for rules that weigh the drafter's opinion.
+    """
 
     ranking: Ranking
     chain: bool = False
     constraint: Constraint | None = None
+    growth: Growth = Growth(merges=False)  # noqa: RUF009 (frozen)
 
     def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+        limits = replace(limits, growth=self.growth)
         if self.chain:
             limits = replace(limits, leaves=1, width=1, branching=1)
         if self.constraint is None:
@@ -103,23 +108,15 @@ class Drawn(Drafting):
         return drafter.draw(text, Drawing(self.shape(limits), self.replacement, law, draws), limits.width)
 
 
-class AtTemperature(Ranking):
-    """Ranks by the probability that candidates have at a temperature."""
-
-    def __init__(self, temperature: float) -> None:
-        self._temperature = max(temperature, _COLDEST)
-
-    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
-        return ByProbability().best(logits / self._temperature, positions, count)
-
-
 class WhileSure(Ranking):
     """Ends a draft where the drafter's first candidate is less likely than a floor (BiLD's fallback)."""
 
     def __init__(self, floor: float) -> None:
         self._floor = floor
 
-    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
-        children = ByProbability().best(logits, positions, count)
+    def best(
+        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+    ) -> Children:
+        children = ByProbability().best(logits, positions, count, after)
         unsure = np.exp(children.logprobs[:, :1]) < self._floor
         return Children(children.tokens, np.where(unsure, np.float32(-np.inf), children.logprobs))

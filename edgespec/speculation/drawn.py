@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow_best_first
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import Drafted, Law
 
@@ -75,7 +75,7 @@ def by_rank(limits: TreeLimits) -> Shape:
         shape = (len(frontier.nodes), 1)
         return Children(np.tile(ranks, shape), np.tile(chances, shape))
 
-    return Shape.of(grow_best_first(0, expand, limits).parents.tolist())
+    return Shape.of(grow(0, expand, limits).parents.tolist())
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,20 @@
-"""How a token tree grows: best-first under a budget."""
+"""How a token tree grows: one builder for every policy.
+
+A tree policy gives every edge the log of a chance, so that a path's score never rises on its way down and
+the best nodes under a budget are a tree by themselves. The builder finds them: it expands the best open
+nodes in batches, until none could put a child among the best or another draft step would not pay.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.speculation.tree import MAX_LEAVES, FloatArray, IntArray, TokenTree
-
-
-@dataclass(frozen=True)
-class TreeLimits:
-    """What a tree may cost.
-
-    Attributes:
-        budget: most nodes, the root included.
-        depth: most edges from the root.
-        leaves: most leaves.
-        width: most nodes expanded in one draft step.
-        branching: most children a node gets.
-        min_logprob: drafted nodes whose path does not score above this are not worth their cost.
-    """
-
-    budget: int
-    depth: int = 16
-    leaves: int = MAX_LEAVES
-    width: int = 8
-    branching: int = 8
-    min_logprob: float = -np.inf
-
-    @property
-    def allows_drafting(self) -> bool:
-        """Whether the tree may be more than its root."""
-        return self.budget > 1 and self.depth > 0
 
 
 @dataclass(frozen=True)
@@ -53,15 +33,18 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Children:
-    """The best children of the nodes of a frontier, best first.
+    """Candidates for the children of the nodes of a frontier, the drafter's best first.
 
     Attributes:
         tokens: (width, branching) token ids.
         logprobs: (width, branching) log-probability of each given its parent; -inf for none.
+        matches: (width, branching) tokens of the text before each that stood before it once already
+            (prompt lookup); None if nothing was looked up.
     """
 
     tokens: IntArray
     logprobs: FloatArray
+    matches: IntArray | None = None
 
     @classmethod
     def none(cls, width: int, branching: int = 1) -> Children:
@@ -69,31 +52,155 @@ class Children:
         shape = (width, branching)
         return cls(np.zeros(shape, dtype=np.int32), np.full(shape, -np.inf, dtype=np.float32))
 
+    def row(self, row: int) -> Children:
+        """The candidates of one node of the frontier."""
+        part = slice(row, row + 1)
+        return Children(
+            self.tokens[part], self.logprobs[part], None if self.matches is None else self.matches[part]
+        )
 
-def grow_best_first(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) -> TokenTree:
-    """The `budget` likeliest nodes by the drafter's path probability.
+    def first(self, count: int) -> Children:
+        """The best `count` candidates of each node."""
+        return Children(
+            self.tokens[:, :count],
+            self.logprobs[:, :count],
+            None if self.matches is None else self.matches[:, :count],
+        )
 
-    A batched best-first search (SpecExec, Svirschevski et al. 2024, section 4): each draft step expands
-    the best open nodes together, and it ends when none of them could put a child among the best. A
-    child never scores above its parent, so nothing that is left out is ever needed.
+    @property
+    def proposed(self) -> NDArray[np.bool_]:
+        """(width, branching) whether there is a candidate."""
+        listed = self.logprobs > -np.inf
+        return listed if self.matches is None else listed | (self.matches > 0)
+
+
+class Chances(Protocol):
+    """The chance that the target takes a candidate, given that it took the parent."""
+
+    def edges(self, children: Children) -> FloatArray:
+        """(width, branching) log-chances, at most 0; -inf leaves a candidate out."""
+
+    def learn(self, children: Children, after: int, token: int) -> None:
+        """Learn what the target took.
+
+        Args:
+            children: the candidates of one node.
+            after: the node's token.
+            token: what the target took, whether it was a candidate or not.
+        """
+
+    def keep(self) -> None:
+        """Remember what was learned for the next run, where there is something to remember."""
+
+
+# The chance of a token that only the text proposes, by tokens matched: where no model was asked, and where
+# one was and thinks little of it. Rough values, whose order is what matters for a tree.
+_LOOKED_UP = np.log([1e-9, 0.15, 0.4, 0.6, 0.75]).astype(np.float32)
+_DOUBTED = np.log([1e-9, 0.01, 0.02, 0.03, 0.05]).astype(np.float32)
+
+
+class Drafted(Chances):
+    """The drafter's own probability."""
+
+    def edges(self, children: Children) -> FloatArray:
+        edges = np.minimum(children.logprobs, 0)
+        if children.matches is not None:
+            matches = np.minimum(children.matches, len(_LOOKED_UP) - 1)
+            listed = np.isfinite(children.logprobs)
+            alone = np.where(listed.any(axis=1, keepdims=True), _DOUBTED[matches], _LOOKED_UP[matches])
+            edges = np.where(~listed & (matches > 0), alone, edges)
+        return edges
+
+    def learn(self, children: Children, after: int, token: int) -> None:
+        pass
+
+    def keep(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A tree policy, as far as the builder knows it.
+
+    Attributes:
+        chances: what scores are made of.
+        by_level: expand nodes of the newest level only, instead of the best anywhere.
+        least_gain: stop after a draft step that raised the tree's expected accepted tokens by no more.
+        later_branching: most children of a node below the root, where they are fewer than the root's.
+        merges: whether a model drafter may take in what the text itself proposes.
+    """
+
+    chances: Chances = field(default_factory=Drafted)
+    by_level: bool = False
+    least_gain: float = 0.0
+    later_branching: int | None = None
+    merges: bool = True
+
+
+@dataclass(frozen=True)
+class TreeLimits:
+    """What a tree may cost, and how it grows.
+
+    Attributes:
+        budget: most nodes, the root included.
+        depth: most edges from the root.
+        leaves: most leaves.
+        width: most nodes expanded in one draft step.
+        branching: most children a node gets.
+        min_logprob: drafted nodes whose path does not score above this are not worth their cost.
+        min_gain: accepted tokens that a draft step must promise to be worth its cost.
+        steps: most draft steps.
+        growth: the policy.
+    """
+
+    budget: int
+    depth: int = 16
+    leaves: int = MAX_LEAVES
+    width: int = 8
+    branching: int = 8
+    min_logprob: float = -np.inf
+    min_gain: float = 0.0
+    steps: int = 1 << 16
+    growth: Growth = field(default_factory=Growth, compare=False)
+
+    @property
+    def allows_drafting(self) -> bool:
+        """Whether the tree may be more than its root."""
+        return self.budget > 1 and self.depth > 0
+
+
+def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) -> TokenTree:
+    """The `budget` best nodes by path score, found with as few draft steps as the policy allows.
+
+    A batched best-first search (SpecExec, Svirschevski et al. 2024, section 4). A child never scores above
+    its parent, so a node that is not expanded because it could not put a child among the best is never
+    missed; and a step can add no more accepted tokens than the chances of the nodes it expands sum up to.
 
     Args:
         root: the last token of the text.
         expand: one draft step.
     """
+    growth = limits.growth
     tokens = np.array([root], dtype=np.int32)
     parents = np.array([-1], dtype=np.int32)
     depths = np.zeros(1, dtype=np.int32)
     scores = np.zeros(1, dtype=np.float32)
     is_open = np.ones(1, dtype=np.bool_)
-    while True:
+    expected = 1.0
+    for step in range(limits.steps):
         bar = max(_bar(scores, limits.budget), limits.min_logprob)
-        chosen = _best_open(scores, is_open & (depths < limits.depth) & (scores > bar), limits.width)
-        if not len(chosen):
+        eligible = is_open & (depths < limits.depth) & (scores > bar)
+        if growth.by_level:
+            eligible &= depths == step
+        chosen = _best_open(scores, eligible, limits.width)
+        if not len(chosen) or np.exp(scores[chosen]).sum() <= limits.min_gain:
             break
         children = expand(Frontier(chosen, tokens[chosen], parents[chosen], depths[chosen]))
         is_open[chosen] = False
-        found = (scores[chosen, None] + np.minimum(children.logprobs, 0)).ravel()
+        edges = np.minimum(growth.chances.edges(children), 0)
+        if step and growth.later_branching is not None:
+            edges[:, growth.later_branching :] = -np.inf
+        found = (scores[chosen, None] + edges).ravel()
         keep = found > bar
         tokens = np.concatenate([tokens, children.tokens.ravel()[keep]])
         new_parents = np.repeat(chosen, children.tokens.shape[1])[keep]
@@ -101,6 +208,10 @@ def grow_best_first(root: int, expand: Callable[[Frontier], Children], limits: T
         depths = np.concatenate([depths, depths[new_parents] + 1])
         scores = np.concatenate([scores, found[keep]])
         is_open = np.concatenate([is_open, np.ones(len(new_parents), dtype=np.bool_)])
+        if growth.least_gain:
+            before, expected = expected, _expected(scores, limits.budget)
+            if expected - before <= growth.least_gain:
+                break
     return TokenTree(tokens, parents, depths, scores).trimmed(limits.budget, limits.leaves)
 
 
@@ -109,6 +220,12 @@ def _bar(scores: FloatArray, budget: int) -> float:
     if len(scores) < budget:
         return -np.inf
     return float(np.partition(scores, len(scores) - budget)[len(scores) - budget])
+
+
+def _expected(scores: FloatArray, budget: int) -> float:
+    """Expected tokens a pass, the root's included, of the best nodes so far."""
+    best = np.partition(scores, len(scores) - budget)[-budget:] if len(scores) > budget else scores
+    return float(np.exp(best).sum())
 
 
 def _best_open(scores: FloatArray, eligible: NDArray[np.bool_], width: int) -> IntArray:

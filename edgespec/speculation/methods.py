@@ -10,12 +10,13 @@ from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig
 from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
-from edgespec.speculation.drafting import AtTemperature, Certain, Drafting, Drawn, Ranked, WhileSure
+from edgespec.speculation.drafting import Certain, Drafting, Drawn, Ranked, WhileSure
 from edgespec.speculation.drawn import DrawingDrafter, Shape, by_rank, chain, sequences
 from edgespec.speculation.draws import DrawSource, SeededDraws
-from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.growth import Growth, TreeLimits
 from edgespec.speculation.noise import Stream
-from edgespec.speculation.ranking import ByProbability, Ranking, ranking_for
+from edgespec.speculation.policies import TreePolicy, tree_policy
+from edgespec.speculation.ranking import ByProbability
 from edgespec.speculation.rules import Rule
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray
@@ -31,6 +32,8 @@ from edgespec.speculation.verification.rollback import Rollback
 # so a size that followed the clock would make the text differ from run to run.
 _CHAIN_NODES = 8
 _TREE_NODES = 16
+
+_COLDEST = 0.01  # below it the drafter's first candidate has all the probability anyway
 
 
 class Method(Protocol):
@@ -122,6 +125,7 @@ def method_for(
     drafter: Drafter,
     constraint: Constraint | None = None,
     draws: DrawSource | None = None,
+    policy: TreePolicy | None = None,
 ) -> Method:
     """The method for a person's settings and the drafter at hand.
 
@@ -129,6 +133,8 @@ def method_for(
         n_vocab: the target's.
         constraint: what a grammar permits.
         draws: where chance comes from, if not from the seed.
+        policy: how trees grow where the target chooses by shared noise or greedily. The other rules say
+            themselves what they draft, and the policy learns nothing of them.
 
     Raises:
         UsageError: the rule needs draws from a distribution, and the drafter has none; or it weighs drafts,
@@ -137,12 +143,15 @@ def method_for(
     rule = config.rule
     if rule.name == "specexec":
         sampler = Sampler(config, n_vocab, seed, Stream.OWN)
-        ranking: Ranking = AtTemperature(config.temperature)
-        return Choosing(rule, Ranked(ranking, constraint=constraint), sampler, constraint)
+        ranking = ByProbability(max(config.temperature, _COLDEST))
+        return Choosing(rule, Ranked(ranking, constraint=constraint, growth=Growth()), sampler, constraint)
     if rule.kind.invariant:
         sampler = Sampler(config, n_vocab, seed)
-        ranking = ranking_for(config, sampler.noise)
-        return Choosing(rule, Ranked(ranking, constraint=constraint), sampler, constraint)
+        policy = policy or tree_policy()
+        drafting = Ranked(
+            policy.ranking(config, sampler.noise), constraint=constraint, growth=policy.growth(config)
+        )
+        return Choosing(rule, drafting, sampler, constraint)
     if constraint is not None:
         raise UsageError(
             f"The rule '{rule.name}' weighs drafts that a grammar would bend.",

@@ -1,37 +1,39 @@
-"""How a drafter's logits become scores of candidates: an estimate of what the target will choose."""
+"""How a drafter's logits become candidates, best first, each with the log of an estimated chance."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from edgespec.generation import GenerationConfig
+from edgespec.speculation.counts import Table
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.pair import Pair
+from edgespec.speculation.tree import IntArray
 
 if TYPE_CHECKING:
     import torch
 
-# Candidates that take part in the draw. The target's sample lies outside the drafter's best few hundred
-# rarely, and never cheaply.
-_DRAWN_FROM = 256
-
-# How sure a drafter's perturbed ranking is of the target's: the scale of the difference between the
-# two models' log-probabilities, in nats.
-_DISAGREEMENT = 0.6
+_COMPARED = 64  # best candidates whose chances sum up to 1: the others together hold next to nothing
+_KEPT_NOISE = 64  # positions whose noise is kept; a tree spans few
 
 
 class Ranking(Protocol):
     """Turns logits into the best candidates and the log of the chance that the target takes each."""
 
-    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
+    def best(
+        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+    ) -> Children:
         """The `count` best candidates a row.
 
         Args:
             logits: (rows, n_vocab) the drafter's; not changed.
             positions: the position in the text that each row's candidates would take.
+            after: (rows,) the token that each row's candidates follow, where it is known.
         """
 
     def expanding(self, frontier: Frontier, rows: Sequence[int]) -> None:
@@ -42,46 +44,98 @@ class Ranking(Protocol):
         """
         del frontier, rows  # most rankings do not look at paths
 
+    def screened(self, frontier: Frontier, children: Children) -> Children:
+        """Candidates that others proposed, without those that the ranking rules out."""
+        del frontier
+        return children
+
 
 class ByProbability(Ranking):
-    """Ranks by the drafter's probability: for a target that takes its most likely token."""
+    """The drafter's probability, as published trees rank.
 
-    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
-        values, tokens = logits.topk(min(count, logits.shape[1]), dim=1)
-        return Children(
-            tokens.numpy().astype(np.int32),
-            (values - logits.logsumexp(dim=1, keepdim=True)).numpy(),
-        )
-
-
-class BySharedNoise(Ranking):
-    """Ranks by log-probability plus the target's own noise: for a target that samples with it.
-
-    The target takes the argmax of its log-probability plus the same noise, so the drafter's perturbed
-    order is the best guess of the target's; how far the best candidate is ahead says how sure it is.
+    Args:
+        temperature: the target's; 1 where it takes its most likely token.
     """
 
-    def __init__(self, config: GenerationConfig, noise: GumbelNoise) -> None:
-        self._temperature = config.temperature
-        self._drawn_from = min(config.top_k or _DRAWN_FROM, _DRAWN_FROM)
+    def __init__(self, temperature: float = 1.0) -> None:
+        # The least value whose inverse is finite in single precision.
+        self._temperature = max(temperature, 1e-37)
+
+    def best(
+        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+    ) -> Children:
+        values, tokens = logits.topk(min(count, logits.shape[1]), dim=1)
+        top = values[:, :1]
+        if self._temperature == 1:
+            sums = logits.logsumexp(dim=1, keepdim=True) - top
+        else:
+            sums = ((logits - top) / self._temperature).logsumexp(dim=1, keepdim=True)
+        return Children(tokens.numpy().astype(np.int32), ((values - top) / self._temperature - sums).numpy())
+
+
+class ByAgreement(Ranking):
+    """The chance that the target takes a candidate, from what is known of the pair.
+
+    A target that samples takes the argmax of logit + temperature x noise, and the noise is known to both
+    sides; so the drafter ranks by the same sum. One that does not sample is the case without noise.
+    Filters of the target (top-k, top-p, min-p) cut where the target's own probabilities say, which the
+    drafter only knows about: it leaves out what is beyond its own cut by more than the disagreement.
+    """
+
+    def __init__(self, config: GenerationConfig, noise: GumbelNoise, pair: Pair) -> None:
+        self._config = config
         self._noise = noise
+        self._pair = pair
+        self._kept: dict[int, torch.Tensor] = {}
 
-    def best(self, logits: torch.Tensor, positions: list[int], count: int) -> Children:
-        values, tokens = logits.topk(min(self._drawn_from, logits.shape[1]), dim=1)
-        candidates = tokens.numpy()
-        noise = np.stack([self._noise.at(p, row) for p, row in zip(positions, candidates, strict=True)])
-        behind = (values - values[:, :1]).numpy().astype(np.float64)
-        with np.errstate(over="ignore"):  # where the temperature is next to nothing
-            perturbed = (behind / self._temperature + noise) / _DISAGREEMENT
-            perturbed -= perturbed.max(axis=1, keepdims=True)
-            scores = perturbed - np.log(np.exp(perturbed).sum(axis=1, keepdims=True))
-            order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-            return Children(
-                np.take_along_axis(candidates, order, axis=1).astype(np.int32),
-                np.take_along_axis(scores, order, axis=1).astype(np.float32),
-            )
+    def best(
+        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+    ) -> Children:
+        values, tokens = self.top(logits, positions)
+        if after is None:
+            after = np.full(len(positions), -1, dtype=np.int32)
+        return self._pair.children(tokens, values, after, count)
 
+    def top(self, logits: torch.Tensor, positions: list[int]) -> tuple[Table, IntArray]:
+        """(rows, candidates) values and tokens of the drafter's best, before the pair's correction."""
+        scores = logits if self._config.greedy else self._perturbed(logits, positions)
+        values, tokens = scores.topk(min(_COMPARED, logits.shape[1]), dim=1)
+        return values.numpy().astype(np.float64), tokens.numpy().astype(np.int32)
 
-def ranking_for(config: GenerationConfig, noise: GumbelNoise) -> Ranking:
-    """The ranking that fits how the target chooses."""
-    return ByProbability() if config.greedy else BySharedNoise(config, noise)
+    def _perturbed(self, logits: torch.Tensor, positions: list[int]) -> torch.Tensor:
+        import torch
+
+        noise = torch.stack([self._at(position, logits.shape[1]) for position in positions])
+        scores = torch.add(logits, noise, alpha=self._config.temperature)
+        cut = self._cut(logits)
+        if cut is not None:
+            scores.masked_fill_(logits < cut - self._pair.nats, -math.inf)
+        return scores
+
+    def _at(self, position: int, n_vocab: int) -> torch.Tensor:
+        import torch
+
+        if position not in self._kept:
+            while len(self._kept) >= _KEPT_NOISE:
+                del self._kept[next(iter(self._kept))]
+            self._kept[position] = torch.from_numpy(self._noise.at(position).astype(np.float32))
+        return self._kept[position][:n_vocab]
+
+    def _cut(self, logits: torch.Tensor) -> torch.Tensor | None:
+        """(rows, 1) the logit below which the drafter itself would not draw; None if it draws from all."""
+        c = self._config
+        if not (0 < c.top_k < logits.shape[1] or c.top_p < 1 or c.min_p > 0):
+            return None
+        best = logits.topk(min(256, logits.shape[1]), dim=1).values
+        cut = best[:, -1:] - math.inf
+        if 0 < c.top_k <= best.shape[1]:
+            cut = cut.maximum(best[:, c.top_k - 1 : c.top_k])
+        if c.top_p < 1:
+            # In the set until it holds top_p: the first token always is.
+            before = best.softmax(dim=1).cumsum(dim=1).roll(1, dims=1)
+            before[:, 0] = 0
+            inside = (before < c.top_p).sum(dim=1, keepdim=True)
+            cut = cut.maximum(best.gather(1, inside - 1))
+        if c.min_p > 0:
+            cut = cut.maximum(best[:, :1] + math.log(c.min_p))
+        return cut

@@ -1,14 +1,17 @@
 """How large the next tree should be, from what the passes so far have cost and yielded.
 
 A node is worth its place if the chance that it is accepted, times the seconds a token takes otherwise,
-exceeds the seconds it adds to the round, drafting included. The chance is the drafter's, corrected by how
-many tokens its trees promised and how many were accepted. Where rounds cost the same for one node as for
-many, large trees follow; where every node costs, small ones; and where speculation does not pay, none.
+exceeds the seconds it adds to the pass; a draft step is worth taking while the tokens it may add are worth
+more than its seconds (the threshold of OPT-Tree, Wang et al. 2024, from measured times). The chances are the
+policy's, corrected by how many tokens its trees promised and how many were accepted. Where passes cost the
+same for one node as for many, large trees follow; where every node costs, small ones; where draft steps are
+dear, shallow ones; and where speculation does not pay, none.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from edgespec.generation import PassRecord
 from edgespec.speculation.growth import TreeLimits
@@ -19,6 +22,7 @@ _TRUST_MEMORY = 0.95  # the same, for how far the drafter's probabilities can be
 _TRUST_PRIOR = 2.0  # tokens that stand for taking the drafter at its word
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 256  # passes
 _PATIENCE = 4  # rounds with a tree before they are judged
+_MOST_GAIN = 0.9  # never ask for more of a step: the first one tells what drafting is good for
 
 
 class FixedSizer:
@@ -48,6 +52,7 @@ class AdaptiveSizer:
         self._pause = 0
         self._next_pause = _SHORTEST_PAUSE
         self._promised = self._kept = 0.0  # fading sums of tokens
+        self._step_s: float | None = None  # seconds of a draft step
 
     def limits(self) -> TreeLimits:
         """What the next tree may cost; a budget of 1 means plain decoding."""
@@ -60,13 +65,19 @@ class AdaptiveSizer:
         if self._rounds >= _PATIENCE:
             per_token = min(per_token, self._round_s / self._round_tokens)
         trust = (self._kept + _TRUST_PRIOR) / (self._promised + _TRUST_PRIOR)
-        chance = min(max(per_node / (per_token * trust), 1e-6), 1.0)
-        return self._replace(budget=self._most.budget, min_logprob=math.log(chance))
+        worth = per_token * trust  # seconds that a promised token saves
+        chance = min(max(per_node / worth, 1e-6), 1.0)
+        gain = min((self._step_s or 0.0) / worth, _MOST_GAIN)
+        return self._replace(self._most.budget, math.log(chance), gain)
 
     def record(self, record: PassRecord) -> None:
         """Learn from a pass."""
         seconds = record.seconds
-        self._cost.add(record.nodes, seconds)
+        # Steps are priced by themselves where they are known; elsewhere they are part of what nodes cost.
+        self._cost.add(record.nodes, seconds - record.draft_s if record.draft_steps else seconds)
+        if record.draft_steps:
+            # The shortest, as some steps also read what the text gained meanwhile.
+            self._step_s = min(record.draft_s / record.draft_steps, 1.05 * (self._step_s or math.inf))
         self._promised = _TRUST_MEMORY * self._promised + record.promised
         self._kept = _TRUST_MEMORY * self._kept + (record.accepted if record.promised else 0)
         self._pause = max(self._pause - 1, 0)
@@ -90,9 +101,8 @@ class AdaptiveSizer:
         self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
         self._rounds = 0
 
-    def _replace(self, budget: int, min_logprob: float = -math.inf) -> TreeLimits:
-        m = self._most
-        return TreeLimits(budget, m.depth, m.leaves, m.width, m.branching, min_logprob)
+    def _replace(self, budget: int, min_logprob: float = -math.inf, min_gain: float = 0.0) -> TreeLimits:
+        return replace(self._most, budget=budget, min_logprob=min_logprob, min_gain=min_gain)
 
 
 class _LineFit:

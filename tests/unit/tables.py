@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgespec.generation import GenerationConfig
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.drawn import Drawing, grow_drawn
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow_best_first
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, TokenTree
@@ -37,7 +37,7 @@ def table(rows: Callable[[Text], Sequence[float]]) -> Table:
     return logits
 
 
-class TableDrafter:
+class TableDrafter(Drafter):
     """A drafter whose model is a table, and which can be drawn from."""
 
     name = "table"
@@ -55,7 +55,7 @@ class TableDrafter:
             positions = [len(text) + int(depth) for depth in frontier.depths]
             return ranking.best(logits, positions, limits.branching)
 
-        return grow_best_first(text[-1], expand, limits)
+        return grow(text[-1], expand, limits)
 
     def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> Drafted:
         self._start(text)

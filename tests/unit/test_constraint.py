@@ -15,7 +15,7 @@ from edgespec.generation import GenerationConfig
 from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import ranking_for
+from edgespec.speculation.policies import tree_policy
 from edgespec.speculation.tree import TokenTree
 
 END = 256
@@ -97,7 +97,7 @@ def test_only_permitted_candidates_are_ranked(tokenizer: Any, temperature: float
     form = constraint(tokenizer, "a[bc]d")
     text = list(PROMPT)
     config = GenerationConfig(temperature=temperature)
-    ranking = form.guiding(ranking_for(config, GumbelNoise(1, N_VOCAB)), text)
+    ranking = form.guiding(tree_policy().ranking(config, GumbelNoise(1, N_VOCAB)), text)
     logits = torch.randn(1, N_VOCAB)
     root = Frontier(*(np.array([x], dtype=np.int32) for x in (0, text[-1], -1, 0)))
     ranking.expanding(root, [0])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow_best_first
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from tests.unit.strategies import assert_well_formed, texts_of
 
 _ROOT = 7
@@ -96,7 +96,7 @@ def test_grows_the_likeliest_nodes_whatever_the_budget(
     drafter: _Drafter, budget: int, depth: int, width: int
 ) -> None:
     limits = TreeLimits(budget, depth=depth, leaves=1000, width=width)
-    tree = grow_best_first(_ROOT, drafter.expand, limits)
+    tree = grow(_ROOT, drafter.expand, limits)
     everything = drafter.everything(depth)
     assert sorted(tree.logprobs.tolist()) == sorted(everything.values())[-budget:]
     assert texts_of(tree).items() <= everything.items()
@@ -108,7 +108,7 @@ def test_nodes_not_above_the_least_score_are_left_out(
     drafter: _Drafter, budget: int, depth: int, least: float
 ) -> None:
     limits = TreeLimits(budget, depth=depth, leaves=1000, min_logprob=least)
-    tree = grow_best_first(_ROOT, drafter.expand, limits)
+    tree = grow(_ROOT, drafter.expand, limits)
     good = [
         score
         for path, score in drafter.everything(depth).items()
@@ -132,7 +132,7 @@ def test_every_limit_is_kept(
 ) -> None:
     drafter = _Drafter(seed, kind, 4, branching)
     limits = TreeLimits(budget, depth, leaves, width, branching, least)
-    tree = grow_best_first(_ROOT, drafter.expand, limits)
+    tree = grow(_ROOT, drafter.expand, limits)
     assert_well_formed(tree)
     assert len(tree) <= budget
     assert tree.depths.max() <= depth
@@ -147,7 +147,7 @@ def test_every_limit_is_kept(
 def test_each_step_expands_the_best_open_nodes_that_could_contribute(
     drafter: _Drafter, budget: int, depth: int, width: int
 ) -> None:
-    grow_best_first(_ROOT, drafter.expand, TreeLimits(budget, depth=depth, width=width))
+    grow(_ROOT, drafter.expand, TreeLimits(budget, depth=depth, width=width))
     assert len(set(drafter.expanded)) == len(drafter.expanded), "no node is expanded twice"
     known = {(_ROOT,): np.float32(0)}
     opened: set[Path] = set()
@@ -171,7 +171,7 @@ def test_each_step_expands_the_best_open_nodes_that_could_contribute(
 @given(st.integers(0, 2**32 - 1), st.integers(2, 60))
 def test_one_node_a_step_expands_only_nodes_above_the_worst_one_kept(seed: int, budget: int) -> None:
     drafter = _Drafter(seed, "smooth", 4, 8)
-    tree = grow_best_first(_ROOT, drafter.expand, TreeLimits(budget, depth=50, width=1))
+    tree = grow(_ROOT, drafter.expand, TreeLimits(budget, depth=50, width=1))
     assert len(tree) == budget
     worst = tree.logprobs.min()
     needed = {path for path, score in texts_of(tree).items() if score > worst}
@@ -185,7 +185,7 @@ def test_one_node_a_step_expands_only_nodes_above_the_worst_one_kept(seed: int, 
 )
 def test_nothing_is_drafted_where_nothing_could_be_kept(limits: TreeLimits) -> None:
     drafter = _Drafter(0, "smooth", 4, 8)
-    assert texts_of(grow_best_first(_ROOT, drafter.expand, limits)) == {(_ROOT,): 0}
+    assert texts_of(grow(_ROOT, drafter.expand, limits)) == {(_ROOT,): 0}
     assert drafter.steps == []
 
 
@@ -196,7 +196,7 @@ def test_a_drafter_that_finds_nothing_leaves_the_root() -> None:
         calls.append(frontier)
         return Children.none(len(frontier.nodes))
 
-    assert texts_of(grow_best_first(_ROOT, expand, TreeLimits(8))) == {(_ROOT,): 0}
+    assert texts_of(grow(_ROOT, expand, TreeLimits(8))) == {(_ROOT,): 0}
     assert len(calls) == 1
 
 
@@ -205,7 +205,7 @@ def test_a_score_above_certainty_counts_as_certain() -> None:
         shape = (len(frontier.nodes), 1)
         return Children(np.ones(shape, dtype=np.int32), np.full(shape, 1e-3, dtype=np.float32))
 
-    tree = grow_best_first(_ROOT, expand, TreeLimits(4))
+    tree = grow(_ROOT, expand, TreeLimits(4))
     assert tree.logprobs.tolist() == [0, 0, 0, 0]
     assert tree.depths.tolist() == [0, 1, 2, 3]
 

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.generation import GenerationConfig
 from edgespec.speculation.drafters.lookup import LookupDrafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import ranking_for
+from edgespec.speculation.ranking import ByProbability
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import assert_well_formed, texts_of
 
-_RANKING = ranking_for(GenerationConfig(), GumbelNoise(0, 1))
+_RANKING = ByProbability()  # nothing is ranked: there are no logits
 _WIDE = TreeLimits(budget=10_000, depth=4, leaves=256)
 _CHANCE = {1: 0.15, 2: 0.4, 3: 0.6, 4: 0.75}
 _TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=60) | st.lists(
@@ -29,17 +27,21 @@ def _draft(text: list[int], limits: TreeLimits = _WIDE) -> TokenTree:
 
 
 def _found(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
-    """What followed the 7 latest earlier occurrences of each ending of the text, with its best score."""
-    found = {(text[-1],): 0.0}
+    """What followed the 7 latest earlier occurrences of each ending of the text, with its score.
+
+    Given its parent, a token is as likely as the longest match that proposes it.
+    """
+    longest: dict[tuple[int, ...], int] = {}
     for length in range(1, min(4, len(text) - 1) + 1):
         ending = text[-length:]
         places = [end for end in range(length, len(text)) if text[end - length : end] == ending]
         for place in places[-7:]:
-            score = 0.0
             for i, _ in enumerate(text[place : place + depth]):
-                score += math.log(_CHANCE[min(length + i, 4)])
                 path = (text[-1], *text[place : place + i + 1])
-                found[path] = max(found.get(path, -math.inf), score)
+                longest[path] = max(longest.get(path, 0), min(length + i, 4))
+    found: dict[tuple[int, ...], float] = {(text[-1],): 0.0}
+    for path in sorted(longest, key=len):
+        found[path] = found[path[:-1]] + math.log(_CHANCE[longest[path]])
     return found
 
 

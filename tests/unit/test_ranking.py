@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from edgespec.generation import GenerationConfig
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import ByProbability, BySharedNoise, ranking_for
+from edgespec.speculation.pair import Pair
+from edgespec.speculation.ranking import ByAgreement, ByProbability
 from edgespec.speculation.sampling import Sampler
 
 _N_VOCAB = 40
 _SAMPLING = GenerationConfig(temperature=0.8)
+_PAIR = Pair(nats=0.6)
 
 
 def _logits(seed: int, rows: int = 2, scale: float = 2.0) -> torch.Tensor:
@@ -32,68 +34,91 @@ def test_by_probability_gives_log_softmax_best_first() -> None:
     assert best.logprobs.dtype == np.float32
 
 
+def test_by_probability_takes_the_targets_temperature() -> None:
+    logits = torch.log(torch.tensor([[0.1, 0.6, 0.3]])) + 7
+    best = ByProbability(0.5).best(logits, [3], 3)
+    np.testing.assert_allclose(np.exp(best.logprobs), [[0.36 / 0.46, 0.09 / 0.46, 0.01 / 0.46]], rtol=1e-5)
+    assert ByProbability(5e-324).best(logits, [3], 3).logprobs[0].tolist()[0] == 0
+
+
 def test_asking_for_more_than_the_vocabulary_gives_all_of_it() -> None:
     logits = torch.zeros(1, 3)
-    for ranking in (ByProbability(), BySharedNoise(_SAMPLING, GumbelNoise(0, 3))):
+    for ranking in (ByProbability(), ByAgreement(_SAMPLING, GumbelNoise(0, 3), _PAIR)):
         best = ranking.best(logits, [0], 8)
         assert sorted(best.tokens[0].tolist()) == [0, 1, 2]
         assert np.exp(best.logprobs).sum() == pytest.approx(1, rel=1e-5)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, _N_VOCAB), st.sampled_from([0.2, 1.0, 3.0]))
-def test_shared_noise_ranks_by_what_the_target_would_draw(seed: int, count: int, temperature: float) -> None:
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, _N_VOCAB),
+    st.sampled_from([0.0, 0.2, 1.0, 3.0]),
+    st.sampled_from([0.3, 0.6, 1.5]),
+)
+def test_agreement_ranks_by_what_the_target_would_take(
+    seed: int, count: int, temperature: float, nats: float
+) -> None:
     noise = GumbelNoise(seed, _N_VOCAB)
     logits = _logits(seed, rows=3)
     positions = [5, 5, 9]
-    best = BySharedNoise(GenerationConfig(temperature=temperature), noise).best(logits, positions, count)
+    config = GenerationConfig(temperature=temperature)
+    best = ByAgreement(config, noise, Pair(nats=nats)).best(logits, positions, count)
     assert best.tokens.shape == best.logprobs.shape == (3, count)
     for row, position in enumerate(positions):
-        perturbed = logits[row].numpy().astype(np.float64) / temperature + noise.at(position)
-        assert best.tokens[row].tolist() == np.argsort(-perturbed)[:count].tolist()
-        chances = np.exp((perturbed - perturbed.max()) / 0.6)
+        scores = logits[row].numpy().astype(np.float64) + temperature * noise.at(position)
+        assert best.tokens[row].tolist() == np.argsort(-scores)[:count].tolist()
+        chances = np.exp((scores - scores.max()) / nats)
         expected = np.sort(np.log(chances / chances.sum()))[::-1][:count]
         np.testing.assert_allclose(best.logprobs[row], expected, rtol=1e-4, atol=1e-4)
 
 
-@given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.sampled_from([0.1, 1.0, 2.0]))
-def test_a_drafter_equal_to_the_target_ranks_the_targets_draw_first(
+@given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.sampled_from([0.0, 0.1, 1.0, 2.0]))
+def test_a_drafter_equal_to_the_target_ranks_the_targets_choice_first(
     seed: int, position: int, temperature: float
 ) -> None:
     config = GenerationConfig(temperature=temperature)
     sampler = Sampler(config, _N_VOCAB, seed)
     logits = _logits(position, rows=1)
-    best = ranking_for(config, sampler.noise).best(logits, [position], 3)
+    best = ByAgreement(config, sampler.noise, _PAIR).best(logits, [position], 3)
     assert best.tokens[0, 0] == sampler.choose(logits[0].numpy(), [0] * position)
 
 
-def test_only_tokens_the_target_may_draw_are_candidates() -> None:
-    config = GenerationConfig(temperature=5, top_k=3)
+@pytest.mark.parametrize(
+    "filters", [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.5}, {"top_k": 30, "top_p": 0.9, "min_p": 0.2}]
+)
+def test_only_tokens_the_target_may_draw_are_candidates(filters: dict[str, float]) -> None:
+    config = GenerationConfig(temperature=5.0).with_(**filters)
     logits = _logits(0, rows=1)
-    likeliest = set(logits[0].topk(3).indices.tolist())
+    allowed = set(Sampler(config, _N_VOCAB).distribution(logits[0].numpy())[0].tolist())
+    assert 1 < len(allowed) < 25
     for seed in range(20):
-        best = BySharedNoise(config, GumbelNoise(seed, _N_VOCAB)).best(logits, [0], 8)
-        assert set(best.tokens[0].tolist()) == likeliest
+        best = ByAgreement(config, GumbelNoise(seed, _N_VOCAB), Pair(nats=0.05)).best(logits, [0], 1)
+        assert int(best.tokens[0, 0]) in allowed
 
 
 def test_logits_are_not_changed() -> None:
     logits = _logits(1)
     before = logits.clone()
-    for ranking in (ByProbability(), BySharedNoise(_SAMPLING, GumbelNoise(0, _N_VOCAB))):
-        ranking.best(logits, [1, 2], 4)
-        assert torch.equal(logits, before)
+    filtered = GenerationConfig(temperature=1.0, top_p=0.9)
+    for config in (GenerationConfig(), _SAMPLING, filtered):
+        for ranking in (ByProbability(0.5), ByAgreement(config, GumbelNoise(0, _N_VOCAB), _PAIR)):
+            ranking.best(logits, [1, 2], 4)
+            assert torch.equal(logits, before)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-38])
 def test_next_to_no_temperature_is_ranked_by_logit(temperature: float) -> None:
     logits = torch.tensor([[30.0, 80.0, -40.0, 79.0]])
     config = GenerationConfig(temperature=temperature)
-    best = BySharedNoise(config, GumbelNoise(0, 4)).best(logits, [0], 4)
-    assert best.tokens[0, 0] == 1
-    assert best.logprobs[0, 0] == 0
+    best = ByAgreement(config, GumbelNoise(0, 4), _PAIR).best(logits, [0], 4)
+    assert best.tokens[0].tolist() == [1, 3, 0, 2]
     assert not np.isnan(best.logprobs).any()
 
 
-def test_greedy_targets_get_the_ranking_without_noise() -> None:
-    noise = GumbelNoise(0, 4)
-    assert isinstance(ranking_for(GenerationConfig(), noise), ByProbability)
-    assert isinstance(ranking_for(GenerationConfig(temperature=0.1), noise), BySharedNoise)
+def test_noise_of_many_positions_is_the_noise_of_each() -> None:
+    ranking = ByAgreement(_SAMPLING, GumbelNoise(4, _N_VOCAB), _PAIR)
+    logits = _logits(2, rows=1)
+    first = ranking.best(logits, [7], 5)
+    for position in range(200):
+        ranking.best(logits, [position], 5)
+    assert ranking.best(logits, [7], 5).tokens.tolist() == first.tokens.tolist()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import pytest
 
 from edgespec.generation import PassRecord
-from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 
 Cost = Callable[[int], float]
@@ -213,3 +214,82 @@ def test_a_drafter_that_finds_nothing_at_no_cost_is_always_asked() -> None:
     for _ in range(500):
         sizer.record(PassRecord(1, 0, 0.0, 1.0, 0.0))
         assert sizer.limits().budget > 1
+
+
+def test_a_draft_step_must_be_worth_its_seconds() -> None:
+    sizer = AdaptiveSizer(_MOST)
+    sizer.record(PassRecord(1, 0, 0.0, 1.0, 0.0))
+    for nodes in (16, 17, 18):
+        sizer.record(PassRecord(nodes, 1, 0.8, 1.0, 0.0, promised=1.0, draft_steps=4))
+    assert sizer.limits().min_gain == pytest.approx(0.2, rel=0.02)
+    assert sizer.limits().min_logprob < -10, "what steps cost is not charged to nodes again"
+
+
+def test_reading_the_prompt_is_no_price_of_a_draft_step() -> None:
+    sizer = AdaptiveSizer(_MOST)
+    sizer.record(PassRecord(1, 0, 0.0, 1.0, 0.0))
+    for draft_s in (9.0, 0.4, 0.4):
+        sizer.record(PassRecord(16, 3, draft_s, 1.0, 0.0, promised=3.0, draft_steps=4))
+    sizer.record(PassRecord(17, 3, 0.4, 1.0, 0.0, promised=3.0, draft_steps=4))
+    assert sizer.limits().min_gain == pytest.approx(0.1, rel=0.3)
+
+
+def test_the_first_step_is_always_taken() -> None:
+    sizer = AdaptiveSizer(_MOST)
+    sizer.record(PassRecord(1, 0, 0.0, 1.0, 0.0))
+    for nodes in (16, 17):
+        sizer.record(PassRecord(nodes, 1, 90.0, 1.0, 0.0, promised=1.0, draft_steps=2))
+    assert 0 < sizer.limits().min_gain < 1
+
+
+class _Steps:
+    """A drafter that is asked by the real builder, on a machine where its steps cost."""
+
+    def __init__(self, step_s: float, chances: tuple[float, ...] = _SURE) -> None:
+        self.step_s, self.steps = step_s, 0
+        self._logprobs = np.log(np.array(chances, dtype=np.float32))
+
+    def expand(self, frontier: Frontier) -> Children:
+        self.steps += 1
+        shape = (len(frontier.nodes), 1)
+        tokens = np.tile(np.arange(len(self._logprobs), dtype=np.int32), shape)
+        return Children(tokens, np.tile(self._logprobs, shape))
+
+    def round(self, limits: TreeLimits, rng: np.random.Generator) -> PassRecord:
+        self.steps = 0
+        tree = grow(0, self.expand, limits)
+        bounds = np.cumsum(np.exp(self._logprobs))
+        node, accepted = 0, 0
+        while (below := tree.child(node, int(np.searchsorted(bounds, rng.random())))) is not None:
+            node, accepted = below, accepted + 1
+        disturbed = 1 + 0.05 * rng.exponential()
+        return PassRecord(
+            nodes=len(tree),
+            accepted=accepted,
+            draft_s=self.step_s * self.steps,
+            verify_s=_sloped(len(tree)) * disturbed,
+            accept_s=0.0,
+            promised=tree.expected_accepted,
+            draft_steps=self.steps,
+        )
+
+
+@pytest.mark.parametrize("step_s", [0.01, 0.1, 0.3])
+def test_depth_follows_from_what_a_step_costs(step_s: float) -> None:
+    rng = np.random.default_rng(0)
+
+    def pace(limits: Callable[[], TreeLimits], record: Callable[[PassRecord], None]) -> float:
+        records = []
+        for _ in range(400):
+            records.append(drafter.round(limits(), rng))
+            record(records[-1])
+        return sum(r.seconds for r in records) / sum(r.accepted + 1 for r in records)
+
+    drafter = _Steps(step_s)
+    sizer = AdaptiveSizer(_MOST)
+    adapted = pace(sizer.limits, sizer.record)
+    best = math.inf
+    for budget, depth in itertools.product((1, 4, 8, 16, 32), (1, 2, 4, 8)):
+        fixed = FixedSizer(replace(_MOST, budget=budget, depth=depth))
+        best = min(best, pace(fixed.limits, fixed.record))
+    assert adapted < 1.12 * best + 0.02

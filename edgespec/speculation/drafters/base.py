@@ -19,6 +19,7 @@ class Drafter(Protocol):
     """
 
     name: str  # what people call it
+    steps: int = 0  # decodes that the latest tree took, where they are counted
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of continuations, rooted at the last token of the text."""

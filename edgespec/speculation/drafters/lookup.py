@@ -1,53 +1,105 @@
 """Prompt lookup: what followed the last few tokens when they stood in the text before.
 
 Needs no model (Saxena 2023, prompt lookup decoding). Answers that quote, edit or go on with their prompt
-repeat long stretches of it, and a target that is streamed verifies a guess at no extra cost.
+repeat long stretches of it, and a target that is streamed verifies a guess at no extra cost. Beside a model
+its continuations are further candidates, and an opinion on the model's own.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+import numpy as np
+
 from edgespec.speculation.drafters.base import Drafter
-from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.drafters.expansions import Expansions
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import TokenTree
 
 _LONGEST = 4
 _MOST_PLACES = 8  # places of one n-gram that are remembered: the latest say the most
 
-# The chance that the next token is the one that followed, by the length of the match; rough values,
-# whose order is what matters for a tree.
-_CHANCE = {1: 0.15, 2: 0.4, 3: 0.6, 4: 0.75}
+
+class Continuations:
+    """What followed earlier occurrences of a text's end, as a tree that grows on request.
+
+    Expanding nodes in any order gives each the tokens that followed it, with the length of the match: the
+    tokens of the text before the candidate that stood before it once already.
+    """
+
+    def __init__(self, paths: Sequence[tuple[Sequence[int], int]]) -> None:
+        self._children: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
+        nodes = 1
+        for tokens, match in paths:
+            node = 0
+            for i, token in enumerate(tokens):
+                below = self._children[node]
+                child, longest = below.get(token, (nodes, 0))
+                nodes = max(nodes, child + 1)
+                below[token] = child, max(longest, min(match + i, _LONGEST))
+                node = child
+        self._places: dict[int, int] = {0: 0}  # node of a growing tree -> node here
+
+    def join(self, frontier: Frontier, children: Children) -> Children:
+        """The candidates of a draft step, and those that the text proposes for the same nodes."""
+        steps = zip(frontier.nodes.tolist(), frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
+        proposals: list[tuple[int, dict[int, int]]] = []
+        for row, (node, parent, token) in enumerate(steps):
+            if node and parent in self._places:
+                known = self._children[self._places[parent]].get(token)
+                if known is not None:
+                    self._places[node] = known[0]
+            below = self._children.get(self._places.get(node, -1))
+            if below:
+                proposals.append((row, {token: match for token, (_, match) in below.items()}))
+        return _joined(children, proposals) if proposals else children
+
+    def __len__(self) -> int:
+        return len(self._children)
 
 
 class LookupDrafter(Drafter):
-    """Drafts the continuations of earlier occurrences of the text's end, longest match first."""
+    """Drafts the continuations of earlier occurrences of the text's end."""
 
     name = "prompt lookup"
+    steps = 0
 
     def __init__(self) -> None:
         self._text: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._last = Expansions()
+        self._limits: TreeLimits | None = None
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """The tree of what followed earlier occurrences of the text's last tokens."""
-        root = TokenTree.root_only(text[-1])
+        if self._limits is not None and list(text[: len(self._text)]) == self._text:
+            self._last.teach(self._limits.growth.chances, text[len(self._text) :])
+        self._last, self._limits = Expansions(), limits
         if not limits.allows_drafting:
-            return root
+            return TokenTree.root_only(text[-1])
+        found = self.continuations(text, limits.depth)
+
+        def expand(frontier: Frontier) -> Children:
+            children = found.join(frontier, Children.none(len(frontier.nodes), 0))
+            children = ranking.screened(frontier, children)
+            self._last.add(frontier, children)
+            return children
+
+        return grow(text[-1], expand, limits)
+
+    def continuations(self, text: Sequence[int], depth: int) -> Continuations:
+        """What followed earlier occurrences of the text's last tokens."""
         self._index(text)
         paths: list[tuple[Sequence[int], int]] = []
         seen: set[int] = set()
         for length in range(min(_LONGEST, len(text) - 1), 0, -1):
-            for place in reversed(self._places[tuple(text[-length:])]):
+            for place in reversed(self._places.get(tuple(text[-length:]), ())):
                 if place < len(text) and place not in seen:
                     seen.add(place)
-                    paths.append((text[place : place + limits.depth], length))
-        # A longer match says more, so within one tree the shorter ones only fill what is left.
-        tree = TokenTree.from_paths(text[-1], [_scored(p, n, limits.min_logprob) for p, n in paths])
-        return tree.trimmed(limits.budget, limits.leaves)
+                    paths.append((text[place : place + depth], length))
+        return Continuations(paths)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -66,15 +118,23 @@ class LookupDrafter(Drafter):
         self._text = list(text)
 
 
-def _scored(continuation: Sequence[int], match: int, min_logprob: float) -> tuple[Sequence[int], list[float]]:
-    """The part of a continuation that is worth its cost, and its path scores.
-
-    Each token that is right makes the match longer.
-    """
-    total, scores = 0.0, []
-    for i in range(len(continuation)):
-        total += math.log(_CHANCE[min(match + i, _LONGEST)])
-        if total <= min_logprob:
-            break
-        scores.append(total)
-    return continuation[: len(scores)], scores
+def _joined(children: Children, proposals: list[tuple[int, dict[int, int]]]) -> Children:
+    """Candidates with the matches of those the text proposes, and columns for those only it proposes."""
+    width, listed = children.tokens.shape
+    extra: list[tuple[int, int, int]] = []  # row, token, match
+    matches = np.zeros((width, listed), dtype=np.int32)
+    for row, proposed in proposals:
+        left = dict(proposed)
+        for column, token in enumerate(children.tokens[row].tolist()):
+            if children.logprobs[row, column] > -np.inf and token in left:
+                matches[row, column] = left.pop(token)
+        extra += [(row, token, match) for token, match in sorted(left.items(), key=lambda item: -item[1])]
+    columns = max(np.bincount([row for row, _, _ in extra], minlength=1)) if extra else 0
+    tokens = np.pad(children.tokens, ((0, 0), (0, columns)))
+    logprobs = np.pad(children.logprobs, ((0, 0), (0, columns)), constant_values=-np.inf)
+    matches = np.pad(matches, ((0, 0), (0, columns)))
+    used = [listed] * width
+    for row, token, match in extra:
+        tokens[row, used[row]], matches[row, used[row]] = token, match
+        used[row] += 1
+    return Children(tokens, logprobs, matches)

@@ -16,8 +16,10 @@ from edgespec.models.identity import cache_identity
 from edgespec.models.runtime import Context, DecodeAborted, Model
 from edgespec.models.states import BLOCK, StateStore
 from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drafters.expansions import Expansions
+from edgespec.speculation.drafters.lookup import Continuations, LookupDrafter
 from edgespec.speculation.drawn import Drawing, grow_drawn
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow_best_first
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import Drafted
@@ -31,12 +33,14 @@ class _Branches:
         paths: node -> sequence id whose branch ends at the node, or runs on below it.
         extended: nodes whose sequence id a child has taken over.
         children: (parent, token) -> node, for the nodes read.
+        found: node -> its candidates, for the nodes read: all that is known of them, and their row.
         used_paths: sequence ids in use.
     """
 
     paths: dict[int, int] = field(default_factory=dict)
     extended: set[int] = field(default_factory=set)
     children: dict[tuple[int, int], int] = field(default_factory=dict)
+    found: dict[int, Children] = field(default_factory=dict)
     used_paths: int = 0
 
 
@@ -44,25 +48,44 @@ class ModelDrafter(Drafter):
     """Drafts with a model whose vocabulary is the target's.
 
     The cache holds the text and, until the next call, the branches of the last tree; the branch that the
-    target accepted is kept, so that nothing accepted is read twice.
+    target accepted is kept, so that nothing accepted is read twice. A node that was read and found no place
+    in the tree is kept too if the target chose its token after all: then a tree grows below it at once.
+
+    Args:
+        lookup: merge the text's own continuations into the tree (SpecInfer's collective tree, Miao et al.
+            2024, section 3); None leaves the model alone.
 
     Attributes:
         cache: what the drafter has read.
+        steps, rows: draft steps of the last tree, and nodes read in them.
+        root_was_known: the last tree's root had been read as a part of the search for the tree before.
     """
 
-    def __init__(self, model: Model, context: Context, target_vocabulary: int) -> None:
-        self.name = model.path.stem
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        target_vocabulary: int,
+        lookup: LookupDrafter | None = None,
+    ) -> None:
+        self.name = model.path.stem + (f" and {lookup.name}" if lookup else "")
         self._model = model
         self._context = context
         self.cache = open_cache(context, ordered=False)
         # Padding at the end of one vocabulary is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
+        self._lookup = lookup
         self._read: list[int] = []
         self._pending: list[int] = []
         self._branches = _Branches()
         self._store: StateStore | None = None
-        self._ranking: Ranking
-        self._limits: TreeLimits
+        self._continuations: Continuations | None = None
+        self._expansions = Expansions()
+        self._text: list[int] = []
+        self._ranking: Ranking | None = None
+        self._limits: TreeLimits | None = None
+        self.steps = self.rows = 0
+        self.root_was_known = False
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of at most `limits.budget` nodes below the last token of the text.
@@ -70,11 +93,15 @@ class ModelDrafter(Drafter):
         Raises:
             DecodeAborted: stopped from outside; the next call goes on from what was read.
         """
+        self._teach(text)
+        self.steps = self.rows = 0
         if not limits.allows_drafting:
             return TokenTree.root_only(text[-1])
-        self._catch_up(text)
+        self._catch_up(text, ranking, limits.branching)
         self._limits, self._ranking = limits, ranking
-        return grow_best_first(text[-1], self._expand, limits)
+        lookup = self._lookup if limits.growth.merges else None
+        self._continuations = lookup.continuations(text, limits.depth) if lookup else None
+        return grow(text[-1], self._expand, limits)
 
     def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> Drafted:
         """A tree whose tokens are drawn from this model's distribution.
@@ -82,7 +109,10 @@ class ModelDrafter(Drafter):
         Raises:
             DecodeAborted: stopped from outside; the next call goes on from what was read.
         """
-        self._catch_up(text)
+        self._teach(text)
+        self.steps = self.rows = 0
+        self._catch_up(text, None)
+        self._limits = self._ranking = None  # draws are no candidates: nothing is learned of them or reused
         return grow_drawn(text[-1], self._read_frontier, drawing, width)
 
     def close(self) -> None:
@@ -113,36 +143,78 @@ class ModelDrafter(Drafter):
         if self._store is not None and len(text) - len(self._read) > BLOCK:
             self._read[:] = text[: self._store.restore(self.cache, text)]
 
-    def _catch_up(self, text: Sequence[int]) -> None:
-        """Keep the part of the last tree that became text; what is left to read is pending."""
+    def _teach(self, text: Sequence[int]) -> None:
+        """Tell the policy how the text went on after its last tree."""
+        if self._limits is not None and list(text[: len(self._text)]) == self._text:
+            self._expansions.teach(self._limits.growth.chances, text[len(self._text) :])
+        self._expansions = Expansions()
+        self._text = list(text)
+
+    def _catch_up(self, text: Sequence[int], ranking: Ranking | None, count: int = 0) -> None:
+        """Keep the part of the last tree that became text; what is left to read is pending.
+
+        Args:
+            ranking: how candidates are ranked now, and `count` how many are wanted of each node; None
+                has the root read in any case.
+        """
         last, self._branches = self._branches, _Branches()
         known = len(self._read)
         path = [0]
-        if list(text[:known]) == self._read:
-            # The last token must be read in any case: its logits are where the tree begins.
-            for token in text[known:-1]:
+        goes_on = list(text[:known]) == self._read
+        if goes_on:
+            for token in text[known:]:
                 child = last.children.get((path[-1], token))
                 if child is None:
                     break
                 path.append(child)
+        # The last token's logits are where the tree begins. It is read for them, unless its candidates are
+        # known: then it was part of the last tree's search.
+        same = ranking is not None and ranking is self._ranking
+        root = last.found.get(path[-1]) if same else None
+        if root is not None and root.tokens.shape[1] < min(count, self._n_vocab):
+            root = None
+        if not goes_on or known + len(path) - 1 < len(text):
+            root = None
+        elif root is None and len(path) > 1:
+            path.pop()
         self.cache.commit(last.paths.get(path[-1], 0), len(path) - 1, last.used_paths, len(last.paths))
         self._read.extend(text[known : known + len(path) - 1])
-        shared = common_prefix(self._read, list(text[:-1]))
-        if shared < len(self._read):
-            self.cache.rewind(shared)
-            del self._read[self.cache.length :]
-        self._recall(text[:-1])
+        self.root_was_known = root is not None
+        if root is not None:
+            self._branches.found[0] = root
+        else:
+            shared = common_prefix(self._read, list(text[:-1]))
+            if shared < len(self._read):
+                self.cache.rewind(shared)
+                del self._read[self.cache.length :]
+            self._recall(text[:-1])
         self._pending = list(text[len(self._read) :])
 
     def _expand(self, frontier: Frontier) -> Children:
         """One draft step."""
+        assert self._limits is not None
+        children = self._candidates(frontier, self._limits.branching)
+        if self._continuations is not None:
+            assert self._ranking is not None
+            children = self._ranking.screened(frontier, self._continuations.join(frontier, children))
+        self._expansions.add(frontier, children)
+        return children
+
+    def _candidates(self, frontier: Frontier, count: int) -> Children:
+        """The model's candidates for the nodes of a frontier."""
+        assert self._ranking is not None
+        found = self._branches.found
+        if frontier.nodes[0] == 0 and 0 in found:
+            return found[0].first(count)
         rows, values = self._read_frontier(frontier)
         if not rows:
-            return Children.none(len(frontier.nodes))
+            return Children.none(len(frontier.nodes), count)
         logits = torch.from_numpy(values)
         positions = [len(self._read) + int(depth) for depth in frontier.depths[rows]]
         self._ranking.expanding(frontier, rows)
-        best = self._ranking.best(logits, positions, self._limits.branching)
+        best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
+        for row, place in enumerate(rows):
+            found[int(frontier.nodes[place])] = best.row(row)
         if len(rows) == len(frontier.nodes):
             return best
         children = Children.none(len(frontier.nodes), best.tokens.shape[1])
@@ -156,6 +228,8 @@ class ModelDrafter(Drafter):
             rows = [0]
         else:
             rows = self._read_nodes(frontier)
+        self.steps += bool(rows)
+        self.rows += len(rows)
         return rows, self._context.logits()[: len(rows), : self._n_vocab]
 
     def _read_pending(self) -> None:

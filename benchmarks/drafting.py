@@ -1,0 +1,101 @@
+"""What growing a tree costs beside the drafter's own decode calls.
+
+    python -m benchmarks.drafting
+
+A drafter is led along a text of the target's: a tree where every pass would begin, and the next one behind
+the tokens that the text took of it. The figure is seconds to grow a tree over seconds inside llama_decode,
+medians over passes; policies take turns, so that a busy machine disturbs all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+import edgespec
+from benchmarks.overhead import timed_decodes
+from benchmarks.workload import PROMPTS, dropped, q4_0
+from edgespec.generation import GenerationConfig
+from edgespec.speculation.drafters.model import ModelDrafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.policies import tree_policy
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--budget", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--policies", nargs="+", default=["calibrated", "specexec", "eagle2"])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    options = parser.parse_args()
+    table = []
+    print("| drafter | temperature | tree | growing over decoding | growing, ms | draft steps | rows known |")
+    print("|---|---|---|---|---|---|---|")
+    for name, draft in (("q4_0", q4_0()), ("drop-18-21", dropped())):
+        with edgespec.load(
+            draft=draft, tree_budget=options.budget, exact=False, tree_width=options.budget
+        ) as engine:
+            for temperature in options.temperatures:
+                for policy, figures in _measured(engine, options, temperature).items():
+                    print(
+                        f"| {name} | {temperature:g} | {policy} | {figures['ratio']:.3f} "
+                        f"| {figures['ms']:.1f} | {figures['steps']:.1f} | {figures['known']:.1%} |"
+                    )
+                    table.append({"drafter": name, "temperature": temperature, "tree": policy} | figures)
+    print(json.dumps(table))
+
+
+def _measured(
+    engine: edgespec.Engine, options: argparse.Namespace, temperature: float
+) -> dict[str, dict[str, float]]:
+    drafter = engine.drafter
+    assert isinstance(drafter, ModelDrafter)
+    policies = {name: tree_policy(name) for name in options.policies}
+    passes: dict[str, list[tuple[float, float, int, bool]]] = {name: [] for name in policies}
+    for seed, prompt in enumerate(PROMPTS[: options.prompts]):
+        config = GenerationConfig(temperature=temperature, seed=seed, max_tokens=options.tokens)
+        tokens = engine.encoder.encode(prompt)
+        answer = engine.generate(tokens, config).tokens
+        for name, policy in policies.items():
+            ranking = policy.ranking(config, GumbelNoise(seed, engine.target.model.vocabulary.n_tokens))
+            limits = policy.within(TreeLimits(options.budget, depth=16, width=max(8, options.budget // 8)))
+            limits = TreeLimits(
+                limits.budget,
+                limits.depth,
+                limits.leaves,
+                limits.width,
+                limits.branching,
+                growth=policy.growth(config),
+            )
+            text = [*tokens]
+            ahead = list(answer)
+            drafter.draft(text, limits, ranking)  # reads the prompt
+            while len(ahead) > limits.depth:
+                text.append(ahead.pop(0))
+                with timed_decodes() as decodes:
+                    begun = time.perf_counter()
+                    tree = drafter.draft(text, limits, ranking)
+                    seconds = time.perf_counter() - begun
+                passes[name].append((seconds, sum(decodes), drafter.steps, drafter.root_was_known))
+                node: int | None = 0
+                while node is not None and (node := tree.child(node, ahead[0])) is not None:
+                    text.append(ahead.pop(0))
+    return {
+        name: {
+            "ratio": statistics.median(seconds / decoding for seconds, decoding, _, _ in of if decoding),
+            "ms": 1000 * statistics.median(seconds for seconds, _, _, _ in of),
+            "steps": statistics.mean(steps for _, _, steps, _ in of),
+            "known": statistics.mean(known for _, _, _, known in of),
+        }
+        for name, of in passes.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""Tokens a pass and draft time of every way to grow trees, at equal budgets.
+
+    python -m benchmarks.trees run --workload spec_bench.jsonl --results trees.jsonl
+    python -m benchmarks.trees report --results trees.jsonl --output docs
+    python -m benchmarks.trees check --workload spec_bench.jsonl --prompts 3
+
+`run` writes the target's texts once and leads every policy along them (see benchmarks.replay); a line is
+written for each pair, temperature and prompt, prompts in turn over their categories. A run that was stopped
+goes on where it was, and one with further methods or budgets adds them. `--minutes` stops it by itself. The
+whole grid is
+
+    run --prompts 40 --budgets 8 16 32 60 128 --temperatures 0 0.6 1.0
+
+`check` runs the engine itself and compares. The workload has Spec-Bench's format: JSON lines with
+question_id, category and turns, of which the first is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import edgespec
+from benchmarks.replay import Contexts, Run, Walk, replay
+from benchmarks.report_trees import report
+from benchmarks.workload import dropped, dropped_four, q4_0, smollm2
+from edgespec.generation import GenerationConfig
+from edgespec.hardware.probe import usable_cores
+from edgespec.models.batch import Batch
+from edgespec.models.runtime import Context, Model
+from edgespec.speculation.counts import TableStore
+from edgespec.speculation.drafters.lookup import LookupDrafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.policies import NAMES, TreePolicy, tree_policy
+
+PAIRS = {"q4_0": q4_0, "drop-18-21": dropped, "drop-14-17-20-23": dropped_four}
+MERGED = "calibrated+lookup"
+METHODS = (*NAMES, MERGED)
+DEPTH = 16
+_CONTEXT = 2048
+_LONGEST_PROMPT = 1024
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt of the workload."""
+
+    number: int
+    category: str
+    prompt: str
+
+
+def main() -> None:
+    options = _parse()
+    if options.action == "report":
+        report(options.results, options.output)
+    elif options.action == "check":
+        check(options)
+    else:
+        run(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Lead every policy along every text; lines that are there already are kept."""
+    end = time.monotonic() + 60 * options.minutes
+    texts = Texts(options.results.with_suffix(".texts.jsonl"))
+    questions = questions_of(options.workload)[: options.prompts]
+    done: dict[tuple[str, float, int], set[str]] = defaultdict(set)
+    for line in read_lines(options.results):
+        if "runs" in line:
+            done[line["pair"], line["temperature"], line["question"]] |= set(line["runs"])
+    drafters = {pair: Model(PAIRS[pair]()) for pair in options.pairs}
+    contexts = {
+        pair: Contexts(model, n_cells=_CONTEXT, n_threads=options.threads) for pair, model in drafters.items()
+    }
+    with options.results.open("a") as results:
+        for pair in options.pairs:
+            if not any("curve" in r and r["pair"] == pair for r in read_lines(options.results)):
+                curve = draft_curve(drafters[pair], options.threads)
+                _write(results, {"pair": pair, "curve": curve})
+        for question in questions:
+            for temperature in options.temperatures:
+                prompt, answer = texts.get(question, temperature, options.tokens)
+                if not answer or len(prompt) > _LONGEST_PROMPT:
+                    continue
+                for pair in options.pairs:
+                    wanted = [
+                        (method, budget)
+                        for budget in sorted(options.budgets, reverse=True)
+                        for method in options.methods
+                        if f"{method} {budget}" not in done[pair, temperature, question.number]
+                    ]
+                    if not wanted:
+                        continue
+                    if time.monotonic() > end:
+                        texts.close()
+                        return
+                    begun = time.monotonic()
+                    runs = replay_all(
+                        options.results.with_suffix(".learned") / pair,
+                        wanted,
+                        contexts[pair],
+                        Text(question, temperature, prompt, answer),
+                    )
+                    line = {"pair": pair, "temperature": temperature, "question": question.number}
+                    line |= {"category": question.category, "prompt_tokens": len(prompt)}
+                    _write(results, line | {"runs": runs})
+                    print(
+                        f"{question.category} {question.number}, temperature {temperature}, {pair}: "
+                        f"{time.monotonic() - begun:.0f} s",
+                        file=sys.stderr,
+                    )
+    texts.close()
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the target wrote."""
+
+    question: Question
+    temperature: float
+    prompt: list[int]
+    answer: list[int]
+
+
+def replay_all(
+    learned: Path, wanted: list[tuple[str, int]], contexts: Contexts, text: Text
+) -> dict[str, dict[str, Any]]:
+    """Methods and budgets along one text. What each learned before is read, and kept afterwards."""
+    config = GenerationConfig(temperature=text.temperature)
+    contexts.start(text.prompt, text.answer, config, text.question.number)
+    policies, walks = [], {}
+    for method, budget in wanted:
+        policies.append(policy_of(method, learned / f"{method} {budget}.npz"))
+        lookup = LookupDrafter() if method == MERGED else None
+        limits = limits_of(policies[-1], budget, config)
+        walks[f"{method} {budget}"] = Walk(contexts, len(text.prompt), limits, lookup)
+    replay(contexts, len(text.prompt), list(walks.values()))
+    for policy in policies:
+        policy.keep()
+    return {name: figures(walk.run) for name, walk in walks.items()}
+
+
+def policy_of(method: str, path: Path | None = None) -> TreePolicy:
+    """The policy of a method."""
+    return tree_policy(method.partition("+")[0], TableStore(path))
+
+
+def limits_of(policy: TreePolicy, budget: int, config: GenerationConfig) -> TreeLimits:
+    """What `edgespec.load` would allow for that budget."""
+    limits = policy.within(TreeLimits(max(budget, 64), depth=DEPTH, width=max(8, budget // 8)))
+    return replace(limits, budget=budget, growth=policy.growth(config))
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """A run as JSON; rows of draft steps as counts."""
+    rows, counts = np.unique(run.step_rows, return_counts=True)
+    return {
+        "tokens": run.tokens,
+        "passes": run.passes,
+        "nodes": run.nodes,
+        "grow_s": round(run.grow_s, 4),
+        "steps": {str(row): count for row, count in zip(rows.tolist(), counts.tolist(), strict=True)},
+    }
+
+
+class Texts:
+    """The target's texts by prompt and temperature, kept in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known = {(r["question"], r["temperature"], r["most"]): r for r in read_lines(path)}
+        self._engine: edgespec.Engine | None = None
+
+    def get(self, question: Question, temperature: float, tokens: int) -> tuple[list[int], list[int]]:
+        """Tokens of the prompt and of the answer, which is empty for prompts that are too long."""
+        key = (question.number, temperature, tokens)
+        if key not in self._known:
+            self._engine = self._engine or edgespec.load(
+                smollm2(), draft="none", exact=False, context=_CONTEXT
+            )
+            prompt = self._engine.encoder.encode(question.prompt)
+            answer: list[int] = []
+            if len(prompt) <= _LONGEST_PROMPT:
+                config = GenerationConfig(temperature=temperature, seed=question.number, max_tokens=tokens)
+                answer = self._engine.generate(prompt, config).tokens
+            self._known[key] = {"prompt": prompt, "answer": answer}
+            line = {"question": question.number, "temperature": temperature, "most": tokens}
+            with self._path.open("a") as file:
+                _write(file, line | self._known[key])
+        return self._known[key]["prompt"], self._known[key]["answer"]
+
+    def close(self) -> None:
+        """Free the target."""
+        if self._engine is not None:
+            self._engine.close()
+
+
+def draft_curve(model: Model, threads: int, rounds: int = 9) -> dict[str, float]:
+    """Seconds of a decode by rows, each behind 256 tokens of text: medians, row counts alternating."""
+    context = Context(model, n_cells=1024, n_rows=512, n_outputs=64, n_sequences=2, n_threads=threads)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, model.vocabulary.n_tokens, 512).astype(np.int32)
+    context.decode(Batch.run(tokens[:256], 0, 1))
+    sizes = (1, 2, 4, 8, 16, 32, 64)
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(rounds):
+        for size in sizes:
+            begun = time.perf_counter()
+            context.decode(Batch.run(tokens[256 : 256 + size], 256, 1, "all"))
+            context.logits()
+            seconds[size].append(time.perf_counter() - begun)
+            context.remove(0, 256)
+    context.close()
+    return {str(size): statistics.median(times) for size, times in seconds.items()}
+
+
+def check(options: argparse.Namespace) -> None:
+    """The engine itself against the replay: passes and draft time on a few prompts."""
+    questions = questions_of(options.workload)[: options.prompts]
+    pair, budget = options.pairs[0], options.budgets[0]
+    texts = Texts(options.results.with_suffix(".texts.jsonl"))
+    wanted = [(q, t, *texts.get(q, t, options.tokens)) for q in questions for t in options.temperatures]
+    texts.close()
+    model = Model(PAIRS[pair]())
+    contexts = Contexts(model, n_cells=_CONTEXT, n_threads=options.threads)
+    print("| method | temperature | passes, replayed | passes, run | same text | draft s a pass |")
+    print("|---|---|---|---|---|---|")
+    for method in options.methods:
+        replayed = policy_of(method)
+        with edgespec.load(
+            smollm2(),
+            draft=PAIRS[pair](),
+            drafter="merged" if method == MERGED else "model",
+            tree=method.partition("+")[0],
+            tree_budget=budget,
+            exact=False,
+            context=_CONTEXT,
+            threads=options.threads,
+        ) as engine:
+            engine.policy = policy_of(method)  # nothing learned before
+            for question, temperature, prompt, answer in wanted:
+                config = GenerationConfig(
+                    temperature=temperature, seed=question.number, max_tokens=len(answer)
+                )
+                contexts.start(prompt, answer, config, question.number)
+                lookup = LookupDrafter() if method == MERGED else None
+                known = Walk(contexts, len(prompt), limits_of(replayed, budget, config), lookup)
+                replay(contexts, len(prompt), [known])
+                engine.target.rewind(0)
+                real = engine.generate(prompt, config)
+                print(
+                    f"| {method} | {temperature} | {known.run.passes} | {len(real.passes)} "
+                    f"| {real.tokens == answer} | {real.timings.draft_s / len(real.passes):.4f} |"
+                )
+
+
+def questions_of(path: Path) -> list[Question]:
+    """The workload, its categories taking turns."""
+    by_category: dict[str, list[Question]] = {}
+    for line in read_lines(path):
+        question = Question(int(line["question_id"]), str(line["category"]), str(line["turns"][0]))
+        by_category.setdefault(question.category, []).append(question)
+    most = max((len(questions) for questions in by_category.values()), default=0)
+    return [q[turn] for turn in range(most) for q in by_category.values() if turn < len(q)]
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file; none if there is no file, and no half line at its end."""
+    if path.exists():
+        for line in path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                print(f"{path}: a line is not JSON and is left out.", file=sys.stderr)
+
+
+def _write(file: Any, line: dict[str, Any]) -> None:
+    file.write(json.dumps(line) + "\n")
+    file.flush()
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", choices=("run", "report", "check"))
+    parser.add_argument("--workload", type=Path, help="questions, as JSON lines in Spec-Bench's format")
+    parser.add_argument("--results", type=Path, default=Path("trees.jsonl"))
+    parser.add_argument("--output", type=Path, default=Path("docs"), help="folder of the table and the plot")
+    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--budgets", type=int, nargs="+", default=[8, 16, 32, 60])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--minutes", type=float, default=1e6, help="start nothing new after so long")
+    options = parser.parse_args()
+    if options.action != "report" and options.workload is None:
+        parser.error("--workload FILE is needed")
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The tree policies that `--tree` names: each a score, a stop rule, and the shape its paper gives it.
+
+All of them take the best nodes by a score that never rises along a path, so one builder serves them all;
+and as the drafter plays no part in what the target chooses, the text is the same with every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from edgespec.errors import UsageError
+from edgespec.generation import GenerationConfig
+from edgespec.speculation.acceptance import Calibrated
+from edgespec.speculation.chances import ByRank, Even
+from edgespec.speculation.counts import TableStore
+from edgespec.speculation.growth import Growth, TreeLimits
+from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.pair import Pair
+from edgespec.speculation.ranking import ByAgreement, ByProbability, Ranking
+
+DEFAULT = "calibrated"
+
+
+@dataclass(frozen=True)
+class TreePolicy:
+    """How trees grow for one pair of models.
+
+    Attributes:
+        name: what `--tree` calls it.
+        greedy, sampled: score and stop rule by how the target chooses.
+        depth, width, branching, leaves: the policy's own; None leaves them as they are.
+    """
+
+    name: str
+    greedy: Growth
+    sampled: Growth
+    depth: int | None = None
+    width: int | None = None
+    branching: int | None = None
+    leaves: int | None = None
+
+    def within(self, limits: TreeLimits, depth: int | None = None, width: int | None = None) -> TreeLimits:
+        """The limits with this policy's shape; `depth` and `width` are what a person fixed."""
+        return replace(
+            limits,
+            depth=min(depth or self.depth or limits.depth, limits.budget),
+            width=min(width or self.width or limits.width, limits.budget),
+            branching=self.branching or limits.branching,
+            leaves=min(self.leaves or limits.leaves, limits.leaves),
+        )
+
+    def growth(self, config: GenerationConfig) -> Growth:
+        """Score and stop rule for a target that chooses by `config`."""
+        return self.greedy if config.greedy else self.sampled
+
+    def ranking(self, config: GenerationConfig, noise: GumbelNoise) -> Ranking:
+        """How the drafter's candidates are ranked for a target that chooses by `config`.
+
+        Published policies rank by probability; what is calibrated to the target's choices knows its noise.
+        """
+        chances = self.growth(config).chances
+        if isinstance(chances, Calibrated):
+            return ByAgreement(config, noise, chances.pair)
+        return ByProbability(config.temperature or 1.0)
+
+    def keep(self) -> None:
+        """Remember what was learned for the next run."""
+        self.greedy.chances.keep()
+        self.sampled.chances.keep()
+
+
+def _calibrated(store: TableStore) -> TreePolicy:
+    pair = Pair(store)
+    greedy, sampled = (Growth(Calibrated(store, name, pair)) for name in ("greedy", "sampled"))
+    return TreePolicy("calibrated", greedy, sampled)
+
+
+def _specexec(store: TableStore) -> TreePolicy:
+    return TreePolicy("specexec", Growth(), Growth())
+
+
+def _sequoia(store: TableStore) -> TreePolicy:
+    greedy, sampled = (Growth(ByRank(store, f"{name} ranks")) for name in ("greedy", "sampled"))
+    return TreePolicy("sequoia", greedy, sampled)
+
+
+def _opt_tree(store: TableStore) -> TreePolicy:
+    growth = Growth(by_level=True, least_gain=0.1)
+    return TreePolicy("opt-tree", growth, growth, width=64)
+
+
+def _eagle2(store: TableStore) -> TreePolicy:
+    growth = Growth(by_level=True)
+    return TreePolicy("eagle2", growth, growth, depth=6, width=10, branching=10)
+
+
+def _chain(store: TableStore) -> TreePolicy:
+    return TreePolicy("chain", Growth(), Growth(), width=1, branching=1, leaves=1)
+
+
+def _sequences(store: TableStore) -> TreePolicy:
+    growth = Growth(Even(), by_level=True, later_branching=1)
+    return TreePolicy("sequences", growth, growth, width=4, branching=4, leaves=4)
+
+
+_POLICIES: dict[str, Callable[[TableStore], TreePolicy]] = {
+    "calibrated": _calibrated,
+    "specexec": _specexec,
+    "sequoia": _sequoia,
+    "opt-tree": _opt_tree,
+    "eagle2": _eagle2,
+    "chain": _chain,
+    "sequences": _sequences,
+}
+NAMES = tuple(_POLICIES)
+
+# One line each, with the paper.
+SUMMARIES = {
+    "calibrated": "best first by the chance that the target accepts, learned while running",
+    "specexec": "best first by the drafter's probability (Svirschevski et al. 2024)",
+    "sequoia": "the best tree for the measured acceptance of each rank (Chen et al. 2024)",
+    "opt-tree": "level by level while a level adds enough (Wang et al. 2024)",
+    "eagle2": "expand the best of each level, then rerank all (Li et al. 2024)",
+    "chain": "one path (Leviathan et al. 2023)",
+    "sequences": "four paths that part at the root (SpecInfer, Miao et al. 2024)",
+}
+
+
+def tree_policy(name: str = DEFAULT, store: TableStore | None = None) -> TreePolicy:
+    """The policy of that name.
+
+    Args:
+        store: where it finds what it has learned, and keeps it; None forgets.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in _POLICIES:
+        raise UsageError(f"There is no tree policy '{name}'.", f"The policies are {', '.join(NAMES)}.")
+    return _POLICIES[name](store or TableStore())

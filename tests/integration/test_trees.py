@@ -1,0 +1,153 @@
+"""Tree policies and merged drafters on the real pair: other trees, the same text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+import pytest
+
+import edgespec
+from edgespec.engine import Engine
+from edgespec.errors import UsageError
+from edgespec.generation import GenerationConfig
+from edgespec.speculation.acceptance import Calibrated
+from edgespec.speculation.counts import TableStore
+from edgespec.speculation.drafters.model import ModelDrafter
+from edgespec.speculation.growth import Chances, Children, Growth
+from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.pair import Pair
+from edgespec.speculation.policies import NAMES, TreePolicy, tree_policy
+from edgespec.speculation.tree import FloatArray
+
+PROMPT = "Write about a fox that lives in the forest, and a crow that lives in the tall tree by the lake."
+CONFIGS = [
+    GenerationConfig(max_tokens=40),
+    GenerationConfig(max_tokens=40, temperature=0.8, seed=3),
+    GenerationConfig(max_tokens=40, temperature=0.8, top_p=0.9, top_k=40, min_p=0.02, seed=4),
+]
+
+
+@pytest.fixture(scope="module")
+def texts(smol_path: Path) -> list[list[int]]:
+    with edgespec.load(smol_path, draft="none", exact=True, context=256) as engine:
+        return [engine.generate(PROMPT, config).tokens for config in CONFIGS]
+
+
+@pytest.fixture(scope="module")
+def engine(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
+    with edgespec.load(
+        smol_path, draft=q4_drafter_path, drafter="model", exact=True, tree_budget=24, context=256
+    ) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_text_does_not_depend_on_the_policy(engine: Engine, texts: list[list[int]], name: str) -> None:
+    engine.policy = tree_policy(name)
+    sizer = engine._sizer
+    engine._sizer = type(sizer)(engine.policy.within(sizer.limits()))
+    try:
+        answers = [engine.generate(PROMPT, config) for config in CONFIGS]
+    finally:
+        engine._sizer = sizer
+    assert [answer.tokens for answer in answers] == texts
+    assert all(answer.tokens_per_pass > 1.5 for answer in answers)
+    assert all(record.draft_steps for record in answers[0].passes[:-1])
+
+
+@pytest.mark.parametrize("drafter", ["merged", "model"])
+def test_merged_drafters_give_the_same_text(
+    smol_path: Path, dropped_drafter_path: Path, texts: list[list[int]], drafter: str
+) -> None:
+    with edgespec.load(
+        smol_path, draft=dropped_drafter_path, drafter=drafter, exact=True, tree_budget=24, context=256
+    ) as engine:
+        assert [engine.generate(PROMPT, config).tokens for config in CONFIGS] == texts
+        merged = drafter == "merged"
+        assert ("prompt lookup" in engine.description) == merged
+
+
+class _Watched(Chances):
+    """Notes what is learned, and of whom."""
+
+    def __init__(self, chances: Chances) -> None:
+        self.chances = chances
+        self.evidence: list[tuple[int, int]] = []
+
+    def edges(self, children: Children) -> FloatArray:
+        return self.chances.edges(children)
+
+    def learn(self, children: Children, after: int, token: int) -> None:
+        self.evidence.append((after, token))
+        self.chances.learn(children, after, token)
+
+    def keep(self) -> None:
+        self.chances.keep()
+
+
+def test_every_accepted_token_is_evidence_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = _Watched(Calibrated(TableStore(), "greedy"))
+    policy = TreePolicy("watched", Growth(watched), Growth())
+    monkeypatch.setattr(engine, "policy", policy)
+    engine.target.rewind(0)
+    answer = engine.generate("Write a story.", CONFIGS[0])
+    text = [*engine.encoder.encode("Write a story.")[-1:], *answer.tokens]
+    pairs = iter(itertools.pairwise(text))
+    # In the order of the text; what followed nodes that were not expanded is passed over.
+    assert all(any(found == pair for found in pairs) for pair in watched.evidence)
+    assert len(answer.tokens) / 3 < len(watched.evidence) <= len(answer.tokens)
+
+
+def test_a_searched_node_that_the_target_chose_is_not_read_again(engine: Engine) -> None:
+    """A tree that is searched far wider than it may be sent: its bonus tokens are often known."""
+    drafter = engine.drafter
+    assert isinstance(drafter, ModelDrafter)
+    policy = tree_policy("eagle2")
+    config = CONFIGS[0]
+    ranking = policy.ranking(config, GumbelNoise(0, 49152))
+    text = engine.encoder.encode(PROMPT)
+    limits = policy.within(engine._sizer.limits())
+    tree = drafter.draft(text, limits, ranking)
+    steps = drafter.steps
+    searched = [node for node in range(1, len(tree)) if tree.depths[node] == 1]
+    chosen = int(tree.tokens[searched[0]])
+    again = drafter.draft([*text, chosen], limits, ranking)
+    reused = drafter.steps
+    drafter.cache.clear()
+    drafter._read.clear()
+    drafter._branches = type(drafter._branches)()
+    fresh = drafter.draft([*text, chosen], limits, ranking)
+    assert drafter.steps == reused + 1 <= steps + 1
+    assert again.tokens.tolist() == fresh.tokens.tolist()
+    np.testing.assert_allclose(again.logprobs, fresh.logprobs, atol=0.1)
+
+
+def test_what_was_learned_is_kept_for_the_pair(smol_path: Path, q4_drafter_path: Path) -> None:
+    for _ in range(2):
+        with edgespec.load(smol_path, draft=q4_drafter_path, tree_budget=16, context=256) as engine:
+            chances = engine.policy.greedy.chances
+            assert isinstance(chances, Calibrated)
+            learned, nats = chances._counts.tried.sum(), chances.pair.nats
+            engine.generate(PROMPT, GenerationConfig(max_tokens=24))
+    assert learned > 20
+    assert nats != Pair().nats
+    (path,) = (platformdirs.user_cache_path("edgespec") / "acceptance").iterdir()
+    assert path.stat().st_size < 100_000
+
+
+def test_wishes_that_make_no_sense_are_explained(smol_path: Path, q4_drafter_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"There is no tree policy 'bushy'\."):
+        edgespec.load(smol_path, tree="bushy")
+    with pytest.raises(UsageError, match=r"The tree depth is 0\."):
+        edgespec.load(smol_path, tree_depth=0)
+    with pytest.raises(UsageError, match=r"The tree width is 5000\."):
+        edgespec.load(smol_path, tree_width=5000)
+    with pytest.raises(UsageError, match=r"The merged drafter needs a model\."):
+        edgespec.load(smol_path, draft="none", drafter="merged")
+    with pytest.raises(UsageError, match=r"There is no drafter kind 'both'\.") as error:
+        edgespec.load(smol_path, draft=q4_drafter_path, drafter="both")
+    assert error.value.hint == "The kinds are model, lookup and merged."

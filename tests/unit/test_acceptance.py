@@ -1,0 +1,183 @@
+"""The learned map from a drafter's chances to acceptance: prior, evidence, monotony, and the next run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.speculation.acceptance import Calibrated
+from edgespec.speculation.counts import TableStore
+from edgespec.speculation.growth import Children
+from edgespec.speculation.pair import Pair
+
+
+def _row(chances: list[float], matches: list[int] | None = None) -> Children:
+    with np.errstate(divide="ignore"):
+        logprobs = np.log(np.array([chances], dtype=np.float64)).astype(np.float32)
+    tokens = np.arange(len(chances), dtype=np.int32)[None]
+    return Children(tokens, logprobs, None if matches is None else np.array([matches], dtype=np.int32))
+
+
+def _learn(chances: Calibrated, row: Children, taken: int) -> None:
+    chances.learn(row, after=7, token=taken)
+
+
+def _chances(calibrated: Calibrated, row: Children) -> list[float]:
+    return [float(chance) for chance in np.exp(calibrated.edges(row)[0])]
+
+
+def test_without_evidence_the_drafter_is_believed() -> None:
+    row = [0.9, 0.06, 0.02, 0.01, 0.005]
+    assert _chances(Calibrated(TableStore(), "x"), _row(row)) == pytest.approx(row, rel=0.12)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.001, 0.999), st.integers(0, 2), st.integers(0, 5)), max_size=60),
+    st.integers(0, 4),
+    st.integers(0, 4),
+)
+def test_a_likelier_candidate_never_gets_a_lower_chance(
+    evidence: list[tuple[float, int, int]], rank: int, match: int
+) -> None:
+    calibrated = Calibrated(TableStore(), "x")
+    for chance, taken, matched in evidence:
+        left = 1 - chance
+        _learn(calibrated, _row([chance, left * 0.7, left * 0.2], [matched, 0, 1]), taken - 1)
+    assert (np.diff(calibrated.map, axis=-1)[:4] > 0).all()
+    asked = [0.0005, 0.01, 0.2, 0.201, 0.5, 0.9, 0.999]
+    answers = []
+    for chance in asked:
+        row, matches = [1e-9] * 5, [0] * 5
+        row[rank], matches[rank] = chance, match
+        answers.append(_chances(calibrated, _row(row, matches))[rank])
+    assert answers == sorted(answers)
+    assert all(0 < answer <= 1 for answer in answers)
+
+
+@settings(max_examples=8)
+@given(st.floats(0.4, 2.2), st.floats(-1.5, 1.0), st.integers(0, 2**32 - 1))
+def test_converges_to_the_truth(slope: float, shift: float, seed: int) -> None:
+    """The target takes the drafter's first candidate with some other chance than the drafter says."""
+    rng = np.random.default_rng(seed)
+    calibrated = Calibrated(TableStore(), "x")
+
+    def truth(chance: float) -> float:
+        return float(1 / (1 + np.exp(-(slope * np.log(chance / (1 - chance)) + shift))))
+
+    for _ in range(6000):
+        chance = float(rng.uniform(0.05, 0.98))
+        taken = 0 if rng.random() < truth(chance) else -1
+        _learn(calibrated, _row([chance, (1 - chance) / 2]), taken)
+    for chance in (0.15, 0.5, 0.85):
+        learned = _chances(calibrated, _row([chance, (1 - chance) / 2]))[0]
+        assert learned == pytest.approx(truth(chance), abs=0.09)
+
+
+def test_what_the_text_proposes_has_chances_of_its_own() -> None:
+    calibrated = Calibrated(TableStore(), "x")
+    alone = _chances(calibrated, _row([0, 0, 0], [1, 4, 0]))
+    assert alone[0] < 0.3 < 0.7 < alone[1]
+    assert alone[2] == 0
+    doubted = _chances(calibrated, _row([0.9, 0.1, 0], [0, 0, 4]))
+    assert doubted[2] < 0.1
+    agreed = _chances(calibrated, _row([0.6, 0.1], [4, 0]))
+    assert agreed[0] > _chances(calibrated, _row([0.6, 0.1]))[0] > agreed[1]
+    for _ in range(200):
+        _learn(calibrated, _row([0, 0], [4, 0]), -1)
+    assert _chances(calibrated, _row([0, 0], [4, 0]))[0] < 0.1
+
+
+def test_what_was_learned_is_there_in_the_next_run(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "pair.npz"
+    first = Calibrated(TableStore(path), "greedy")
+    row = _row([0.5, 0.3])
+    before = _chances(first, row)
+    for _ in range(300):
+        _learn(first, row, 1)
+    learned = _chances(first, row)
+    assert learned[0] < 0.2 < 0.8 < learned[1]
+    first.keep()
+    assert [entry.name for entry in path.parent.iterdir()] == ["pair.npz"]
+    again = Calibrated(TableStore(path), "greedy")
+    assert _chances(again, row) == pytest.approx(learned, abs=1e-3)
+    assert again.pair.nats == pytest.approx(first.pair.nats, abs=1e-3)
+    assert _chances(Calibrated(TableStore(path), "sampled"), row) == before, "each has its own"
+
+
+def test_a_store_keeps_what_others_put_there(tmp_path: Path) -> None:
+    path = tmp_path / "pair.npz"
+    for name in ("greedy", "sampled"):
+        one = Calibrated(TableStore(path), name)
+        for _ in range(50):
+            _learn(one, _row([0.5]), -1)
+        one.keep()
+    for name in ("greedy", "sampled"):
+        assert _chances(Calibrated(TableStore(path), name), _row([0.5]))[0] < 0.3
+
+
+def _packed(**tables: object) -> bytes:
+    file = io.BytesIO()
+    np.savez(
+        file, allow_pickle=True, **{name.replace("_", " "): np.array(table) for name, table in tables.items()}
+    )
+    return file.getvalue()
+
+
+_SOUND = _packed(x=[1.0])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        _SOUND[:-30],
+        _SOUND[:40] + b"?" * 8 + _SOUND[48:],
+        _packed(**{"1_disagreement": "none"}),
+        _packed(**{"1_disagreement": [[1.0]], "1_x map": [1.0, 2.0]}),
+        _packed(**{"1_disagreement": [np.nan, 1.0]}),
+        _packed(**{"1_disagreement": [-1.0, 1.0]}),
+        _packed(**{"1_disagreement": [1e30, 1.0]}),
+        _packed(**{"2_disagreement": [3.0, 9.0]}),
+        _packed(**{"1_disagreement": [object()]}),
+    ],
+)
+def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "pair.npz"
+    path.write_bytes(content)
+    calibrated = Calibrated(TableStore(path), "x")
+    row = _row([0.7, 0.2])
+    assert _chances(calibrated, row) == _chances(Calibrated(TableStore(), "x"), row)
+    assert calibrated.pair.nats == Pair().nats
+    _learn(calibrated, row, 0)
+    calibrated.keep()
+    assert TableStore(path).get("disagreement", (2,)) is not None
+
+
+def test_counts_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "pair.npz"
+    store = TableStore(path)
+    for table in (np.full((2, 6, 5, 15), -3.0), np.stack([np.zeros((6, 5, 15)), np.full((6, 5, 15), 1e6)])):
+        store.put("x map", table)
+        store.keep()
+        assert _chances(Calibrated(TableStore(path), "x"), _row([0.5])) == pytest.approx([0.5], abs=0.01)
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    calibrated = Calibrated(TableStore(tmp_path / "file" / "pair.npz"), "x")
+    _learn(calibrated, _row([0.5]), 0)
+    calibrated.keep()
+
+
+def test_pairs_have_files_of_their_own(tmp_path: Path) -> None:
+    for pair in (("a", "b"), ("a", "c"), ("b", "a")):
+        store = TableStore.for_pair(tmp_path, pair)
+        store.put("x", np.ones(1))
+        store.keep()
+    assert len(list(tmp_path.iterdir())) == 3

@@ -1,0 +1,114 @@
+"""What is learned of a pair: disagreement and biases, against targets that are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.speculation.counts import TableStore
+from edgespec.speculation.growth import Children
+from edgespec.speculation.pair import Pair
+
+_VOCABULARY = 12
+
+
+def _candidates(pair: Pair, logits: np.ndarray, after: int = 0, count: int = 8) -> Children:
+    order = np.argsort(-logits)[None].astype(np.int32)
+    return pair.children(order, logits[order], np.array([after], dtype=np.int32), count)
+
+
+def _led_by(pair: Pair, nats: float, bias: np.ndarray, steps: int, seed: int = 0) -> None:
+    """Show the pair what a target takes whose logits are the drafter's plus errors and biases."""
+    rng = np.random.default_rng(seed)
+    after = 0
+    for _ in range(steps):
+        logits = rng.normal(scale=2.0, size=_VOCABULARY)
+        wanted = logits + bias[after] + nats * rng.gumbel(size=_VOCABULARY)
+        taken = int(np.argmax(wanted))
+        pair.learn(_candidates(pair, logits, after), after, taken)
+        after = taken
+
+
+@pytest.mark.parametrize("nats", [0.35, 0.65, 1.2])
+def test_the_disagreement_is_found(nats: float) -> None:
+    pair = Pair()
+    _led_by(pair, nats, np.zeros((_VOCABULARY, _VOCABULARY)), 3000)
+    assert pair.nats == pytest.approx(nats, rel=0.2)
+
+
+def test_the_biases_of_tokens_are_found() -> None:
+    bias = np.zeros((_VOCABULARY, _VOCABULARY))
+    bias[:, 3], bias[:, 5] = 2.0, -2.0
+    pair = Pair()
+    _led_by(pair, 0.65, bias, 1500)
+    best = _candidates(pair, np.zeros(_VOCABULARY), count=_VOCABULARY)
+    assert best.tokens[0, 0] == 3
+    assert best.tokens[0, -1] == 5
+    assert pair.nats == pytest.approx(0.65, rel=0.25)
+
+
+def test_the_biases_of_tokens_after_others_are_found() -> None:
+    bias = np.zeros((_VOCABULARY, _VOCABULARY))
+    bias[2, 7], bias[4, 7] = 3.0, -3.0
+    pair = Pair()
+    _led_by(pair, 0.65, bias, 3000)
+    assert _candidates(pair, np.zeros(_VOCABULARY), after=2).tokens[0, 0] == 7
+    assert _candidates(pair, np.zeros(_VOCABULARY), after=4, count=_VOCABULARY).tokens[0, -1] == 7
+
+
+def test_a_token_that_was_no_candidate_becomes_one() -> None:
+    pair = Pair()
+    logits = np.array([3.0, 2.0, 1.0, 0.0])
+    for _ in range(60):
+        listed = _candidates(pair, logits, count=2)
+        pair.learn(listed, after=0, token=3)
+    assert 3 in _candidates(pair, logits, count=2).tokens
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.floats(0.1, 3))
+def test_untaught_it_is_a_softmax_of_logits_over_nats(seed: int, count: int, nats: float) -> None:
+    logits = np.random.default_rng(seed).normal(scale=3.0, size=_VOCABULARY)
+    best = _candidates(Pair(nats=nats), logits, count=count)
+    chances = np.exp((logits - logits.max()) / nats)
+    expected = np.sort(chances / chances.sum())[::-1][:count]
+    np.testing.assert_allclose(np.exp(best.logprobs[0]), expected, rtol=1e-4, atol=1e-7)
+    assert best.tokens[0].tolist() == np.argsort(-logits, kind="stable")[:count].tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 300_000)), max_size=80))
+def test_whatever_happens_chances_stay_chances(events: list[tuple[int, int]]) -> None:
+    pair = Pair()
+    logits = np.linspace(4, -4, _VOCABULARY)
+    for after, token in events:
+        best = _candidates(pair, logits, after)
+        assert np.isfinite(best.logprobs).all()
+        assert (best.logprobs <= 0).all()
+        assert (np.diff(best.logprobs) <= 0).all()
+        pair.learn(best, after, token)
+    assert 0.1 <= pair.nats <= 5
+
+
+def test_it_is_the_same_in_the_next_run(tmp_path: Path) -> None:
+    bias = np.zeros((_VOCABULARY, _VOCABULARY))
+    bias[:, 3] = 2.0
+    store = TableStore(tmp_path / "pair.npz")
+    pair = Pair(store)
+    _led_by(pair, 1.0, bias, 300)
+    pair.keep()
+    store.keep()
+    again = Pair(TableStore(tmp_path / "pair.npz"))
+    logits = np.random.default_rng(1).normal(size=_VOCABULARY)
+    known, found = _candidates(pair, logits), _candidates(again, logits)
+    assert found.tokens.tolist() == known.tokens.tolist()
+    np.testing.assert_allclose(found.logprobs, known.logprobs, atol=1e-4)
+
+
+def test_nothing_is_written_where_nothing_was_learned(tmp_path: Path) -> None:
+    store = TableStore(tmp_path / "pair.npz")
+    Pair(store).keep()
+    store.keep()
+    assert list(tmp_path.iterdir()) == []
