@@ -32,7 +32,7 @@ class TableStore:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._tables = _read(path) if path is not None else {}
+        self._tables: dict[str, NDArray[np.floating]] = _read(path) if path is not None else {}
         self._changed = False
 
     @classmethod
@@ -44,9 +44,9 @@ class TableStore:
     def get(self, name: str, shape: tuple[int, ...]) -> Table | None:
         """The table as it was kept; None if there is none of this shape."""
         table = self._tables.get(name)
-        return table.copy() if table is not None and table.shape == shape else None
+        return table.astype(np.float64) if table is not None and table.shape == shape else None
 
-    def put(self, name: str, table: Table) -> None:
+    def put(self, name: str, table: NDArray[np.floating]) -> None:
         """Hold a table until `keep`."""
         self._tables[name] = table
         self._changed = True
@@ -105,11 +105,11 @@ class Counts:
             self._changed = False
 
 
-def _read(path: Path) -> dict[str, Table]:
+def _read(path: Path) -> dict[str, NDArray[np.floating]]:
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             tables = {
-                name.removeprefix(_VERSIONED): file[name].astype(np.float64)
+                name.removeprefix(_VERSIONED): file[name].astype(np.float32)
                 for name in file.files
                 if name.startswith(_VERSIONED)
             }

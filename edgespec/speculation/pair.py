@@ -129,11 +129,11 @@ class _Biases:
         self._name = name
         self._spread = spread
         known = store.get(name, (2, _CELLS))
-        if known is None:
-            self._table = np.zeros((2, _CELLS), dtype=np.float32)
-        else:
-            self._table = known.clip([[-_MOST_BIAS], [0]], [[_MOST_BIAS], [1e9]]).astype(np.float32)
+        self._table = np.zeros((2, _CELLS), dtype=np.float32) if known is None else known.astype(np.float32)
         self.nats, self._information = self._table
+        if known is not None:
+            np.clip(self.nats, -_MOST_BIAS, _MOST_BIAS, out=self.nats)
+            np.clip(self._information, 0, None, out=self._information)
 
     def learn(self, cells: NDArray[np.int64], missed: Table, chances: Table, disagreement: float) -> None:
         """A step of natural gradient: the less is known of a cell, the longer."""
