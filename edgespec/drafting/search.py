@@ -127,9 +127,8 @@ def search(
     tried = [judged for judged in whole if not _is_target(judged.recipe)]
     stale = 0
     while stale < _PATIENCE and len(gone) < n_layers - 1:
-        tell(
-            f"Leaving out {len(gone) + 1} layers; best so far: {_best(tried).recipe}", 0.7 + 0.02 * len(gone)
-        )
+        so_far = f"; best so far: {_best(tried).recipe}" if tried else ""
+        tell(f"Leaving out {len(gone) + 1} layers{so_far}", 0.7 + 0.2 * len(gone) / n_layers)
         left = [layer for layer in order if layer not in gone][:_TRIED]
         step = [
             harm[layer] if not gone else judge(Recipe(base, tuple(sorted((*gone, layer))))) for layer in left

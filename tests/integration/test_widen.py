@@ -42,7 +42,7 @@ def test_mixed_k_quantizations_are_widened(gemma_path: Path, tmp_path: Path) -> 
     assert told == sorted(told) != []
     texts = []
     for model in (gemma_path, path):
-        with edgespec.load(model, draft="none", exact=True, context=128) as engine:
+        with edgespec.load(model, draft="none", exact=False, context=128) as engine:
             texts.append(engine.generate("The sky is", CONFIG, raw=True).tokens)
     assert texts[0] == texts[1]
 
