@@ -148,6 +148,7 @@ class TreeLimits:
         width: most nodes expanded in one draft step.
         branching: most children a node gets.
         min_logprob: drafted nodes whose path does not score above this are not worth their cost.
+        free: nodes, the root included, that cost nothing, however they score.
         min_gain: accepted tokens that a draft step must promise to be worth its cost.
         steps: most draft steps.
         growth: the policy.
@@ -159,6 +160,7 @@ class TreeLimits:
     width: int = 8
     branching: int = 8
     min_logprob: float = -np.inf
+    free: int = 1
     min_gain: float = 0.0
     steps: int = 1 << 16
     growth: Growth = field(default_factory=Growth, compare=False)
@@ -188,7 +190,7 @@ def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) 
     is_open = np.ones(1, dtype=np.bool_)
     expected = 1.0
     for step in range(limits.steps):
-        bar = max(_bar(scores, limits.budget), limits.min_logprob)
+        bar = max(_bar(scores, limits.budget), min(limits.min_logprob, _bar(scores, limits.free)))
         eligible = is_open & (depths < limits.depth) & (scores > bar)
         if growth.by_level:
             eligible &= depths == step
@@ -212,7 +214,9 @@ def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) 
             before, expected = expected, _expected(scores, limits.budget)
             if expected - before <= growth.least_gain:
                 break
-    return TokenTree(tokens, parents, depths, scores).trimmed(limits.budget, limits.leaves)
+    # What was free when it was found may not be, now that better nodes are there.
+    worth = max(int(np.count_nonzero(scores > limits.min_logprob)), limits.free)
+    return TokenTree(tokens, parents, depths, scores).trimmed(min(worth, limits.budget), limits.leaves)
 
 
 def _bar(scores: FloatArray, budget: int) -> float:
