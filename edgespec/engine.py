@@ -159,6 +159,7 @@ class Engine:
             accept_s=time.perf_counter() - verified,
             wait_s=waited,
             draft_steps=self.drafter.steps,
+            draft_rows=self.drafter.rows,
         )
 
     def stream(

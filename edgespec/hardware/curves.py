@@ -100,8 +100,10 @@ class Costs:
 
     Attributes:
         verify: a round but for its drafting, by nodes of the tree.
-        step_s: seconds of a draft step; None where drafting costs next to nothing.
+        step_s: seconds of a draft step that reads one node; None where drafting costs next to nothing.
+        row_s: seconds that each further node of a step takes.
     """
 
     verify: Curve
     step_s: float | None = None
+    row_s: float = 0.0

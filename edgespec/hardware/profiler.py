@@ -7,6 +7,7 @@ alike.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ PROMPTS = (
 )
 
 _TEXT = 32  # tokens before the rows that are timed
-_QUICK_ROWS = (1, 16, 48)
+_QUICK_ROWS = (1, 8, 32, 56)
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 7
@@ -68,14 +69,18 @@ class Timed:
         return statistics.median(self.spread) > _NOISY
 
 
-def quick_passes(target: Target, seconds: float) -> PassProfile:
-    """A few passes, until so many seconds are over; one at the least.
+def quick_passes(target: Target, seconds: float) -> PassProfile | None:
+    """A few passes, one of each size; None if those would take longer than so many seconds.
 
     Raises:
         DecodeAborted: stopped from outside.
     """
+    rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
     timed, whole = Timed(), Timed()
-    _time_passes(target, [r for r in _QUICK_ROWS if r <= target.max_nodes], timed, whole, 1, seconds)
+    _time_passes(target, rows[:1], timed, whole, 1, seconds)
+    if whole.seconds[1][0] * 2 * len(rows) > seconds:
+        return None
+    _time_passes(target, rows[1:], timed, whole, 1, math.inf)
     return replace(_profile(target, timed, whole), quick=True)
 
 
@@ -189,7 +194,7 @@ def _rounds(
             if passes > 1:  # the first draft also reads the prompt
                 watched.draft_s += record.draft_s
                 watched.steps += record.draft_steps
-                watched.rows += getattr(engine.drafter, "rows", 0)
+                watched.rows += record.draft_rows
             if record.nodes > 1 and engine.last_round is not None:
                 tree, accepted = engine.last_round
                 yield passes, tree, accepted.path, bonus
@@ -222,8 +227,8 @@ def _time_passes(
         _time_pass(target, tokens, 1)  # the first one of all is slower
         for turn in range(rounds):
             for number, size in enumerate(rows):
-                known = whole.seconds.get(size) or [0.0]
-                if timed.seconds and time.perf_counter() + known[0] > ends:
+                last = whole.seconds.get(size) or whole.seconds.get(1) or [0.0]
+                if timed.seconds and time.perf_counter() + last[0] > ends:
                     return
                 taken, waited = _time_pass(target, tokens, size)
                 timed.add(size, max(taken - waited, 0.0))

@@ -10,7 +10,7 @@ from edgespec.hardware.profiles import Keys, ProfileStore
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.target import Target
 
-_PATIENCE_S = 3.0  # for passes, before a first answer
+_PATIENCE_S = 8.0  # for passes, before a first answer
 
 
 def starting_costs(
@@ -20,8 +20,10 @@ def starting_costs(
     keys: Keys,
     on_progress: Callable[[str, float], None],
     store: ProfileStore | None = None,
-) -> Costs:
+) -> Costs | None:
     """The costs of the pair's passes and draft steps; what is not known is measured and kept.
+
+    None where a pass takes so long that an answer is the better way to find out.
 
     Args:
         width: most rows of a draft step.
@@ -35,6 +37,8 @@ def starting_costs(
     if passes is None or (n_bytes and not passes.read_rate):
         on_progress("Measuring this machine (once a model)", 0.0)
         passes = quick_passes(target, _PATIENCE_S)
+        if passes is None:
+            return None
         store.put(keys.passes, passes)
     if drafts is None:
         drafts = quick_steps(drafter, width)
@@ -43,5 +47,7 @@ def starting_costs(
     verify = passes.compute
     if n_bytes:
         verify = verify.floored(n_bytes / passes.read_rate)
-    step_s = drafts.step.at(width / 2) * drafts.overhead if drafts is not None else None
-    return Costs(verify, step_s)
+    if drafts is None:
+        return Costs(verify)
+    first, last = drafts.step.at(1) * drafts.overhead, drafts.step.at(width) * drafts.overhead
+    return Costs(verify, first, (last - first) / max(width - 1, 1))

@@ -149,7 +149,8 @@ class TreeLimits:
         branching: most children a node gets.
         min_logprob: drafted nodes whose path does not score above this are not worth their cost.
         free: nodes, the root included, that cost nothing, however they score.
-        min_gain: accepted tokens that a draft step must promise to be worth its cost.
+        min_gain: accepted tokens that a draft step must promise to be worth its cost; `row_gain` the same of
+            every node it reads.
         steps: most draft steps.
         growth: the policy.
     """
@@ -162,6 +163,7 @@ class TreeLimits:
     min_logprob: float = -np.inf
     free: int = 1
     min_gain: float = 0.0
+    row_gain: float = 0.0
     steps: int = 1 << 16
     growth: Growth = field(default_factory=Growth, compare=False)
 
@@ -195,7 +197,10 @@ def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) 
         if growth.by_level:
             eligible &= depths == step
         chosen = _best_open(scores, eligible, limits.width)
-        if not len(chosen) or np.exp(scores[chosen]).sum() <= limits.min_gain:
+        gains = np.exp(scores[chosen]) - limits.row_gain
+        if step and limits.row_gain:  # the root's candidates are what drafting is about
+            chosen, gains = chosen[gains > 0], gains[gains > 0]
+        if not len(chosen) or gains.sum() <= limits.min_gain:
             break
         children = expand(Frontier(chosen, tokens[chosen], parents[chosen], depths[chosen]))
         is_open[chosen] = False

@@ -21,11 +21,11 @@ _FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
 _TRUST_MEMORY = 0.95  # the same, for how far the drafter's probabilities can be believed
 _TRUST_PRIOR = 2.0  # tokens that stand for taking the drafter at its word
-_CORRECTION = 0.1  # how far one pass moves the curve
+_CORRECTION = 0.2  # how far one pass moves the curve
 _PATIENCE = 4  # rounds with a tree before their mean is judged
 _MOST_GAIN = 0.9  # never ask for more of a step: the first one tells what drafting is good for
 _DEAREST_TRIAL = 1.5  # plain passes that one trial may lose
-_LOST_SHARE = 0.02  # of all time, that trials may have lost before there is another
+_LOST_SHARE = 0.015  # of all time, that trials may have lost before there is another
 _FADE = 0.999  # of what was lost and spent, per pass: texts change
 
 
@@ -53,9 +53,9 @@ class AdaptiveSizer:
 
     def __init__(self, most: TreeLimits, costs: Costs | None = None) -> None:
         self._most = most
-        self._cost = _KnownCost(costs.verify) if costs else _LineFit()
+        self._cost = _KnownCost(costs.verify, most.budget) if costs else _LineFit()
         self._plain_s = costs.verify.at(1) if costs else None  # seconds of a pass over the root alone
-        self._step_s = costs.step_s if costs else None  # seconds of a draft step
+        self._steps = _StepCost(costs.step_s if costs else None, costs.row_s if costs else 0.0)
         self._trial = _Trial()
         self._pausing = False
         self._lost_s = self._spent_s = 0.0
@@ -65,7 +65,7 @@ class AdaptiveSizer:
         """What the next tree may cost; a budget of 1 means plain decoding."""
         if self._plain_s is None or self._pausing:
             return self._replace(budget=1)
-        per_node = self._cost.slope(self._trial.nodes)
+        per_node = self._cost.slope
         if per_node is None:
             return self._replace(budget=min(_FIRST_BUDGET, self._most.budget))
         per_token = self._plain_s
@@ -74,8 +74,14 @@ class AdaptiveSizer:
         trust = (self._kept + _TRUST_PRIOR) / (self._promised + _TRUST_PRIOR)
         worth = per_token * trust  # seconds that a promised token saves
         chance = min(max(per_node / worth, 1e-6), 1.0)
-        gain = min((self._step_s or 0.0) / worth, _MOST_GAIN)
-        return self._replace(self._most.budget, math.log(chance), gain, self._cost.free)
+        gain, row_gain = min(self._steps.step_s / worth, _MOST_GAIN), self._steps.row_s / worth
+        return replace(
+            self._most,
+            min_logprob=math.log(chance),
+            free=min(self._cost.free, self._most.budget),
+            min_gain=gain,
+            row_gain=row_gain,
+        )
 
     def record(self, record: PassRecord) -> None:
         """Learn from a pass."""
@@ -83,8 +89,7 @@ class AdaptiveSizer:
         # Steps are priced by themselves where they are known; elsewhere they are part of what nodes cost.
         self._cost.add(record.nodes, seconds - record.draft_s if record.draft_steps else seconds)
         if record.draft_steps:
-            # The shortest, as some steps also read what the text gained meanwhile.
-            self._step_s = min(record.draft_s / record.draft_steps, 1.05 * (self._step_s or math.inf))
+            self._steps.add(record)
         self._promised = _TRUST_MEMORY * self._promised + record.promised
         self._kept = _TRUST_MEMORY * self._kept + (record.accepted if record.promised else 0)
         self._lost_s *= _FADE
@@ -97,28 +102,49 @@ class AdaptiveSizer:
                 return
         if self._plain_s is None:
             return
-        self._trial.add(record, seconds - self._reading(record), self._plain_s)
+        self._trial.add(record, seconds - self._steps.reading(record), self._plain_s)
         if self._trial.failed(self._plain_s):
             self._lost_s += max(self._trial.lost_s, 0.0)
             self._trial = _Trial()
             self._pausing = True
 
-    def _reading(self, record: PassRecord) -> float:
-        """Seconds the drafter spent on reading what it had not read, as at a text's beginning."""
-        if not record.draft_steps or self._step_s is None:
-            return 0.0
-        return max(record.draft_s - 2 * self._step_s * record.draft_steps, 0.0)
+    def _replace(self, budget: int) -> TreeLimits:
+        return replace(self._most, budget=budget)
 
-    def _replace(
-        self, budget: int, min_logprob: float = -math.inf, min_gain: float = 0.0, free: int = 1
-    ) -> TreeLimits:
-        return replace(
-            self._most,
-            budget=budget,
-            min_logprob=min_logprob,
-            min_gain=min_gain,
-            free=min(free, budget),
-        )
+
+class _StepCost:
+    """What draft steps take: so much for one node, so much for each further one.
+
+    Attributes:
+        step_s, row_s: seconds; 0 while nothing is known.
+    """
+
+    def __init__(self, step_s: float | None, row_s: float) -> None:
+        self._first, self._further = step_s, row_s
+        self._slower = 1.0  # than was known beforehand
+
+    @property
+    def step_s(self) -> float:
+        return self._slower * (self._first or 0.0)
+
+    @property
+    def row_s(self) -> float:
+        return self._slower * self._further
+
+    def add(self, record: PassRecord) -> None:
+        """Learn from a draft. The shortest counts, as some also read what the text gained meanwhile."""
+        if self._first is None:
+            self._first = record.draft_s / record.draft_steps
+        elif (expected := self._expected(record)) > 0:
+            self._slower *= min(record.draft_s / expected, 1.05)
+
+    def reading(self, record: PassRecord) -> float:
+        """Seconds the drafter spent on reading what it had not read, as at a text's beginning."""
+        return max(record.draft_s - 2 * self._expected(record), 0.0) if record.draft_steps else 0.0
+
+    def _expected(self, record: PassRecord) -> float:
+        further = max(record.draft_rows - record.draft_steps, 0)
+        return record.draft_steps * self.step_s + further * self.row_s
 
 
 class _Trial:
@@ -126,13 +152,11 @@ class _Trial:
 
     Attributes:
         rounds: how many.
-        nodes: of their trees, running mean.
         lost_s: seconds by which they took longer than plain decoding would have.
     """
 
     def __init__(self) -> None:
         self.rounds = 0
-        self.nodes = 1.0
         self.lost_s = 0.0
         self._seconds = self._tokens = 0.0
 
@@ -147,7 +171,6 @@ class _Trial:
         weight = max(1 / self.rounds, 1 - _MEMORY)
         self._seconds += weight * (seconds - self._seconds)
         self._tokens += weight * (tokens - self._tokens)
-        self.nodes += weight * (record.nodes - self.nodes)
         # Gains are not saved up: a text that changes is noticed as soon. And the first round may have been
         # disturbed by whatever happens once.
         lost_s = seconds - tokens * plain_s
@@ -163,23 +186,27 @@ class _Trial:
 class _KnownCost:
     """A curve that was measured, moved by every pass."""
 
-    def __init__(self, curve: Curve) -> None:
+    def __init__(self, curve: Curve, most: int) -> None:
         self._curve = curve
+        self._most = most  # nodes of a tree
 
     @property
     def free(self) -> int:
         """Nodes that cost nothing."""
         return self._curve.knee()
 
+    @property
+    def slope(self) -> float | None:
+        """Seconds that each node beyond the free ones adds."""
+        free = self.free
+        if free >= self._most:
+            return 0.0
+        # Over all that is left of the curve, as between two points it may be level by chance.
+        return (self._curve.at(self._most) - self._curve.at(free)) / (self._most - free)
+
     def add(self, nodes: int, seconds: float) -> None:
         # A pass that another program disturbed says little.
         self._curve = self._curve.moved(nodes, min(seconds, 2 * self._curve.at(nodes)), _CORRECTION)
-
-    def slope(self, nodes: float) -> float | None:
-        """Seconds a node adds to a tree of so many, beyond those that are free."""
-        free = self.free
-        end = max(nodes, free + 1)
-        return max(self._curve.slope(end), 0.0)
 
 
 class _LineFit:
@@ -198,7 +225,8 @@ class _LineFit:
         self._xx = fade * self._xx + nodes * nodes
         self._xy = fade * self._xy + nodes * seconds
 
-    def slope(self, nodes: float) -> float | None:
+    @property
+    def slope(self) -> float | None:
         """Seconds a node adds; None while all rounds had about as many nodes."""
         spread = self._n * self._xx - self._x * self._x
         if spread < self._n:
