@@ -26,6 +26,7 @@ _PATIENCE = 4  # rounds with a tree before their mean is judged
 _MOST_GAIN = 0.9  # never ask for more of a step: the first one tells what drafting is good for
 _DEAREST_TRIAL = 1.5  # plain passes that one trial may lose
 _LOST_SHARE = 0.015  # of all time, that trials may have lost before there is another
+_MOST_CREDIT = 4.0  # plain passes that gains may pay for
 _FADE = 0.999  # of what was lost and spent, per pass: texts change
 
 
@@ -104,7 +105,8 @@ class AdaptiveSizer:
             return
         self._trial.add(record, seconds - self._steps.reading(record), self._plain_s)
         if self._trial.failed(self._plain_s):
-            self._lost_s += max(self._trial.lost_s, 0.0)
+            # What was gained before pays for trying again soon, within bounds, as texts change.
+            self._lost_s = max(self._lost_s + self._trial.net_s, -_MOST_CREDIT * self._plain_s)
             self._trial = _Trial()
             self._pausing = True
 
@@ -152,12 +154,13 @@ class _Trial:
 
     Attributes:
         rounds: how many.
-        lost_s: seconds by which they took longer than plain decoding would have.
+        lost_s: seconds by which the latest of them took longer than plain decoding would have.
+        net_s: the same of all of them; negative if they gained.
     """
 
     def __init__(self) -> None:
         self.rounds = 0
-        self.lost_s = 0.0
+        self.lost_s = self.net_s = 0.0
         self._seconds = self._tokens = 0.0
 
     @property
@@ -174,6 +177,7 @@ class _Trial:
         # Gains are not saved up: a text that changes is noticed as soon. And the first round may have been
         # disturbed by whatever happens once.
         lost_s = seconds - tokens * plain_s
+        self.net_s += lost_s
         self.lost_s = max(self.lost_s + (min(lost_s, plain_s) if self.rounds == 1 else lost_s), -plain_s)
 
     def failed(self, plain_s: float) -> bool:
