@@ -16,7 +16,8 @@ import typer
 
 from edgespec import __version__, settings
 from edgespec.cli.chat import chat
-from edgespec.cli.config import config, defaults_from
+from edgespec.cli.config import WITHOUT_SETTINGS, config, defaults_from
+from edgespec.cli.doctor import doctor
 from edgespec.cli.draft import app as draft_app
 from edgespec.cli.generate import generate
 from edgespec.cli.models import app as models_app
@@ -43,6 +44,7 @@ app.add_typer(draft_app)
 app.command(
     epilog="Examples:\n\nedgespec serve\n\nedgespec serve large.gguf --memory 12GiB --port 8000",
 )(serve)
+app.command(epilog="Examples:\n\nedgespec doctor\n\nedgespec doctor large.gguf --json")(doctor)
 app.command()(config)
 
 
@@ -83,9 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _configured(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the configuration file says for each command; a damaged one must not stop `config` and help."""
+    """What the configuration file says for each command; a damaged one must not stop those without."""
     file = settings.config_path()
-    if not file.exists() or "config" in arguments[:1] or not arguments:
+    if not file.exists() or not arguments or arguments[0] in WITHOUT_SETTINGS:
         return {}
     command: Any = typer.main.get_command(app)
     return defaults_from(file, command.commands)
