@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.config import settings_problem
-from edgespec.cli.terminal import Terminal, is_terminal, results, table
+from edgespec.cli.terminal import Terminal, in_columns, is_terminal, results
 
 if TYPE_CHECKING:
     from edgespec.doctor.facts import Facts
@@ -57,8 +56,8 @@ def doctor(
         results().record(facts.to_json() | {"findings": [finding.to_json() for finding in found]})
     else:
         width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
-        results().text(table((), describe(facts)) if width is None else _in_columns(describe(facts), width))
-        results().text("\n" + format_findings(found, width))
+        lines = [*in_columns(describe(facts), width), "", *format_findings(found, width)]
+        results().text("".join(f"{line}\n" for line in lines))
     if any(finding.severity == ERROR for finding in found):
         raise typer.Exit(1)
 
@@ -101,19 +100,18 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
     return [row for row in rows if row[1]]
 
 
-def format_findings(found: Sequence[Finding], width: int | None = None) -> str:
-    """The findings for people, the worst last, where the eye is."""
+def format_findings(found: Sequence[Finding], width: int | None = None) -> list[str]:
+    """Lines about the findings, the worst last, where the eye is."""
     from edgespec.doctor.findings import OK
 
-    lines = []
+    rows = []
     for finding in reversed(found):
-        first = f"{finding.severity:<8} {finding.about}: {finding.what}"
-        lines += _wrapped(first, width)
+        rows.append((finding.severity, f"{finding.about}: {finding.what}"))
         if finding.do:
-            lines += _wrapped(f"{'':<8} {finding.do}", width)
-    wrong = sum(finding.severity != OK for finding in found)
-    lines.append("" if wrong else "Nothing is wrong here.")
-    return "\n".join(lines).rstrip("\n") + "\n"
+            rows.append(("", finding.do))
+    if all(finding.severity == OK for finding in found):
+        rows.append(("", "Nothing is wrong here."))
+    return in_columns(rows, width)
 
 
 def _disk(disk: Disk, speed: float | None = None) -> str:
@@ -135,26 +133,3 @@ def _model(described: dict[str, Any], drafter: str, reason: str) -> list[tuple[s
         ("", f"{described['memory']['verdict']}, {readable(described['memory']['needed_bytes'])} needed"),
         ("drafter", f"{drafter}, {reason}" if drafter else "from the text itself"),
     ]
-
-
-def _in_columns(rows: Sequence[tuple[str, str]], width: int) -> str:
-    margin = max(len(name) for name, _ in rows) + 2
-    lines: list[str] = []
-    for name, text in rows:
-        lines += _wrapped(f"{name:<{margin}}{text}", width, margin)
-    return "\n".join(lines) + "\n"
-
-
-def _wrapped(line: str, width: int | None, margin: int = 9) -> list[str]:
-    """A line broken between words, what follows below its text; unbroken without a width."""
-    if width is None:
-        return [line]
-    head, rest = line[:margin], line[margin:]
-    return textwrap.wrap(
-        rest,
-        max(width - 1, margin + 20),
-        initial_indent=head,
-        subsequent_indent=" " * margin,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

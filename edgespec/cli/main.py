@@ -45,7 +45,7 @@ app.command(
     epilog="Examples:\n\nedgespec serve\n\nedgespec serve large.gguf --memory 12GiB --port 8000",
 )(serve)
 app.command(epilog="Examples:\n\nedgespec doctor\n\nedgespec doctor large.gguf --json")(doctor)
-app.command()(config)
+app.command(epilog="Examples:\n\nedgespec config\n\nedgespec config --init")(config)
 
 
 def _print_version(wanted: bool) -> None:
@@ -98,6 +98,8 @@ def _report(error: Exception, *, verbose: bool) -> int:
     match error:
         case EdgeSpecError():
             what, hint, code = error.what, error.hint, error.exit_code
+        case typer.TyperException() if not error.format_message():
+            return error.exit_code  # a group of commands without one: its help was printed
         case typer.TyperException():
             what, hint, code = error.format_message(), _help_hint(error), error.exit_code
         case typer.Abort() | BrokenPipeError():

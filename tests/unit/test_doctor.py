@@ -61,7 +61,7 @@ def wrong(facts: Facts) -> list[Finding]:
 
 def test_of_a_machine_that_is_well_nothing_is_wrong() -> None:
     assert wrong(WELL) == []
-    assert "Nothing is wrong here." in format_findings(find(WELL))
+    assert format_findings(find(WELL))[-1].strip() == "Nothing is wrong here."
 
 
 FAULTS = {
@@ -140,7 +140,7 @@ def test_each_fault_is_found_alone_with_what_to_do(name: str) -> None:
     assert re.search(words, f"{finding.what} {finding.do}")
     assert finding.do
     # And shown as well as counted.
-    assert finding.what in format_findings(find(facts))
+    assert any(finding.what in line for line in format_findings(find(facts)))
     describe(facts)
 
 
@@ -148,7 +148,7 @@ def test_the_worst_comes_first_and_is_shown_last() -> None:
     facts = replace(with_machine(memory=replace(MEMORY, swap_total=0), busy=0.9), build=None)
     severities = [SEVERITIES.index(finding.severity) for finding in find(facts)]
     assert severities == sorted(severities, reverse=True)
-    shown = format_findings(find(facts)).splitlines()
+    shown = format_findings(find(facts))
     assert shown.index(next(line for line in shown if line.startswith("error"))) > shown.index(
         next(line for line in shown if line.startswith("hint"))
     )
@@ -168,9 +168,9 @@ def test_a_gpu_that_the_build_uses_is_well() -> None:
 
 
 def test_findings_fit_a_narrow_window() -> None:
-    text = format_findings(find(FAULTS["a build for old processors"][0]), 40)
-    plain = [line for line in text.splitlines() if "pip" not in line and "==" not in line]
-    assert max(map(len, plain)) <= 40
+    lines = format_findings(find(FAULTS["a build for old processors"][0]), 40)
+    # Only what must be copied whole is longer.
+    assert all(len(line) < 40 or " " not in line.strip() for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_lines_for_people_say_the_same(capsys: pytest.CaptureFixture[str], smol_
     assert err == ""
     for name in ("edgespec", "processor", "memory", "disk", "cache", "llama.cpp", "model", "drafter"):
         assert any(line.startswith(name) for line in out.splitlines()), name
-    assert "ok       model: It fits into memory" in out
+    assert re.search("^ok +model: It fits into memory", out, re.MULTILINE)
 
 
 def test_a_model_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +222,7 @@ def test_a_damaged_configuration_is_found_and_stops_nothing(
     file.write_text("memry = '12GiB'\n")
     monkeypatch.setenv("EDGESPEC_CONFIG", str(file))
     assert main(["doctor", "--no-disk-check"]) == 1
-    assert "error    settings: There is no setting 'memry'" in capsys.readouterr().out
+    assert re.search("^error +settings: There is no setting 'memry'", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_library_that_cannot_be_loaded_is_a_finding() -> None:
