@@ -13,7 +13,7 @@ from platformdirs import user_cache_path
 
 from edgespec.encoding import Encoder
 from edgespec.engine import Engine
-from edgespec.errors import BackendError, EdgeSpecError, MemoryLimitError, UsageError
+from edgespec.errors import BackendError, MemoryLimitError, UsageError
 from edgespec.generation import MemoryUse
 from edgespec.hardware.curves import Costs
 from edgespec.hardware.probe import available_memory, usable_cores
@@ -25,7 +25,7 @@ from edgespec.models.identity import cache_identity
 from edgespec.models.pairing import differs
 from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.runtime import AbortFlag, Context, DecodeAborted, Model
-from edgespec.models.siblings import candidates
+from edgespec.models.siblings import drafter_to_take
 from edgespec.models.states import prompt_store
 from edgespec.models.template import ChatTemplate
 from edgespec.models.vocabulary import Vocabulary
@@ -202,14 +202,14 @@ class _Loader:
     def _load(self, path: Path, draft: str, kind: str | None, start: float) -> Engine:
         wish = self._wish
         header = gguf.read_header(path)
-        draft_path = _draft_path(draft, kind, self._on_progress) or self._known_drafter(header, draft, kind)
+        files = ModelFiles.of(header)
+        draft_path = _draft_path(draft, kind, self._on_progress) or self._known_drafter(files, draft, kind)
         if draft_path is not None:
             # Over a second, which it can spend while the weights are read.
             threading.Thread(target=__import__, args=("torch",), daemon=True).start()
         draft_header = gguf.read_header(draft_path) if draft_path else None
         headers = [header, draft_header] if draft_header else [header]
         prints = [footprint(h, n_cells=self._cells, n_outputs=self._nodes) for h in headers]
-        files = ModelFiles.of(header)
         prints[0] = replace(prints[0], weights=files.tensor_bytes)
         if draft_path is not None and prints[1].weights > prints[0].weights:
             self._notes.append(
@@ -301,30 +301,26 @@ class _Loader:
         except DecodeAborted:
             raise KeyboardInterrupt from None
 
-    def _known_drafter(self, header: gguf.GGUFHeader, draft: str, kind: str | None) -> Path | None:
+    def _known_drafter(self, files: ModelFiles, draft: str, kind: str | None) -> Path | None:
         """With "auto": the best drafter that is here for the target, and a note that says which."""
         if draft != "auto" or kind == "lookup":
             return None
-        for candidate in candidates(header):
-            if self._has_room(header, candidate.path):
-                self._notes.append(f"Drafting with {candidate.path.name}, {candidate.reason}.")
-                return candidate.path
+        found = drafter_to_take(
+            files.headers[0],
+            files.tensor_bytes,
+            budget=min(self._wish.memory or available_memory(), available_memory()),
+            n_cells=self._cells,
+            n_outputs=self._nodes,
+        )
+        if found is not None:
+            self._notes.append(f"Drafting with {found.path.name}, {found.reason}.")
+            return found.path
         if kind in ("model", "merged"):
             raise UsageError(
                 "No drafter is known for this target.",
                 "Name one with --draft PATH, or make one: edgespec draft make TARGET.",
             )
         return None
-
-    def _has_room(self, header: gguf.GGUFHeader, drafter: Path) -> bool:
-        """Whether a drafter can be read, and is small beside the target and within the budget."""
-        try:
-            small = footprint(gguf.read_header(drafter), n_cells=self._cells, n_outputs=self._nodes)
-            target = ModelFiles.of(header).tensor_bytes
-        except EdgeSpecError:
-            return False
-        budget = min(self._wish.memory or available_memory(), available_memory())
-        return small.weights < target and small.total < budget / 2
 
     def _policy(self, fingerprints: list[str]) -> TreePolicy:
         """The tree policy, with what it learned of this pair in earlier runs."""

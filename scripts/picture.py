@@ -20,14 +20,16 @@ def main() -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from tests import desk as desks
     from tests.desk import Desk
 
-    arguments = ["chat", *sys.argv[1:], "--max-tokens", "100"]
+    desks.DEADLINE_S = 600.0  # a large model takes its time
+    arguments = ["chat", *sys.argv[1:], "--max-tokens", "64"]
     with contextlib.closing(Desk(*arguments, columns=COLUMNS, lines=LINES)) as desk:
         desk.ask("Why is the sky blue?", until="tokens per pass")
         desk.ask("/tree", until="own choice")
         desk.wait_for(">>>")
-        screen = desk.coloured()
+        screen = desk.coloured()[:-1]  # without the prompt that waits for the next question
     console = Console(record=True, width=COLUMNS, file=open(Path("/dev/null"), "w"))  # noqa: PTH123, SIM115
     for line in screen:
         console.print(Text.assemble(*line), overflow="crop", no_wrap=True)

@@ -31,7 +31,7 @@ def read_attachment(name: str) -> tuple[Path, str]:
 
 
 def with_attachments(text: str, files: list[tuple[Path, str]]) -> tuple[str, list[Path]]:
-    """The question with `files`, and the files that it mentions by @path, in front.
+    """The question with `files`, and the files that it mentions by @path, in front, each once.
 
     A mention of something that is no file stays what it is.
 
@@ -47,7 +47,8 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> tuple[str, lis
         # What ends a sentence ends no path, unless there is such a file.
         for spelled in dict.fromkeys([name, name.rstrip(".,;:!?)")]):
             if spelled and Path(spelled).expanduser().is_file():
-                files.append(read_attachment(spelled))
+                if not any(path.samefile(Path(spelled).expanduser()) for path, _ in files if path.exists()):
+                    files.append(read_attachment(spelled))
                 break
     blocks = [f"{path.name}:\n{_fenced(content)}\n\n" for path, content in files]
     return "".join(blocks) + text, [path for path, _ in files]

@@ -56,6 +56,8 @@ def chat(
         raise UsageError("--json is not for a chat at a terminal.", "Pipe the questions in, a line each.")
     terminal.rule(config.rule)
     with ExitStack() as stack:
+        if typed:  # what is typed ahead, while the model is loaded too, shows when its turn comes
+            stack.enter_context(without_echo())
         file = None
         if session is not None:
             from edgespec.saved import SessionFile

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edgespec.cli import clipboard, settings
 from edgespec.cli.attach import read_attachment, with_attachments
 from edgespec.cli.completion import Completer, paths
-from edgespec.cli.terminal import format_details
+from edgespec.cli.terminal import details
 from edgespec.errors import ContextLengthError, EdgeSpecError, SessionError, UsageError
 
 if TYPE_CHECKING:
@@ -147,8 +147,9 @@ class TypedChat:
         raise UsageError(f"There is no command {name}.", hint)
 
     def _help(self, _rest: str) -> None:
-        for name, command in self._commands.items():
-            self._say(f"{f'{name} {command.value}':<17}{command.help}")
+        self._talk.terminal.rows(
+            {f"{name} {command.value}": command.help for name, command in self._commands.items()}
+        )
         self._say(_KEYS)
 
     def _clear(self, _rest: str) -> None:
@@ -203,9 +204,7 @@ class TypedChat:
             "system": self._session.system or "none",
             "session": str(self._session.file.path) if self._session.file else "not saved",
         }
-        width = max(map(len, rows)) + 2
-        for name, value in rows.items():
-            self._say(f"{name:<{width}}{value}")
+        self._talk.terminal.rows(rows)
 
     def _file(self, rest: str) -> None:
         path, text = read_attachment(rest.strip('"'))
@@ -270,7 +269,10 @@ class TypedChat:
 
     def _stats(self, _rest: str) -> None:
         answer = self._talk.last_answer
-        self._say(format_details(answer) if answer else "There is no answer yet.")
+        if answer is None:
+            self._say("There is no answer yet.")
+        else:
+            self._talk.terminal.rows(details(answer))
 
     def _tree(self, _rest: str) -> None:
         if not self._talk.draw_last_tree(shutil.get_terminal_size().columns - 1):

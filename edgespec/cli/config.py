@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from edgespec import settings
-from edgespec.errors import OutputError, UsageError
+from edgespec.errors import EdgeSpecError, OutputError, UsageError
 
 # What an answer or a place is for one time only.
 _NOT_SETTINGS = {"prompt", "input_name", "output_name", "answers", "session"}
 _SECRET = ("api-key",)
+WITHOUT_SETTINGS = ("config", "doctor")  # commands that a damaged file must not stop
 
 
 def config(
@@ -53,7 +54,7 @@ def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
     everywhere = settings.read_config(file)
     result: dict[str, dict[str, Any]] = {}
     for name, command in commands.items():
-        if name == "config":
+        if name in WITHOUT_SETTINGS:
             continue
         options = _options(command)
         own = everywhere.get(name, {})
@@ -70,6 +71,17 @@ def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
         if key not in result and _dashed(key) not in known:
             raise _unknown(key, key, [*known, *result], file)
     return result
+
+
+def settings_problem(context: typer.Context) -> EdgeSpecError | None:
+    """What is wrong with the configuration file; None if nothing is."""
+    assert context.parent is not None
+    commands: Any = context.parent.command
+    try:
+        defaults_from(settings.config_path(), commands.commands)
+    except EdgeSpecError as error:
+        return error
+    return None
 
 
 def _checked(command: Any, option: Any, key: str, value: Any, file: Path) -> Any:

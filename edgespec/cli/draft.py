@@ -81,7 +81,7 @@ def make(
     )
 
 
-@app.command("list")
+@app.command("list", epilog="Example:\n\nedgespec draft list")
 def list_drafters(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -51,10 +51,11 @@ class _Drawing:
     def lines(self) -> list[Text]:
         tree, path = self._tree, self._accepted.path
         drafted, taken = len(tree) - 1, len(path) - 1
+        heading = f"{drafted} drafted token{'' if drafted == 1 else 's'}, {taken} accepted, and the next one:"
+        if len(heading) > self._columns:
+            heading = f"{drafted} drafted, {taken} accepted, then:"
         lines = [
-            Text(
-                f"{drafted} drafted token{'' if drafted == 1 else 's'}, {taken} accepted, and the next one:"
-            ),
+            Text(heading),
             Text.assemble("● ", (self._token(0), ""), ("  the text so far ends here", "dim")),
         ]
         for place, node in enumerate(path):

@@ -16,7 +16,8 @@ import typer
 
 from edgespec import __version__, settings
 from edgespec.cli.chat import chat
-from edgespec.cli.config import config, defaults_from
+from edgespec.cli.config import WITHOUT_SETTINGS, config, defaults_from
+from edgespec.cli.doctor import doctor
 from edgespec.cli.draft import app as draft_app
 from edgespec.cli.generate import generate
 from edgespec.cli.models import app as models_app
@@ -52,7 +53,8 @@ app.command(
     epilog="Examples:\n\nedgespec plan llama3.3-70b\n\n"
     "edgespec plan large.gguf --draft small.gguf --memory 12GiB",
 )(plan)
-app.command()(config)
+app.command(epilog="Examples:\n\nedgespec doctor\n\nedgespec doctor large.gguf --json")(doctor)
+app.command(epilog="Examples:\n\nedgespec config\n\nedgespec config --init")(config)
 
 
 def _print_version(wanted: bool) -> None:
@@ -92,9 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _configured(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the configuration file says for each command; a damaged one must not stop `config` and help."""
+    """What the configuration file says for each command; a damaged one must not stop those without."""
     file = settings.config_path()
-    if not file.exists() or "config" in arguments[:1] or not arguments:
+    if not file.exists() or not arguments or arguments[0] in WITHOUT_SETTINGS:
         return {}
     command: Any = typer.main.get_command(app)
     return defaults_from(file, command.commands)
@@ -105,6 +107,8 @@ def _report(error: Exception, *, verbose: bool) -> int:
     match error:
         case EdgeSpecError():
             what, hint, code = error.what, error.hint, error.exit_code
+        case typer.TyperException() if not error.format_message():
+            return error.exit_code  # a group of commands without one: its help was printed
         case typer.TyperException():
             what, hint, code = error.format_message(), _help_hint(error), error.exit_code
         case typer.Abort() | BrokenPipeError():

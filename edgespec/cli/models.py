@@ -35,12 +35,14 @@ def pull(
     """Download a model into the Hub's cache; prints its path."""
     from edgespec.models import catalog
     from edgespec.models import pull as pulling
+    from edgespec.models.gguf import read_header
 
     terminal = Terminal(quiet=quiet)
     with terminal.working() as progress:
         name = catalog.hub_name_of(model)
         if name is None:
             found = catalog.resolve(model, progress)
+            read_header(found.path)  # a path may lead nowhere
         else:
             found = pulling.pull(name, progress, refresh=refresh)
     for note in found.notes:
@@ -51,7 +53,7 @@ def pull(
         results().text(f"{found.path}\n")
 
 
-@app.command("list")
+@app.command("list", epilog="Examples:\n\nedgespec models list\n\nedgespec models list --all")
 def list_models(
     everything: Annotated[bool, typer.Option("--all", help="The catalog too: what could be pulled.")] = False,
     as_json: Json = False,
@@ -91,7 +93,7 @@ def list_models(
         out.text(("\n" if here else "") + table(("CATALOG", "SIZE", "FAMILY", "", "DRAFTERS"), lines))
 
 
-@app.command()
+@app.command(epilog="Example:\n\nedgespec models show bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
 def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     """Say what a model is and how it would run here; one on the Hub is not downloaded for that."""
     from edgespec.hardware.probe import available_memory
@@ -203,7 +205,7 @@ def widen(
         terminal.note(f"{readable(n_bytes)}, widened: its answers are those of {path.name}.")
 
 
-@app.command()
+@app.command(epilog="Example:\n\nedgespec models remove llama3.2-3b")
 def remove(
     model: Model,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

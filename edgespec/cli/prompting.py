@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
     from edgespec.cli.completion import Completion
+
+_HINTS = ("Ask something; /help lists the commands", "Ask something, or /help")
 
 Complete = Callable[[str], list["Completion"]]
 
@@ -58,7 +61,8 @@ class TypedKeyboard:
     def _read_line(self, prompt: str) -> str:
         from prompt_toolkit.formatted_text import FormattedText
 
-        hint = "Ask something; /help lists the commands" if prompt == ">>> " else ""
+        room = shutil.get_terminal_size().columns - len(prompt)
+        hint = next((hint for hint in _HINTS if len(hint) < room), "") if prompt == ">>> " else ""
         return self._session.prompt(prompt, placeholder=FormattedText([("class:hint", hint)]))
 
 

@@ -43,11 +43,11 @@ class ResultFile:
             raise OutputError(f"{name} is the input file.", "Give another name to --output.")
         try:
             self._file = path.open("a", encoding="utf-8", newline="\n")
-        except FileNotFoundError as error:
-            raise OutputError(
-                f"{name} cannot be written: there is no folder {path.parent}.", "Make the folder first."
-            ) from error
         except OSError as error:
+            if not path.parent.exists():
+                raise OutputError(
+                    f"{name} cannot be written: there is no folder {path.parent}.", "Make the folder first."
+                ) from error
             raise OutputError(
                 f"{name} cannot be written: {error.strerror}.", "Give another name to --output."
             ) from error

@@ -14,7 +14,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -116,6 +116,13 @@ class Terminal:
         """Say something that a person may want to know."""
         if not self._quiet:
             _print(text)
+
+    def rows(self, rows: Mapping[str, str]) -> None:
+        """Say things with a name each, in two columns."""
+        if not self._quiet:
+            width = shutil.get_terminal_size().columns if is_terminal(sys.stderr) else None
+            for line in in_columns([*rows.items()], width):
+                _print(line)
 
     def detail(self, text: str) -> None:
         """Say something that only `--verbose` wants to know."""
@@ -296,10 +303,10 @@ def format_statistics(generation: Generation) -> str:
     )
 
 
-def format_details(generation: Generation) -> str:
-    """The figures of an answer, a line each."""
+def details(generation: Generation) -> dict[str, str]:
+    """The figures of an answer, by name."""
     timings, memory = generation.timings, generation.memory
-    rows = {
+    return {
         "prompt": f"{generation.prompt_tokens} tokens, read in {timings.prefill_s:.2f} s",
         "answer": f"{len(generation.tokens)} tokens in {timings.decode_s:.2f} s, "
         f"{generation.tokens_per_second:.1f} tokens/s, ended by {generation.finish_reason}",
@@ -313,7 +320,6 @@ def format_details(generation: Generation) -> str:
         "memory": f"{memory.peak_rss_bytes / 2**30:.2f} GiB at most of {memory.budget_bytes / 2**30:.2f} GiB",
         "mode": _mode(generation) + (f", seed {generation.seed}" if generation.seed else ""),
     }
-    return "\n".join(f"{name:<8}{value}" for name, value in rows.items())
 
 
 def results() -> ResultStream:
@@ -330,6 +336,30 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for line in lines
     )
     return "".join(f"{line}\n" for line in text)
+
+
+def in_columns(rows: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
+    """Lines with a name and a text each; a text is broken between words to the right of the names.
+
+    Args:
+        width: of the window; None breaks nothing, so that it can be piped on.
+    """
+    import textwrap
+
+    margin = max((len(name) for name, _ in rows), default=0) + 2
+    if width is None:
+        return [f"{name:<{margin}}{text}".rstrip() for name, text in rows]
+    lines: list[str] = []
+    for name, text in rows:
+        lines += textwrap.wrap(
+            text,
+            max(width - 1, margin + 12),
+            initial_indent=f"{name:<{margin}}",
+            subsequent_indent=" " * margin,
+            break_long_words=False,  # paths are copied
+            break_on_hyphens=False,
+        ) or [name]
+    return lines
 
 
 def _mode(generation: Generation) -> str:

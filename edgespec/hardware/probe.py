@@ -1,73 +1,56 @@
-"""What this machine has: memory that may be used, and what the process uses."""
+"""What this machine has; each part is looked at in a file of its own."""
 
 from __future__ import annotations
 
-import os
-import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import psutil
+from edgespec.hardware.cores import Cores, probe_cores, usable_cores
+from edgespec.hardware.disks import Disk, disk_of
+from edgespec.hardware.gpus import Gpu, probe_gpus
+from edgespec.hardware.groups import ROOT
+from edgespec.hardware.memory import Memory, available_memory, peak_rss, probe_memory
+from edgespec.hardware.power import Power, busy_share, probe_power
 
-_CGROUPS = Path("/sys/fs/cgroup")
-
-
-def available_memory() -> int:
-    """Bytes that can be used without swapping: the system's, or less inside a container."""
-    return min([int(psutil.virtual_memory().available), *_container_room()])
-
-
-def usable_cores() -> int:
-    """Cores this process may run on; affinity counted."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+__all__ = ["Machine", "available_memory", "disk_of", "peak_rss", "probe", "usable_cores"]
 
 
-def peak_rss() -> int:
-    """Most bytes of memory this process has held."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+@dataclass(frozen=True)
+class Machine:
+    """A machine, as far as it can be known.
+
+    Attributes:
+        disk: of the path that was asked about.
+        busy: share of the cores' time that programs took while it was looked at; None if not told.
+    """
+
+    cores: Cores
+    memory: Memory
+    disk: Disk
+    gpus: tuple[Gpu, ...]
+    power: Power
+    busy: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        record = asdict(self)
+        record["disk"]["path"] = str(self.disk.path)
+        return record
 
 
-def _container_room() -> list[int]:
-    """Bytes left in each memory control group around this process, versions 1 and 2."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    rooms = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            rooms += _rooms(_CGROUPS, path, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            rooms += _rooms(
-                _CGROUPS / "memory",
-                path,
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            )
-    return rooms
+def probe(path: Path | None = None, root: Path = ROOT) -> Machine:
+    """Look at this machine; takes about a quarter of a second, and fails nowhere.
 
-
-def _rooms(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> list[int]:
-    """Room in a group and in all groups around it; a limit holds for everything inside."""
-    group = root / path.lstrip("/")
-    rooms = []
-    while group.is_relative_to(root):
-        try:
-            most = (group / limit).read_text().strip()
-            used = int((group / usage).read_text())
-            stat = dict(row.split() for row in (group / "memory.stat").read_text().splitlines())
-            if most != "max" and int(most) < 2**60:  # version 1 writes a huge number for none
-                rooms.append(max(int(most) - used + int(stat.get(reclaimable, 0)), 0))
-        except (OSError, ValueError):
-            pass  # outside a container's view, or no such limit
-        group = group.parent
-    return rooms
+    Args:
+        path: whose disk to look at; the current folder's without one.
+        root: where /proc and /sys are.
+    """
+    return Machine(
+        cores=probe_cores(root),
+        memory=probe_memory(root),
+        disk=disk_of(path or Path(), root),
+        gpus=probe_gpus(root),
+        power=probe_power(root),
+        busy=busy_share(),
+    )

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from edgespec.errors import EdgeSpecError
 from edgespec.models import catalog
-from edgespec.models.gguf import GGUFHeader
+from edgespec.models.footprint import footprint
+from edgespec.models.gguf import GGUFHeader, read_header
 from edgespec.models.registry import MADE, REGISTERED, Registry
 
 
@@ -49,6 +50,26 @@ def candidates(header: GGUFHeader, registry: Registry | None = None) -> list[Can
         if candidate.path not in [other.path for other in found] and candidate.path != header.path:
             found.append(candidate)
     return found
+
+
+def drafter_to_take(
+    header: GGUFHeader, target_bytes: int, *, budget: int, n_cells: int, n_outputs: int
+) -> Candidate | None:
+    """What `--draft auto` takes: the first candidate that is small beside the target and the budget.
+
+    Args:
+        target_bytes: of the target's weights, in all its files.
+        budget: bytes of memory for everything.
+        n_cells, n_outputs: of the drafter's context; see `footprint`.
+    """
+    for candidate in candidates(header):
+        try:
+            small = footprint(read_header(candidate.path), n_cells=n_cells, n_outputs=n_outputs)
+        except EdgeSpecError:
+            continue  # it cannot be read
+        if small.weights < target_bytes and small.total < budget / 2:
+            return candidate
+    return None
 
 
 def entry_of(path: Path) -> catalog.Entry | None:

@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,7 +29,14 @@ from edgespec.cli.jobs import read_jobs
 from edgespec.cli.main import app, main
 from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, parse_size
 from edgespec.cli.prompting import join_lines
-from edgespec.cli.terminal import ResultStream, Terminal, format_details, format_prefill, format_statistics
+from edgespec.cli.terminal import (
+    ResultStream,
+    Terminal,
+    details,
+    format_prefill,
+    format_statistics,
+    in_columns,
+)
 from edgespec.errors import ContextLengthError, OutputError, UsageError
 from edgespec.generation import Chunk, Generation, GenerationConfig, PassRecord
 
@@ -127,6 +135,25 @@ def write_lines(path: Path, *lines: object) -> Path:
 # Help and options
 
 
+def test_columns_are_broken_between_words_and_paths_are_not() -> None:
+    rows = [
+        ("/set NAME VALUE", "change a setting"),
+        ("path", "/a/long/folder/with/a/file.json"),
+        ("none", ""),
+    ]
+    assert in_columns(rows) == [
+        "/set NAME VALUE  change a setting",
+        "path             /a/long/folder/with/a/file.json",
+        "none",
+    ]
+    assert in_columns(rows, 30) == [
+        "/set NAME VALUE  change a",
+        "                 setting",
+        "path             /a/long/folder/with/a/file.json",
+        "none",
+    ]
+
+
 def test_help_imports_nothing_slow() -> None:
     program = f"import sys, edgespec.cli.main; print([m for m in {SLOW_TO_IMPORT} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -141,6 +168,41 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_a_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert "Usage: edgespec" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("group", ["models", "draft"])
+def test_a_group_without_a_command_prints_its_help_and_no_empty_error(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([group]) == 2
+    out, err = capsys.readouterr()
+    assert f"Usage: edgespec {group}" in out + err
+    assert "Error" not in err
+
+
+def test_a_path_that_leads_nowhere_is_not_pulled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["models", "pull", str(tmp_path / "none.gguf")]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[0]) == ("", f"Error: {tmp_path / 'none.gguf'} does not exist.")
+
+
+def test_every_command_ends_its_help_with_examples_that_can_be_typed() -> None:
+    def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+        for name, below in getattr(command, "commands", {}).items():
+            yield from leaves(below, (*words, name))
+        if not getattr(command, "commands", {}):
+            yield words, command
+
+    for words, command in leaves(typer.main.get_command(app), ("edgespec",)):
+        examples = [line for line in (command.epilog or "").split("\n\n") if line.startswith("edgespec")]
+        assert examples, words
+        flags = {
+            flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)
+        }
+        for example in examples:
+            typed = shlex.split(example)
+            assert tuple(typed[: len(words)]) == words
+            assert {word for word in typed if word.startswith("-")} <= flags
 
 
 def test_every_shared_option_has_its_environment_variable() -> None:
@@ -816,6 +878,14 @@ def test_files_go_with_the_next_question(typed: Any, engine: TalkingEngine, tmp_
     ]
 
 
+def test_a_file_that_is_named_twice_goes_once(typed: Any, engine: TalkingEngine, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.md"
+    notes.write_text("Buy milk.")
+    _, err, _ = typed(f"/file {notes}", f"What do @{notes} and @{tmp_path}/./notes.md say?")
+    assert err[-1] == f"Attached: {notes}"
+    assert engine.asked[0][0].count("Buy milk.") == 1
+
+
 def test_a_binary_file_is_not_attached(typed: Any, tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"\x89PNG\xff")
     _, err, _ = typed(f"/file {tmp_path / 'x.png'}")
@@ -946,7 +1016,7 @@ def test_lossy_output_is_labelled(engine: TalkingEngine, capsys: pytest.CaptureF
         assert capsys.readouterr() == ("Blue as ever.\n", told)
     answer = Generation(verify="lenience:factor=0.5", lossy=True)
     assert format_statistics(answer).endswith(", lossy (lenience:factor=0.5)")
-    assert "mode    lossy (lenience:factor=0.5)" in format_details(answer)
+    assert details(answer)["mode"] == "lossy (lenience:factor=0.5)"
     assert answer.to_json("Hi")["speculation"]["lossy"] is True
 
 

@@ -36,6 +36,7 @@ def test_runs_are_one_line_and_lines_are_cut() -> None:
     tree = TokenTree.chain([0, 1, 2, 4], list(np.log([1.0, 0.5, 0.5, 0.25])))
     lines = drawn(tree, Acceptance((0,), 7), columns=22)
     assert lines[2:] == ["│ ╰ cat 50% · dog 100…", "◆ end  the target's o…"]
+    assert drawn(tree, Acceptance((0,), 7), columns=39)[0] == "3 drafted, 0 accepted, then:"
 
 
 def test_many_branches_are_counted() -> None:

@@ -1,0 +1,232 @@
+"""Everything that decides how EdgeSpec runs on a machine, gathered once; nothing here judges."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from platformdirs import user_cache_path
+
+from edgespec.errors import EdgeSpecError
+from edgespec.hardware.disks import Disk, disk_of, read_speed
+from edgespec.hardware.probe import Machine, probe
+
+if TYPE_CHECKING:
+    from edgespec.models.build import Build
+    from edgespec.models.hub import Hub
+
+Progress = Callable[[str, float], None]
+
+_CONTEXT, _OUTPUTS = 4096 + 512, 64  # what loading takes where nobody asks for something else
+_WORTH_READING = 64 << 20  # bytes: of a smaller file no speed can be told
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model that was asked about.
+
+    Attributes:
+        path: its first file; None if it is on the Hub only.
+        described: as models.describe.describe.
+        drafter, drafter_reason: what `--draft auto` would take; empty if nothing is known.
+    """
+
+    name: str
+    path: Path | None
+    described: dict[str, Any]
+    drafter: str = ""
+    drafter_reason: str = ""
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """How it would be held here; its "verdict" is "fits", "streams" or "too large"."""
+        memory: dict[str, Any] = self.described["memory"]
+        return memory
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A machine, the llama.cpp build, the settings and maybe a model.
+
+    Attributes:
+        machine: with the disk of the model; of the largest model here, or else of the cache, without one.
+        cache: the disk of the folder for packed layers and what else EdgeSpec keeps.
+        build: None if llama.cpp cannot be loaded; `build_problem` says why.
+        no_streaming: why weights cannot be streamed here; empty if they can.
+        speed: bytes a second read from `speed_file`; None if that was not measured.
+        settings_problem, model_problem: what the configuration file or the model's name led to.
+        compiler: whether there is a C and a C++ compiler.
+    """
+
+    machine: Machine
+    cache: Disk
+    build: Build | None = None
+    build_problem: str = ""
+    no_streaming: str = ""
+    speed: float | None = None
+    speed_file: Path | None = None
+    model: ModelFacts | None = None
+    model_problem: EdgeSpecError | None = None
+    settings_problem: EdgeSpecError | None = None
+    compiler: bool = True
+    offline: bool = False
+    token: bool = False
+    endpoint: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see, but for the problems."""
+        from edgespec import __version__
+
+        model = self.model
+        return {
+            "edgespec": __version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "machine": self.machine.to_json(),
+            "cache": asdict(self.cache) | {"path": str(self.cache.path)},
+            "build": asdict(self.build) if self.build else None,
+            "streams": self.build is not None and not self.no_streaming,
+            "read_bytes_per_second": self.speed,
+            "read_file": str(self.speed_file) if self.speed_file else None,
+            "compiler": self.compiler,
+            "hub": {"endpoint": self.endpoint, "offline": self.offline, "token": self.token},
+            "model": {
+                "name": model.name,
+                "path": str(model.path) if model.path else None,
+                "drafter": model.drafter or None,
+                "drafter_reason": model.drafter_reason or None,
+                **model.described,
+            }
+            if model
+            else None,
+        }
+
+
+def gather(
+    model: str | None = None,
+    *,
+    measure_disk: bool = True,
+    settings_problem: EdgeSpecError | None = None,
+    on_progress: Progress = lambda _what, _fraction: None,
+) -> Facts:
+    """Look at everything; takes two seconds or so, and what fails becomes a fact."""
+    from edgespec.models.hub import Hub
+
+    on_progress("Looking at this machine", 0.0)
+    cache = user_cache_path("edgespec")
+    # First, while this program itself does nothing.
+    machine = probe(cache)
+    cache_disk = machine.disk
+    hub = Hub.from_environment()
+    build, build_problem, no_streaming = _look_at_build()
+    seen: ModelFacts | None = None
+    model_problem: EdgeSpecError | None = None
+    if model is not None:
+        try:
+            seen = _look_at_model(model, machine.memory.available, on_progress)
+        except EdgeSpecError as error:
+            model_problem = error
+        except OSError as error:
+            model_problem = EdgeSpecError(f"The model '{model}' cannot be looked at: {error}.")
+    file = seen.path if seen else None if model else _largest_here(hub)
+    if file is not None:
+        from dataclasses import replace
+
+        machine = replace(machine, disk=disk_of(file))
+    speed = None
+    if measure_disk and file is not None and _size(file) >= _WORTH_READING:
+        on_progress("Reading from the disk", 0.0)
+        speed = read_speed(file)
+    return Facts(
+        machine=machine,
+        cache=cache_disk,
+        build=build,
+        build_problem=build_problem,
+        no_streaming=no_streaming,
+        speed=speed,
+        speed_file=file if speed is not None else None,
+        model=seen,
+        model_problem=model_problem,
+        settings_problem=settings_problem,
+        compiler=_has_compiler(),
+        offline=hub.offline,
+        token=bool(hub.token),
+        endpoint=hub.endpoint,
+    )
+
+
+def _look_at_build() -> tuple[Build | None, str, str]:
+    """The build, why there is none, and why it cannot stream."""
+    try:
+        from edgespec.models.build import current_build
+        from edgespec.offload.ggml import UnsupportedBuild
+        from edgespec.offload.opening import check_supported
+
+        build = current_build()
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+        AttributeError,
+    ) as error:  # a library that is missing or broken
+        return None, str(error).splitlines()[0] if str(error) else type(error).__name__, ""
+    try:
+        check_supported()
+    except UnsupportedBuild as error:
+        return build, "", str(error)
+    return build, "", ""
+
+
+def _look_at_model(model: str, available: int, on_progress: Progress) -> ModelFacts:
+    from edgespec.models.describe import describe
+    from edgespec.models.siblings import drafter_to_take
+    from edgespec.models.sight import look_at
+
+    seen = look_at(model, on_progress)
+    taken = drafter_to_take(
+        seen.headers[0],
+        sum(header.tensor_bytes for header in seen.headers),
+        budget=available,
+        n_cells=_CONTEXT,
+        n_outputs=_OUTPUTS,
+    )
+    return ModelFacts(
+        model,
+        seen.path,
+        describe(seen.headers, available=available),
+        drafter=str(taken.path) if taken else "",
+        drafter_reason=taken.reason if taken else "",
+    )
+
+
+def _largest_here(hub: Hub) -> Path | None:
+    """The largest file that a model was loaded from here, or could be."""
+    from edgespec.models.present import present_models
+
+    try:
+        files = [model.path for model in present_models(hub)]
+    except (EdgeSpecError, OSError):
+        return None
+    return max(files, key=_size, default=None)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _has_compiler() -> bool:
+    """Whether programs by the usual names are there; on Windows theirs are not found by name."""
+    if os.name == "nt":
+        return True
+    c, cxx = os.environ.get("CC", "cc").split()[:1], os.environ.get("CXX", "c++").split()[:1]
+    return any(map(shutil.which, [*c, "cc", "gcc", "clang"])) and any(
+        map(shutil.which, [*cxx, "c++", "g++", "clang++"])
+    )

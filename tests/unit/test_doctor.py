@@ -1,0 +1,245 @@
+"""The doctor: each fault is found from its facts, and nothing else; it never crashes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli.doctor import describe, format_findings
+from edgespec.cli.main import main
+from edgespec.doctor.facts import Facts, ModelFacts, gather
+from edgespec.doctor.findings import ERROR, HINT, OK, SEVERITIES, WARNING, Finding, find
+from edgespec.errors import ModelFileError, UsageError
+from edgespec.hardware.cores import Cores
+from edgespec.hardware.disks import Disk
+from edgespec.hardware.gpus import Gpu
+from edgespec.hardware.memory import Memory
+from edgespec.hardware.power import Power
+from edgespec.hardware.probe import Machine
+from edgespec.models.build import Build, Device, parse_features
+
+GIB = 1 << 30
+
+CORES = Cores("A fine processor", 8, 8, None, 8, ("AVX2", "AVX512"))
+MEMORY = Memory(32 * GIB, 24 * GIB, swap_total=8 * GIB, overcommit=0)
+DISK = Disk(Path("/home/me"), "/dev/nvme0n1p2", "nvme", "ext4", 500 * GIB, 900 * GIB, direct=True)
+BUILD = Build("0.3.36", ("AVX2", "AVX512", "REPACK"), (), offloads=False)
+WELL = Facts(Machine(CORES, MEMORY, DISK, (), Power(), 0.02), DISK, BUILD, speed=3e9)
+
+
+def with_machine(**parts: Any) -> Facts:
+    return replace(WELL, machine=replace(WELL.machine, **parts))
+
+
+def with_model(verdict: str, drafter: str = "/models/small.gguf") -> Facts:
+    memory = {
+        "verdict": verdict,
+        "needed_bytes": 40 * GIB,
+        "available_bytes": 24 * GIB,
+        "least_bytes": 30 * GIB,
+        "streamed_bytes_per_pass": 18 * GIB,
+    }
+    described = {
+        "memory": memory,
+        "bytes": 38 * GIB,
+        "title": "Big",
+        "quantization": [{"types": {"Q4_K": 1, "F32": 1}}],
+    }
+    return replace(WELL, model=ModelFacts("big", Path("/models/big.gguf"), described, drafter, "registered"))
+
+
+def wrong(facts: Facts) -> list[Finding]:
+    return [finding for finding in find(facts) if finding.severity != OK]
+
+
+def test_of_a_machine_that_is_well_nothing_is_wrong() -> None:
+    assert wrong(WELL) == []
+    assert format_findings(find(WELL))[-1].strip() == "Nothing is wrong here."
+
+
+FAULTS = {
+    "no llama.cpp": (replace(WELL, build=None, build_problem="no libllama.so"), ERROR, "no libllama.so"),
+    "a build for old processors": (
+        replace(WELL, build=replace(BUILD, features=("AVX2",))),
+        WARNING,
+        'AVX512.*CMAKE_ARGS="-DGGML_NATIVE=ON" pip install .*llama-cpp-python==0.3.36',
+    ),
+    "no streaming": (replace(WELL, no_streaming="a tensor's size is 5"), WARNING, "a tensor's size is 5"),
+    "an idle gpu": (
+        with_machine(gpus=(Gpu("RTX 3060", "NVIDIA", 12 * GIB),)),
+        HINT,
+        "RTX 3060.*-DGGML_CUDA=on.*",
+    ),
+    "few cores' time": (with_machine(cores=replace(CORES, quota=1.5)), HINT, "1.5 of 8 cores"),
+    "a busy machine": (with_machine(busy=0.93), WARNING, "93%.*--threads"),
+    "strict overcommit": (
+        with_machine(memory=replace(MEMORY, overcommit=2, commit_left=3 * GIB)),
+        WARNING,
+        "3.0 GiB are left.*sysctl vm.overcommit_memory=0",
+    ),
+    "few addresses": (
+        with_machine(memory=replace(MEMORY, address_space=GIB)),
+        WARNING,
+        "ulimit -v unlimited",
+    ),
+    "no swap": (with_machine(memory=replace(MEMORY, swap_total=0)), HINT, "no swap"),
+    "full swap": (
+        with_machine(memory=replace(MEMORY, swap_used=6 * GIB)),
+        WARNING,
+        "6.0 GiB of 8.0 GiB swap",
+    ),
+    "no memory": (with_machine(memory=replace(MEMORY, available=GIB // 2)), WARNING, "512.0 MiB"),
+    "a disk that turns": (with_machine(disk=replace(DISK, kind="hdd")), WARNING, "turns.*SSD"),
+    "a disk elsewhere": (with_machine(disk=replace(DISK, kind="network")), WARNING, "network"),
+    "a slow disk": (replace(WELL, speed=120e6), WARNING, "120 MB/s.*8.3 s for each GB"),
+    "a disk that could be faster": (replace(WELL, speed=540e6), HINT, "540 MB/s"),
+    "no direct reads": (with_machine(disk=replace(DISK, direct=False)), HINT, "page cache"),
+    "a cache in memory": (replace(WELL, cache=replace(DISK, kind="tmpfs")), WARNING, "XDG_CACHE_HOME"),
+    "a cache on a slower disk": (replace(WELL, cache=replace(DISK, kind="hdd")), WARNING, "--pack never"),
+    "a full cache": (
+        replace(WELL, cache=replace(DISK, free=GIB)),
+        WARNING,
+        "1.0 GiB are free.*models remove",
+    ),
+    "no room for packed layers": (
+        replace(with_model("streams"), cache=replace(DISK, free=20 * GIB)),
+        HINT,
+        "38.0 GiB, and 20.0 GiB are free",
+    ),
+    "power saving": (with_machine(power=Power(profile="low-power")), WARNING, "low-power.*powerprofilesctl"),
+    "battery": (with_machine(power=Power(on_battery=True, charge=0.5)), HINT, "battery, 50% full"),
+    "a damaged file of settings": (
+        replace(WELL, settings_problem=UsageError("config.toml is no TOML.", "Correct it.")),
+        ERROR,
+        "config.toml is no TOML. Correct it.",
+    ),
+    "offline": (replace(WELL, offline=True), HINT, "HF_HUB_OFFLINE"),
+    "no compiler": (replace(WELL, compiler=False), HINT, "build-essential"),
+    "a model that is not there": (
+        replace(WELL, model_problem=ModelFileError("There is no model 'x'.", "Did you mean y?")),
+        ERROR,
+        "no model 'x'. Did you mean y",
+    ),
+    "a model that is too large": (with_model("too large"), ERROR, "30.0 GiB.*24.0 GiB are free"),
+    "a model without a drafter": (with_model("fits", drafter=""), HINT, "edgespec draft make big"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_found_alone_with_what_to_do(name: str) -> None:
+    facts, severity, words = FAULTS[name]
+    (finding,) = wrong(facts)
+    assert finding.severity == severity
+    assert re.search(words, f"{finding.what} {finding.do}")
+    assert finding.do
+    # And shown as well as counted.
+    assert any(finding.what in line for line in format_findings(find(facts)))
+    describe(facts)
+
+
+def test_the_worst_comes_first_and_is_shown_last() -> None:
+    facts = replace(with_machine(memory=replace(MEMORY, swap_total=0), busy=0.9), build=None)
+    severities = [SEVERITIES.index(finding.severity) for finding in find(facts)]
+    assert severities == sorted(severities, reverse=True)
+    shown = format_findings(find(facts))
+    assert shown.index(next(line for line in shown if line.startswith("error"))) > shown.index(
+        next(line for line in shown if line.startswith("hint"))
+    )
+
+
+def test_a_streamed_model_is_told_by_the_second() -> None:
+    (finding,) = [f for f in find(with_model("streams")) if f.about == "model"]
+    assert finding.severity == OK
+    assert "18.0 GiB are read from disk in every pass, 6.4 s at" in finding.what
+
+
+def test_a_gpu_that_the_build_uses_is_well() -> None:
+    gpu = Device("CUDA0", "RTX 3060", "gpu", 11 * GIB, 12 * GIB)
+    facts = replace(with_machine(gpus=(Gpu("RTX 3060", "NVIDIA"),)), build=replace(BUILD, devices=(gpu,)))
+    assert wrong(facts) == []
+    assert any("RTX 3060, with --gpu-layers" in finding.what for finding in find(facts))
+
+
+def test_findings_fit_a_narrow_window() -> None:
+    lines = format_findings(find(FAULTS["a build for old processors"][0]), 40)
+    # Only what must be copied whole is longer.
+    assert all(len(line) < 40 or " " not in line.strip() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "features"),
+    [
+        ("CPU : SSE3 = 1 | AVX2 = 1 | REPACK = 1 | ", ("SSE3", "AVX2", "REPACK")),
+        ("CUDA : ARCHS = 860 | CPU : NEON = 1 | SVE_CNT = 0 | DOTPROD = 1 | ", ("ARCHS", "NEON", "DOTPROD")),
+        ("", ()),
+    ],
+)
+def test_llama_cpps_own_words(line: str, features: tuple[str, ...]) -> None:
+    assert parse_features(line) == features
+
+
+# The real thing
+
+
+def test_this_machine_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--json", "--no-disk-check"])
+    out, err = capsys.readouterr()
+    assert err == ""
+    (line,) = out.splitlines()
+    record = json.loads(line)
+    assert code == (1 if any(f["severity"] == ERROR for f in record["findings"]) else 0)
+    assert all(f["do"] for f in record["findings"] if f["severity"] != OK)
+    assert record["streams"] is True
+    assert record["build"]["devices"]
+    assert record["model"] is None
+
+
+def test_lines_for_people_say_the_same(capsys: pytest.CaptureFixture[str], smol_path: Path) -> None:
+    assert main(["doctor", str(smol_path)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for name in ("edgespec", "processor", "memory", "disk", "cache", "llama.cpp", "model", "drafter"):
+        assert any(line.startswith(name) for line in out.splitlines()), name
+    assert re.search("^ok +model: It fits into memory", out, re.MULTILINE)
+
+
+def test_a_model_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "smolm2-135m", "--no-disk-check"]) == 1
+    assert "Did you mean smollm2-135m" in capsys.readouterr().out
+
+
+def test_a_damaged_configuration_is_found_and_stops_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("memry = '12GiB'\n")
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(file))
+    assert main(["doctor", "--no-disk-check"]) == 1
+    assert re.search("^error +settings: There is no setting 'memry'", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_library_that_cannot_be_loaded_is_a_finding() -> None:
+    program = (
+        "import sys; sys.modules['llama_cpp'] = None\n"
+        "from edgespec.cli.main import main; sys.exit(main(['doctor', '--no-disk-check']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "llama.cpp cannot be loaded" in done.stdout
+
+
+def test_a_disk_is_only_read_where_it_may_be(monkeypatch: pytest.MonkeyPatch, smol_path: Path) -> None:
+    told: list[str] = []
+    facts = gather(str(smol_path), measure_disk=False, on_progress=lambda what, _: told.append(what))
+    assert (facts.speed, facts.speed_file) == (None, None)
+    assert "Reading from the disk" not in told
+    facts = gather(str(smol_path), on_progress=lambda what, _: told.append(what))
+    assert "Reading from the disk" in told
+    assert facts.speed is None or facts.speed_file == smol_path
