@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from edgespec import __version__, settings
+from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
 from edgespec.cli.config import config, defaults_from
 from edgespec.cli.draft import app as draft_app
@@ -43,6 +44,10 @@ app.add_typer(draft_app)
 app.command(
     epilog="Examples:\n\nedgespec serve\n\nedgespec serve large.gguf --memory 12GiB --port 8000",
 )(serve)
+app.command(
+    epilog="Examples:\n\nedgespec bench\n\nedgespec bench big.gguf --memory 12GiB --html bench.html\n\n"
+    "edgespec bench --synthesize 8GiB --memory-cap 4GiB",
+)(bench)
 app.command()(config)
 
 
