@@ -25,12 +25,13 @@ from edgespec.models.footprint import footprint, readable
 from edgespec.models.gguf import GGUFHeader, read_header
 from edgespec.models.siblings import candidates
 from edgespec.offload.budget import bytes_needed
-from edgespec.offload.layout import ModelFiles
+from edgespec.offload.layout import ModelFiles, round_up
 
 Progress = Callable[[str, float], None]
 
 _NODES = 64  # that a target is always loaded for
 _SPARE_CELLS = 512
+_TEMPLATE_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -86,21 +87,22 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         EdgeSpecError: something is missing, or cannot be.
     """
     questions = read_questions(request.workload) if request.workload else own_questions()
-    questions = balanced(questions, request.prompts)
+    texts = [question.text for question in balanced(questions, request.prompts)]
     if request.compare:
         # Before anything takes time: whether the second program is needed is known for sure later.
         find_programs(request.compare, speculative=False)
     source = catalog.find(request.model, on_progress)
     with contextlib.ExitStack() as stack:
-        target, marks = source, tuple[str, ...]()
+        target = source
         load = dict(request.load)
+        load.setdefault("context", context_for(texts, request.config.max_tokens or 0))
         if request.synthesize is not None:
             load.setdefault("draft", str(source))
             target = stack.enter_context(
                 widened_target(source, request.synthesize, keep=request.keep, on_progress=on_progress)
             )
-            marks = ("widened",)
         header = read_header(target)
+        marks: tuple[str, ...] = ("widened",) if "edgespec.widened_from" in header.metadata else ()
         drafter = _drafter(header, load.get("draft", "auto"), on_progress)
         if load.get("draft") not in (None, "auto", "none", "lookup"):
             load["draft"] = str(drafter)
@@ -110,16 +112,24 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         files = ModelFiles.of(header)
         wishes = Wishes(target, load, request.trees, request.memory, request.cap, request.offload, marks)
         room = available_memory()
-        needed = _bytes_needed(header, files, drafter, load, request.trees)
+        needed = _bytes_needed(header, files, drafter, load["context"], request.trees)
         settings = rows_for(
             wishes, fits=needed <= min(wishes.limit or room, room), fits_machine=needed <= room
         )
-        texts = [question.text for question in questions]
         plan = Plan(request.config, texts, request.repetitions, request.row_seconds, request.cap, files.paths)
-        others = _llama_cpp(request, programs, target, drafter, files, marks) if programs else None
+        others = _llama_cpp(request, load, programs, drafter, files, marks) if programs else None
         about = _about(request, header, files, wishes, len(texts))
         about["draft"] = drafter.name if drafter else load.get("draft", "the text itself")
         yield Job(settings, plan, others, about)
+
+
+def context_for(prompts: Sequence[str], max_tokens: int) -> int:
+    """Tokens that hold any of the prompts, a chat template around it, and the answer; the usual at most.
+
+    A token is at least a byte. A larger context would take memory that weights could have.
+    """
+    longest = max(len(prompt.encode()) for prompt in prompts)
+    return min(round_up(longest + _TEMPLATE_TOKENS + max_tokens, 256), DEFAULT_CONTEXT)
 
 
 def _drafter(header: GGUFHeader, draft: str, on_progress: Progress) -> Path | None:
@@ -135,12 +145,12 @@ def _bytes_needed(
     header: GGUFHeader,
     files: ModelFiles,
     drafter: Path | None,
-    load: dict[str, Any],
+    context: int,
     trees: Sequence[int | str],
 ) -> int:
     """Memory for everything with all weights in it, as loading will count it."""
     budgets = [tree for tree in trees if isinstance(tree, int)]
-    cells = load.get("context", DEFAULT_CONTEXT) + _SPARE_CELLS + max(budgets, default=0)
+    cells = context + _SPARE_CELLS + max(budgets, default=0)
     headers = [header, *([read_header(drafter)] if drafter else [])]
     prints = [footprint(h, n_cells=cells, n_outputs=max([_NODES, *budgets])) for h in headers]
     return bytes_needed([replace(prints[0], weights=files.tensor_bytes), *prints[1:]])
@@ -148,8 +158,8 @@ def _bytes_needed(
 
 def _llama_cpp(
     request: Request,
+    load: dict[str, Any],
     programs: Programs,
-    target: Path,
     drafter: Path | None,
     files: ModelFiles,
     marks: tuple[str, ...],
@@ -157,12 +167,12 @@ def _llama_cpp(
     config = request.config
     return LlamaCpp(
         programs,
-        target,
+        files.paths[0],
         drafter,
         n_bytes=files.tensor_bytes,
         cap=request.cap if cap_kind() != "none" else None,
-        context=request.load.get("context", DEFAULT_CONTEXT),
-        threads=request.load.get("threads") or usable_cores(),
+        context=load["context"],
+        threads=load.get("threads") or usable_cores(),
         temperature=config.temperature,
         seed=config.seed or 0,
         max_tokens=config.max_tokens or 0,
@@ -176,7 +186,10 @@ def _about(
     request: Request, header: GGUFHeader, files: ModelFiles, wishes: Wishes, asked: int
 ) -> dict[str, Any]:
     """What the document says besides the figures."""
-    name = str(header.metadata.get("general.name") or files.paths[0].stem)
+    widened_from = header.metadata.get("edgespec.widened_from")
+    name = files.paths[0].stem
+    if widened_from is not None:
+        name = f"{Path(str(widened_from)).stem}, widened to {readable(files.tensor_bytes)}"
     kind = cap_kind() if request.cap is not None else "none"
     notes = []
     if request.cap is not None and kind == "none":
@@ -188,13 +201,13 @@ def _about(
         notes.append(
             "--memory holds EdgeSpec to its budget, but not the system's page cache; --memory-cap does both."
         )
-    if request.synthesize is not None:
+    if widened_from is not None:
         notes.append(
-            "The target is widened: it says what the small model says that it was made from, and has the "
-            "bytes and the arithmetic of a larger one. Its drafter agrees with it as with the small one."
+            "The target is widened: its tokens are those of the small model it was made from, its bytes and "
+            "arithmetic those of a larger one. Its drafter agrees with it as with the small one."
         )
     config = request.config
-    times = f"{request.repetitions} time{'' if request.repetitions == 1 else 's'}"
+    times = "once" if request.repetitions == 1 else f"{request.repetitions} times"
     how = "greedy" if config.greedy else f"temperature {config.temperature:g}, seed {config.seed}"
     return {
         "title": f"edgespec bench: {name}",
@@ -208,7 +221,7 @@ def _about(
             "name": name,
             "path": str(files.paths[0]),
             "bytes": files.tensor_bytes,
-            "widened_from": header.metadata.get("edgespec.widened_from"),
+            "widened_from": widened_from,
         },
         "limits": {"memory_bytes": wishes.limit, "cap_bytes": request.cap, "cap": kind},
         "settings": {
@@ -221,7 +234,7 @@ def _about(
             "seed": config.seed,
             "verify": config.verify,
             "trees": list(request.trees),
-            "load": request.load,
+            "load": wishes.load,
         },
         "notes": notes,
     }

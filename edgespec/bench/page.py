@@ -19,7 +19,7 @@ _STYLE = """
   --grid: #363f4b; --c1: #6cb2ff; --c2: #ffad57; --c3: #6fd49a; --c4: #7d8896; --bad: #ff8f84;
   --band: #1b2129; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.2rem 1rem 3rem; max-width: 72rem; background: var(--back);
+body { margin: 0 auto; padding: 1.2rem 1rem 3rem; max-width: 84rem; background: var(--back);
   color: var(--text); font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0.3rem 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 2rem 0 0.5rem; }
@@ -28,11 +28,12 @@ p { margin: 0.4rem 0; max-width: 46rem; }
 .bad { color: var(--bad); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92rem; }
-th, td { padding: 0.35rem 0.7rem; text-align: right; white-space: nowrap;
+th, td { padding: 0.35rem 0.55rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--grid); }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--back); }
+th:first-child, td:first-child { padding-left: 0; text-align: left; position: sticky; left: 0; background: var(--back); }
 @media (max-width: 40rem) { th:first-child, td:first-child { white-space: normal; min-width: 8.5rem; } }
 tr.best td { background: var(--band); font-weight: 600; }
+.meaning { max-width: none; }
 .plots { display: grid; gap: 1.5rem 2.5rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
 figure { margin: 0; min-width: 0; }
@@ -125,7 +126,7 @@ def _facts(document: dict[str, Any]) -> str:
     speeds = " and ".join(f"{speed / 1e9:.2f}" for speed in disk["bytes_per_s"]) if disk else ""
     how = "direct reads" if disk and disk["direct"] else "reads through the page cache"
     facts = {
-        "Model": f"{model['name']}, {readable(model['bytes'])}",
+        "Model": model["name"] if model["widened_from"] else f"{model['name']}, {readable(model['bytes'])}",
         "Drafter": document["draft"],
         "Processor": f"{machine['cpu']}, {machine['cores']} cores used" if machine["cpu"] else None,
         "Memory": readable(machine["memory_bytes"]),

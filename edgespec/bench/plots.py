@@ -179,7 +179,7 @@ def _predictions(rows: Sequence[Row]) -> Any:
     return figure
 
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and takes the page's font
     "svg.hashsalt": "edgespec",
     "font.size": 10,

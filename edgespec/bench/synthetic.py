@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -83,11 +84,8 @@ def _suited(source: Path, folder: Path, on_progress: Progress) -> Iterator[Path]
         yield source
         return
     on_progress(f"Requantizing {source.name} to Q4_0", 0.0)
-    path = folder / f"{source.stem}-q4_0-{os.getpid()}.gguf"
-    try:
-        yield make_drafter(source, path)
-    finally:
-        path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        yield make_drafter(source, Path(place) / f"{source.stem}-q4_0.gguf")
 
 
 def _check_room(folder: Path, source: Path, n_bytes: int) -> None:

@@ -26,7 +26,7 @@ _WORK = "What is asked"
 _OUTPUT = "Output"
 _TREES = ("16", "32", "auto")
 _SEED = 1  # without one, sampled answers could not be compared
-_LEFT_OUT = ("prompt_cache", "tree_budget", "max_tokens", "stop", "json_schema", "grammar")
+_LEFT_OUT = ("context", "prompt_cache", "tree_budget", "max_tokens", "stop", "json_schema", "grammar")
 
 
 def _option(panel: str, *flags: str, **more: Any) -> Any:
@@ -70,6 +70,10 @@ def bench(
     max_tokens: Annotated[
         int, _option(_WORK, "--max-tokens", metavar="N", help="Most tokens of an answer.")
     ] = 64,
+    context: Annotated[
+        int | None,
+        _option(_WORK, "--context", metavar="N", help="Most tokens of both. Default: what they need."),
+    ] = None,
     workload: Annotated[
         Path | None,
         _option(_WORK, "--workload", metavar="FILE", help="Questions as JSON lines, as in Spec-Bench."),
@@ -101,7 +105,7 @@ def bench(
     sampling: SamplingOptions,
 ) -> None:
     """Measure what this machine does with a model: tokens per second, plain and with trees."""
-    load = loading.arguments()
+    load = loading.arguments() | ({"context": context} if context is not None else {})
     model, memory, offload = load.pop("model", None), load.pop("memory", None), load.pop("offload", "auto")
     trees = list(dict.fromkeys(_tree(text) for text in tree_budgets or _TREES))
     if form == "md" and json_name == "-":
