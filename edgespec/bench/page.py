@@ -30,7 +30,8 @@ p { margin: 0.4rem 0; max-width: 46rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92rem; }
 th, td { padding: 0.35rem 0.55rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--grid); }
-th:first-child, td:first-child { padding-left: 0; text-align: left; position: sticky; left: 0; background: var(--back); }
+th:first-child, td:first-child { padding-left: 0; text-align: left; position: sticky; left: 0;
+  background: var(--back); }
 @media (max-width: 40rem) { th:first-child, td:first-child { white-space: normal; min-width: 8.5rem; } }
 tr.best td { background: var(--band); font-weight: 600; }
 .meaning { max-width: none; }

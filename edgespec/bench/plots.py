@@ -28,7 +28,7 @@ def check_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise BackendError(
             "--html draws its plots with matplotlib, which is not installed.",
-            "Install it: pip install 'edgespec[report]'. Or leave --html out.",
+            "Install it with pip install matplotlib, or leave --html out.",
         )
 
 
