@@ -7,21 +7,22 @@ Both are JSON, a line each. When standard input ends, nobody waits for the resul
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from edgespec.errors import ContextLengthError, EdgeSpecError
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
-    from edgespec.generation import Generation, GenerationConfig
+    from edgespec.generation import Chunk, Generation, GenerationConfig
 
 Report = Callable[[str, float], None]
 
@@ -203,15 +204,17 @@ class _Measurement:
         """One answer, from a cache that does not know its prompt; False if the prompt is too long."""
         self._engine.target.rewind(0)
         try:
-            for chunk in self._engine.stream(prompt, config or self._config):
-                if chunk.generation is not None:
-                    made.append(chunk.generation)
-                elif time.monotonic() > end:
-                    self._cut = True
-                    self._engine.cancel()
+            chunks = cast("Generator[Chunk]", self._engine.stream(prompt, config or self._config))
+            with contextlib.closing(chunks):  # which ends an answer that is left
+                for chunk in chunks:
+                    if chunk.generation is None and time.monotonic() > end:
+                        self._cut = True
+                        break
         except ContextLengthError as error:
             self._too_long.append(error.what)
             return False
+        assert self._engine.last_generation is not None
+        made.append(self._engine.last_generation)
         return True
 
     def result(self) -> dict[str, Any]:

@@ -49,6 +49,17 @@ def test_the_default_model_in_memory(
     assert "in memory, tree 8" in page
 
 
+def test_a_row_that_takes_too_long_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--draft", "none", "--prompts", "2", "--repetitions", "5", "--max-tokens", "200"]
+    assert main(["bench", *asked, "--row-seconds", "1.5", "-o", "json", "--quiet"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (row,) = document["rows"]
+    assert (row["cut"], row["error"]) == (True, None)
+    assert 0 < row["tokens"] < 2 * 5 * 200
+    assert row["samples"]
+    assert document["curves"]["memory"]["passes"]["64"]["s"] > 0
+
+
 @pytest.mark.skipif(cap_kind() == "none", reason="takes root, or systemd for the user")
 def test_a_widened_target_within_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capped = ["--synthesize", "200MiB", "--memory-cap", "400MiB", "--draft", "lookup"]
