@@ -30,8 +30,10 @@ class Row:
         disk_share: seconds that the disk alone needs for a pass, over the seconds of a round.
         compute_share: seconds that the same rows take with all weights in memory, over those of the pass.
         peak_bytes: most memory: of the control group, page cache included, or else of the process.
-        exact: whether the text is promised to be the same as in every other exact row.
+        exact: whether the kernels were held to one row rule.
+        kernels: "packed" for weights rearranged for this CPU, "plain" for the file's own layout.
         identical: whether the answers are those of the first exact row, as far as both go.
+        promised: whether they have to be: it is exact too, not lossy, and runs the same kernels.
         cut: the time for a row ended before all repetitions were done.
         error: why there are no figures.
     """
@@ -65,6 +67,7 @@ class Row:
     lossy: bool | None = None
     kernels: str | None = None
     identical: bool | None = None
+    promised: bool = False
     answers: list[list[int]] = field(default_factory=list)
     cut: bool = False
     capped: bool = False
@@ -141,12 +144,17 @@ def fill_shares(rows: Sequence[Row], speed: float | None, resident: Curve | None
 
 
 def fill_identical(rows: Sequence[Row]) -> None:
-    """Say of each row whether its answers are those of the first exact one, or else of the first."""
+    """Say of each row whether its answers are those of the first exact one, or else of the first.
+
+    Of exact ones, one with rearranged weights is preferred: those are the kernels that most rows run.
+    """
     done = [row for row in rows if row.answers]
     if not done:
         return
-    first = next((row for row in done if row.exact and not row.lossy), done[0])
+    exact = sorted((row for row in done if row.exact and not row.lossy), key=lambda r: r.kernels != "packed")
+    first = exact[0] if exact else done[0]
     for row in done:
+        row.promised = row in exact and row.kernels == first.kernels
         row.identical = all(
             mine[: len(theirs)] == theirs[: len(mine)]
             for mine, theirs in zip(row.answers, first.answers, strict=False)
@@ -154,9 +162,8 @@ def fill_identical(rows: Sequence[Row]) -> None:
 
 
 def broken_promises(rows: Sequence[Row]) -> list[Row]:
-    """Rows that are exact, computed by the same kernels as the first exact one, and said something else."""
-    exact = [row for row in rows if row.exact and not row.lossy and row.identical is not None]
-    return [row for row in exact if not row.identical and row.kernels == exact[0].kernels]
+    """Rows whose answers had to be those of the first exact one, and were not."""
+    return [row for row in rows if row.promised and row.identical is False]
 
 
 def _rounded(value: Any) -> Any:

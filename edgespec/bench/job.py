@@ -89,8 +89,9 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
     questions = read_questions(request.workload) if request.workload else own_questions()
     texts = [question.text for question in balanced(questions, request.prompts)]
     if request.compare:
-        # Before anything takes time: whether the second program is needed is known for sure later.
-        find_programs(request.compare, speculative=False)
+        # Before anything takes time; with "auto" it is known later whether there is a drafter.
+        draft = request.load.get("draft", "auto" if request.synthesize is None else "the model itself")
+        find_programs(request.compare, speculative=draft not in ("auto", "none", "lookup"))
     source = catalog.find(request.model, on_progress)
     with contextlib.ExitStack() as stack:
         target = source

@@ -120,4 +120,4 @@ def _identical(row: Row) -> str:
         return ""
     if row.identical:
         return "yes"
-    return "NO" if row.exact and not row.lossy else "lossy" if row.lossy else "not exact"
+    return "NO" if row.promised else "lossy" if row.lossy else "not exact"

@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 _ROWS = "Rows"
 _WORK = "What is asked"
 _OUTPUT = "Output"
+_FILES = ("--output", "--json", "--html", "--keep")
 _TREES = ("16", "32", "auto")
 _SEED = 1  # without one, sampled answers could not be compared
 _LEFT_OUT = ("context", "prompt_cache", "tree_budget", "max_tokens", "stop", "json_schema", "grammar")
 
 
 def _option(panel: str, *flags: str, **more: Any) -> Any:
+    """An option of this command, with its environment variable where it is no file of this run."""
+    flag = flags[-1]
+    if flag not in _FILES:
+        more |= {"envvar": f"EDGESPEC_{flag[2:].replace('-', '_').upper()}", "show_envvar": False}
     return typer.Option(*flags, rich_help_panel=panel, **more)
 
 

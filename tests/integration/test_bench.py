@@ -27,7 +27,7 @@ def test_the_default_model_in_memory(
     out, err = capsys.readouterr()
     assert [line.split("|")[1].strip() for line in out.splitlines()] == [
         "row",
-        "-" * len("in memory, plain"),
+        "-" * len("in memory, tree 8"),
         "in memory, plain",
         "in memory, tree 8",
     ]

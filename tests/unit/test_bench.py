@@ -226,14 +226,14 @@ def answered(answers: list[list[int]], **values: Any) -> Row:
 
 
 def test_answers_are_held_against_the_first_exact_row() -> None:
+    plain = answered([[1, 9], [3]], exact=True, kernels="plain")
     near = answered([[1, 9], [3]], exact=False)
     first = answered([[1, 2], [3]], exact=True, kernels="packed")
     cut = answered([[1]], exact=True, kernels="packed")
     wrong = answered([[1, 2], [4]], exact=True, kernels="packed")
-    other = answered([[1, 2], [4]], exact=True, kernels="plain")
     lossy = answered([[7, 2], [4]], exact=True, lossy=True)
     failed = Row("row", "stream", 16, error="no")
-    rows = [near, first, cut, wrong, other, lossy, failed]
+    rows = [plain, near, first, cut, wrong, lossy, failed]
     fill_identical(rows)
     assert [row.identical for row in rows] == [False, True, True, False, False, False, None]
     assert broken_promises(rows) == [wrong]
@@ -284,6 +284,7 @@ ROWS = [
         wait_s=0.0,
         rows={16: 10},
         identical=False,
+        promised=True,
         exact=True,
         cut=True,
         answers=[[1, 3]],
