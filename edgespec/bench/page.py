@@ -33,6 +33,7 @@ th, td { padding: 0.35rem 0.55rem; text-align: right; white-space: nowrap;
 th:first-child, td:first-child { padding-left: 0; text-align: left; position: sticky; left: 0;
   background: var(--back); }
 @media (max-width: 40rem) { th:first-child, td:first-child { white-space: normal; min-width: 8.5rem; } }
+td.bad { color: var(--bad); }
 tr.best td { background: var(--band); font-weight: 600; }
 .meaning { max-width: none; }
 .plots { display: grid; gap: 1.5rem 2.5rem;
@@ -85,7 +86,7 @@ def _headline(rows: Sequence[Row], document: dict[str, Any]) -> str:
         return '<p class="bad">No row worked.</p>'
     text = f"Fastest: {best.name}, {best.tokens_per_second:.2f} tokens per second"
     if plain and plain[0].tokens_per_second and plain[0] is not best:
-        text += f", {best.tokens_per_second / plain[0].tokens_per_second:.1f} times plain decoding there"
+        text += f", {best.tokens_per_second / plain[0].tokens_per_second:.1f} times as fast as plain decoding"
     return f"<p>{escape(text)}.</p>"
 
 
@@ -101,10 +102,23 @@ def _table(rows: Sequence[Row]) -> str:
     head = "".join(f'<th scope="col" title="{escape(c.meaning)}">{escape(c.title)}</th>' for c in columns)
     body = ""
     for row in rows:
-        cells = "".join(f"<td>{escape(column.cell(row))}</td>" for column in columns)
+        cells = "".join(_cell(column.cell(row)) for column in columns)
         mark = ' class="best"' if row is best else ""
         body += f"<tr{mark}><td>{escape(row.name)}</td>{cells}</tr>\n"
     return f'<table><thead><tr><th scope="col">row</th>{head}</tr></thead><tbody>\n{body}</tbody></table>'
+
+
+def _cap(limits: dict[str, Any]) -> str | None:
+    if not limits["cap_bytes"]:
+        return None
+    size = readable(limits["cap_bytes"])
+    return (
+        f"{size} asked for, and not possible here" if limits["cap"] == "none" else f"{size}, {limits['cap']}"
+    )
+
+
+def _cell(text: str) -> str:
+    return f'<td class="bad">{text}</td>' if text in ("NO", "failed") else f"<td>{escape(text)}</td>"
 
 
 def _failures(rows: Sequence[Row]) -> str:
@@ -132,7 +146,7 @@ def _facts(document: dict[str, Any]) -> str:
         "Processor": f"{machine['cpu']}, {machine['cores']} cores used" if machine["cpu"] else None,
         "Memory": readable(machine["memory_bytes"]),
         "Memory budget": readable(limits["memory_bytes"]) if limits["memory_bytes"] else "what is available",
-        "Memory cap": f"{readable(limits['cap_bytes'])}, by {limits['cap']}" if limits["cap_bytes"] else None,
+        "Memory cap": _cap(limits),
         "Disk": machine["disk"],
         "Disk speed": f"{speeds} GB/s before and after, {how}" if disk else None,
         "System": machine["system"],

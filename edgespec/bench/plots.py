@@ -87,7 +87,7 @@ def _plots(rows: Sequence[Row], curves: dict[str, Any]) -> list[tuple[str, str, 
         wanted.append(
             (
                 "Prediction and measurement",
-                "Tokens per second of each row. On the line they are the same.",
+                "Tokens per second of each row.",
                 lambda: _predictions(predicted),
             )
         )
@@ -152,31 +152,32 @@ def _breakdown(rows: Sequence[Row]) -> Any:
         widths = [max(s, 0.0) / tokens for s, tokens in zip(seconds, per_pass, strict=True)]
         axes.barh(places, widths, left=left, height=0.38, color=colour, label=name)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    for place, row in zip(places, rows, strict=True):
-        axes.text(0, place - 0.28, row.name, ha="left", va="bottom", color=_TEXT)
-    axes.set_yticks([])
-    axes.set_ylim(len(rows) - 0.5, -0.75)
+    _name_bars(axes, rows, above=0.28)
     axes.set_xlabel("seconds for a token")
-    axes.grid(axis="y", visible=False)
     figure.legend(loc="outside upper left", ncols=2)
     return figure
 
 
 def _predictions(rows: Sequence[Row]) -> Any:
-    figure, axes = _axes(3.1)
-    most = 1.15 * max(max(row.predicted_tokens_per_second or 0, row.tokens_per_second or 0) for row in rows)
-    axes.plot([0, most], [0, most], color=_GREY, linestyle=":")
-    for row in rows:
-        at = row.predicted_tokens_per_second or 0.0, row.tokens_per_second or 0.0
-        axes.plot(*at, color=_PLACES.get(row.place, ("", _GREY))[1], marker="o", markersize=6)
-        right = at[0] < most / 2
-        shift = (7, -4) if right else (-7, -4)
-        axes.annotate(row.name, at, shift, textcoords="offset points", ha="left" if right else "right")
-    axes.set_xlim(0, most)
-    axes.set_ylim(0, most)
-    axes.set_xlabel("predicted tokens/s")
-    axes.set_ylabel("measured tokens/s")
+    figure, axes = _axes(0.9 + 0.6 * len(rows))
+    places = [float(n) for n in range(len(rows))]
+    measured = [row.tokens_per_second or 0.0 for row in rows]
+    predicted = [row.predicted_tokens_per_second or 0.0 for row in rows]
+    axes.barh([place - 0.02 for place in places], predicted, height=0.22, color=_GREY, label="predicted")
+    axes.barh([place + 0.2 for place in places], measured, height=0.22, color=_BLUE, label="measured")
+    _name_bars(axes, rows, above=0.2)
+    axes.set_xlabel("tokens per second")
+    figure.legend(loc="outside upper left", ncols=2)
     return figure
+
+
+def _name_bars(axes: Any, rows: Sequence[Row], above: float) -> None:
+    """Names over the bars, where long ones have room, instead of beside them."""
+    for place, row in enumerate(rows):
+        axes.text(0, place - above, row.name, ha="left", va="bottom", color=_TEXT)
+    axes.set_yticks([])
+    axes.set_ylim(len(rows) - 0.5, -0.75)
+    axes.grid(axis="y", visible=False)
 
 
 _STYLE: dict[Any, Any] = {

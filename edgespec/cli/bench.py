@@ -220,7 +220,7 @@ def _conditions(document: dict[str, Any]) -> str:
     """What the figures were measured under, in a line."""
     disk, limits = document["disk"], document["limits"]
     parts = [document["model"]["name"], f"drafter {document['draft']}", document["asked"]]
-    if limits["cap_bytes"]:
+    if limits["cap_bytes"] and limits["cap"] != "none":
         parts.append(f"capped at {limits['cap_bytes'] / 1e6:.0f} MB ({limits['cap']})")
     elif limits["memory_bytes"]:
         parts.append(f"memory budget {limits['memory_bytes'] / 1e6:.0f} MB")
