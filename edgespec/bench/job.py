@@ -208,7 +208,7 @@ def _about(
             "arithmetic those of a larger one. Its drafter agrees with it as with the small one."
         )
     config = request.config
-    times = "once" if request.repetitions == 1 else f"{request.repetitions} times"
+    times = {1: "once", 2: "twice"}.get(request.repetitions, f"{request.repetitions} times")
     how = "greedy" if config.greedy else f"temperature {config.temperature:g}, seed {config.seed}"
     return {
         "title": f"edgespec bench: {name}",

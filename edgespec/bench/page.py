@@ -14,9 +14,10 @@ from edgespec.models.footprint import readable
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1c2430; --soft: #5b6675; --grid: #d8dde4;
-  --c1: #2563a8; --c2: #d9730d; --c3: #2e8b57; --c4: #98a2b0; --bad: #b42318; --band: #f5f7f9; }
+  --c1: #2563a8; --c2: #d9730d; --c3: #2e8b57; --c4: #98a2b0; --c5: #8256b8;
+  --bad: #b42318; --band: #f5f7f9; }
 @media (prefers-color-scheme: dark) { :root { --back: #14181e; --text: #e4e8ee; --soft: #9aa5b4;
-  --grid: #363f4b; --c1: #6cb2ff; --c2: #ffad57; --c3: #6fd49a; --c4: #7d8896; --bad: #ff8f84;
+  --grid: #363f4b; --c1: #6cb2ff; --c2: #ffad57; --c3: #6fd49a; --c4: #7d8896; --c5: #b99bec; --bad: #ff8f84;
   --band: #1b2129; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.2rem 1rem 3rem; max-width: 84rem; background: var(--back);
@@ -59,13 +60,14 @@ def make_page(rows: Sequence[Row], document: dict[str, Any]) -> str:
         for title, text, svg in plots(rows, document["curves"])
     )
     title = escape(document["title"])
+    date = document["date"][:16].replace("T", " ")
     notes = "".join(f"<li>{escape(note)}</li>" for note in document["notes"])
     return (
         "<!doctype html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{_STYLE}</style></head><body>\n"
-        f"<h1>{title}</h1>\n<p class=soft>{escape(document['date'])}</p>\n"
+        f'<h1>{title}</h1>\n<p class="soft">{escape(date)} UTC</p>\n'
         f"{_headline(rows, document)}\n"
         f'<div class="scroll">{_table(rows)}</div>\n{_failures(rows)}{_meanings(rows)}\n'
         f'<div class="plots">{figures}</div>\n'

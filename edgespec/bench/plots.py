@@ -13,9 +13,10 @@ from edgespec.errors import BackendError
 
 # Colours that are written into the SVG, and the page's variables that take their place.
 _TEXT, _GRID = "#010203", "#020304"
-_COLOURS = {_TEXT: "--text", _GRID: "--grid"} | {f"#0304{n:02x}": f"--c{n}" for n in range(1, 5)}
-_BLUE, _ORANGE, _GREEN, _GREY = (f"#0304{n:02x}" for n in range(1, 5))
+_COLOURS = {_TEXT: "--text", _GRID: "--grid"} | {f"#0304{n:02x}": f"--c{n}" for n in range(1, 6)}
+_BLUE, _ORANGE, _GREEN, _GREY, _VIOLET = (f"#0304{n:02x}" for n in range(1, 6))
 _PLACES = {"memory": ("in memory", _GREEN), "mmap": ("memory-mapped", _GREY), "stream": ("streamed", _BLUE)}
+_OF_MAPPED = " With memory-mapped weights, waiting for the disk cannot be told from computing."
 _WIDTH = 5.2  # inches; narrow, so that text is not too small on a phone
 
 
@@ -77,8 +78,8 @@ def _plots(rows: Sequence[Row], curves: dict[str, Any]) -> list[tuple[str, str, 
         wanted.append(
             (
                 "Where the time goes",
-                "Seconds for one token: the shorter the faster. With memory-mapped weights, waiting for the "
-                "disk cannot be told from computing.",
+                "Seconds for one token: the shorter the faster."
+                + (_OF_MAPPED if any(row.place == "mmap" for row in done) else ""),
                 lambda: _breakdown(done),
             )
         )
@@ -141,14 +142,23 @@ def _breakdown(rows: Sequence[Row]) -> Any:
     figure, axes = _axes(0.9 + 0.52 * len(rows))
     parts = {
         "drafting": (_ORANGE, [row.draft_s or 0.0 for row in rows]),
-        "computing the pass": (_BLUE, [(row.pass_s or 0.0) - (row.wait_s or 0.0) for row in rows]),
+        "computing the pass": (
+            _BLUE,
+            [0.0 if row.place == "mmap" else (row.pass_s or 0.0) - (row.wait_s or 0.0) for row in rows],
+        ),
         "waiting for the disk": (_GREY, [row.wait_s or 0.0 for row in rows]),
+        "computing and paging": (
+            _VIOLET,
+            [(row.pass_s or 0.0) if row.place == "mmap" else 0.0 for row in rows],
+        ),
         "rest": (_GREEN, [(row.round_s or 0.0) - (row.draft_s or 0.0) - (row.pass_s or 0.0) for row in rows]),
     }
     per_pass = [row.tokens_per_pass or 1.0 for row in rows]
     places = [float(n) for n in range(len(rows))]
     left = [0.0] * len(rows)
     for name, (colour, seconds) in parts.items():
+        if not any(seconds):
+            continue
         widths = [max(s, 0.0) / tokens for s, tokens in zip(seconds, per_pass, strict=True)]
         axes.barh(places, widths, left=left, height=0.38, color=colour, label=name)
         left = [a + b for a, b in zip(left, widths, strict=True)]
