@@ -23,8 +23,8 @@ from typing import Any
 from platformdirs import user_cache_path
 
 import edgespec
-from benchmarks.capped import run_capped
 from benchmarks.workload import PROMPTS, q4_0, smollm2
+from edgespec.bench.capped import run_capped
 from edgespec.generation import GenerationConfig
 from edgespec.hardware.reading import forget_cached
 from edgespec.models.widen import widen

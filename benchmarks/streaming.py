@@ -26,8 +26,8 @@ import numpy as np
 from platformdirs import user_cache_path
 
 import edgespec
-from benchmarks.capped import run_capped
 from benchmarks.workload import q4_0
+from edgespec.bench.capped import run_capped
 from edgespec.engine import Engine
 from edgespec.generation import GenerationConfig
 from edgespec.hardware.probe import usable_cores

@@ -15,6 +15,8 @@ from edgespec.errors import EdgeSpecError, OutputError, UsageError
 
 # What an answer or a place is for one time only.
 _NOT_SETTINGS = {"prompt", "input_name", "output_name", "answers", "session"}
+# What `bench` calls the same as others, and means in another way.
+_NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets"}
 _SECRET = ("api-key",)
 WITHOUT_SETTINGS = ("config", "doctor")  # commands that a damaged file must not stop
 

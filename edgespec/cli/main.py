@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from edgespec import __version__, settings
+from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
 from edgespec.cli.config import WITHOUT_SETTINGS, config, defaults_from
 from edgespec.cli.doctor import doctor
@@ -53,6 +54,10 @@ app.command(
     epilog="Examples:\n\nedgespec plan llama3.3-70b\n\n"
     "edgespec plan large.gguf --draft small.gguf --memory 12GiB",
 )(plan)
+app.command(
+    epilog="Examples:\n\nedgespec bench\n\nedgespec bench big.gguf --memory 12GiB --html bench.html\n\n"
+    "edgespec bench --synthesize 8GiB --memory-cap 4GiB",
+)(bench)
 app.command(epilog="Examples:\n\nedgespec doctor\n\nedgespec doctor large.gguf --json")(doctor)
 app.command(epilog="Examples:\n\nedgespec config\n\nedgespec config --init")(config)
 

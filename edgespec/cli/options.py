@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Callable, Collection
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -186,13 +186,13 @@ class LoadOptions:
         if self.memory is not None:
             wishes["memory"] = parse_size(self.memory)
         if self.tree_budget is not None:
-            wishes["tree_budget"] = _parse_tree_budget(self.tree_budget)
+            wishes["tree_budget"] = parse_tree_budget(self.tree_budget)
         return {name: value for name, value in wishes.items() if value is not None}
 
     @property
     def budget(self) -> int | None:
         """The tree budget that was asked for; None is auto."""
-        return None if self.tree_budget is None else _parse_tree_budget(self.tree_budget)
+        return None if self.tree_budget is None else parse_tree_budget(self.tree_budget)
 
     def load(self, on_progress: Callable[[str, float], None]) -> Engine:
         """Load the target and its drafter; raises what `edgespec.load` raises."""
@@ -306,8 +306,12 @@ class OutputOptions:
     verbose: Annotated[bool, _option("Output", "--verbose", "More on what happens.")] = False
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take groups of options as parameters; the groups come after its own options."""
+def with_options(command: Callable[..., None], leave_out: Collection[str] = ()) -> Callable[..., None]:
+    """Let a command take groups of options as parameters; the groups come after its own options.
+
+    Args:
+        leave_out: fields of groups that the command has no option for; they keep their defaults.
+    """
     hints = get_type_hints(command, include_extras=True)
     hints.pop("return")
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -322,12 +326,12 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
                 default=field.default,
                 annotation=types[field.name],
             )
-            for field in fields(group)
+            for field in _taken(group, leave_out)
         ]
 
     def run(**values: Any) -> None:
         filled = {
-            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            name: group(**{field.name: values.pop(field.name) for field in _taken(group, leave_out)})
             for name, group in groups.items()
         }
         command(**values, **filled)
@@ -336,6 +340,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _taken(group: Any, leave_out: Collection[str]) -> list[Field[Any]]:
+    return [field for field in fields(group) if field.name not in leave_out]
 
 
 def parse_size(text: str) -> int:
@@ -362,7 +370,12 @@ def _read_form(flag: str, name: str) -> str:
         raise UsageError(f"{name} is no text.", f"Give a text file to {flag}.") from error
 
 
-def _parse_tree_budget(text: str) -> int | None:
+def parse_tree_budget(text: str) -> int | None:
+    """A number of nodes; None for auto.
+
+    Raises:
+        UsageError: it is neither.
+    """
     if text.strip().lower() == "auto":
         return None
     if not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import fields
+from functools import partial
+from typing import TYPE_CHECKING
 
-import typer
-
-from edgespec.cli.completion import complete_draft, complete_model
-from edgespec.cli.options import parse_size
+from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, with_options
 from edgespec.cli.terminal import Terminal, results, table
 from edgespec.errors import UsageError
 
@@ -16,53 +15,39 @@ if TYPE_CHECKING:
     from edgespec.hardware.planning import Plan
 
 
-def plan(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="Path, catalog name or org/repo[:quant]; need not be here.", autocompletion=complete_model
-        ),
-    ],
-    draft: Annotated[
-        str,
-        typer.Option("--draft", help="The drafter: PATH, NAME, auto or none.", autocompletion=complete_draft),
-    ] = "auto",
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", help="Memory to plan with. Default: what is available.", metavar="SIZE"),
-    ] = None,
-    context: Annotated[
-        int, typer.Option("--context", help="Most tokens of prompt and answer.", metavar="N")
-    ] = 4096,
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="CPU threads. Default: all cores.", metavar="N")
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option("--temperature", help="For answers sampled so.", metavar="T")
-    ] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only results and errors.")] = False,
-) -> None:
+_LOADED = {"model", "draft", "memory", "context", "threads"}
+_SAMPLED = {"temperature"}
+_LEFT_OUT = ({f.name for f in fields(LoadOptions)} - _LOADED) | (
+    {f.name for f in fields(SamplingOptions)} - _SAMPLED
+)
+
+
+@partial(with_options, leave_out=_LEFT_OUT)
+def plan(*, loading: LoadOptions, sampling: SamplingOptions, output: OutputOptions) -> None:
     """Say how a model would run here: what stays in memory, which trees, how fast, and what would help.
 
     The figures are those of 'edgespec profile' where it has measured them, and derived from other models
     where it has not. A model on the Hub is not downloaded for that.
     """
-    size = parse_size(memory) if memory else None
+    load, config = loading.arguments(), sampling.config()
+    context = load.get("context", 4096)
     if not 16 <= context <= 10_000_000:
         raise UsageError(f"The context is {context}.", "It must be from 16 to 10000000.")
-    if threads is not None and not 1 <= threads <= 1024:
-        raise UsageError(f"The number of threads is {threads}.", "It must be from 1 to 1024.")
-    if not 0 <= temperature <= 100:
-        raise UsageError(f"The temperature is {temperature:g}.", "It must be from 0 to 100.")
     from edgespec.hardware.planning import PlanWish, plan_for
     from edgespec.hardware.probe import usable_cores
 
-    terminal = Terminal(quiet=quiet)
-    wish = PlanWish(model, draft, size, context, threads or usable_cores(), temperature)
+    terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
+    wish = PlanWish(
+        load.get("model"),
+        load.get("draft", "auto"),
+        load.get("memory"),
+        context,
+        load.get("threads") or usable_cores(),
+        config.temperature,
+    )
     with terminal.working() as progress:
         found = plan_for(wish, progress)
-    if as_json:
+    if output.as_json:
         results().record(found.to_json())
     else:
         results().text(_report(found))

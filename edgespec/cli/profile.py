@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.options import LoadOptions, with_options
+from edgespec.cli.options import LoadOptions, OutputOptions, with_options
 from edgespec.cli.terminal import Terminal, results, table
 from edgespec.errors import UsageError
 
@@ -18,15 +19,14 @@ if TYPE_CHECKING:
 _LONGEST_S = 3600.0
 
 
-@with_options
+@partial(with_options, leave_out=("tree_budget", "prompt_cache"))
 def profile(
     seconds: Annotated[
         float, typer.Option("--seconds", help="About how long to measure.", metavar="N")
     ] = 40.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only results and errors.")] = False,
     *,
     loading: LoadOptions,
+    output: OutputOptions,
 ) -> None:
     """Measure disk, memory, passes, draft steps and trees, and keep the figures.
 
@@ -35,7 +35,7 @@ def profile(
     """
     if not 1 <= seconds <= _LONGEST_S:
         raise UsageError(f"--seconds is {seconds:g}.", f"It must be from 1 to {_LONGEST_S:g}.")
-    terminal = Terminal(quiet=quiet)
+    terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with terminal.load(loading) as engine:
         from edgespec.hardware.survey import survey
 
@@ -47,7 +47,7 @@ def profile(
             "programs and "
             "measure again."
         )
-    if as_json:
+    if output.as_json:
         results().record(found.to_json())
     else:
         results().text(_report(found))

@@ -23,6 +23,7 @@ from edgespec.hardware.profiles import (
     machine_identity,
 )
 from edgespec.hardware.reading import measure_reading
+from edgespec.models import catalog
 from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
 from edgespec.models.gguf import GGUFHeader
 from edgespec.models.rows import MOST_ROWS
@@ -49,16 +50,18 @@ class PlanWish:
     """What is to be planned.
 
     Attributes:
-        model, draft: as for loading.
+        model, draft: as for loading; no model is the default one.
         memory: bytes; more than is there is allowed, to see what it would give.
+        streams: stream even what would fit.
     """
 
-    model: str
+    model: str | None = None
     draft: str = "auto"
     memory: int | None = None
     context: int = 4096
     threads: int = 1
     temperature: float = 0.0
+    streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class Plan:
 
     Attributes:
         chosen: the fastest way.
-        plain: without drafts, held the same way.
+        plain: without drafts.
+        drafter: the one whose trees are the fastest; "none" if none could draft.
         ways: the best tree of every drafter, the fastest first.
         sizes: every tree size with every drafter.
         advice: what would help most.
@@ -78,6 +82,7 @@ class Plan:
     model: str
     chosen: Prediction
     plain: Prediction
+    drafter: str
     ways: list[Prediction]
     sizes: list[Prediction]
     advice: list[Advice]
@@ -90,6 +95,7 @@ class Plan:
             "model": self.model,
             "chosen": self.chosen.to_json(),
             "plain": self.plain.to_json(),
+            "drafter": self.drafter,
             "ways": [way.to_json() for way in self.ways],
             "sizes": [size.to_json() for size in self.sizes],
             "advice": [advice.to_json() for advice in self.advice],
@@ -120,7 +126,8 @@ class _Planning:
 
     def plan(self) -> Plan:
         wish = self._wish
-        seen = look_at(wish.model, self._on_progress)
+        model = wish.model or str(catalog.find(None))
+        seen = look_at(model, self._on_progress)
         self._notes += seen.notes
         files = ModelFiles(seen.headers)
         room = int(available_memory() * (1 - _MARGIN))
@@ -128,13 +135,13 @@ class _Planning:
         if budget > room:
             self._notes.append(f"{readable(budget)} are planned with, and {readable(room)} are free now.")
         target = replace(self._footprint(seen.headers[0]), weights=files.tensor_bytes)
-        plain_holding = foresee([target], files, budget)
+        plain_holding = foresee([target], files, budget, streams=wish.streams)
         passes = self._passes(seen, plain_holding)
         most = MOST_ROWS if plain_holding.streamed_bytes else USUAL_NODES
         found: list[tuple[Drafting, Holding, Footprint | None]] = [(Drafting("none"), plain_holding, None)]
         for drafting, size in self._draftings(seen, plain_holding):
             try:
-                held = foresee([target, size], files, budget) if size else plain_holding
+                held = foresee([target, size], files, budget, streams=wish.streams) if size else plain_holding
             except MemoryLimitError:
                 self._notes.append(f"There is no room for {drafting.name}.")
                 continue
@@ -144,7 +151,8 @@ class _Planning:
             (_fastest(of_one), drafting, size)
             for of_one, (drafting, _, size) in zip(sizes, found, strict=True)
         ]
-        chosen = best(way for way, _, _ in ways)
+        # What the text itself will draft is anybody's guess until it was seen.
+        chosen = best(way for way, d, _ in ways if d.step is not None or d.measured)
         drafting, size = next((d, s) for way, d, s in ways if way is chosen)
         prints = [target, size] if size else [target]
         if drafting.yields is not None:
@@ -160,9 +168,14 @@ class _Planning:
             )
         plain = next(way for way, d, _ in ways if d.name == "none")
         return Plan(
-            model=wish.model,
+            model=wish.model or seen.headers[0].path.stem,
             chosen=chosen,
             plain=plain,
+            drafter=max(
+                (way for way, d, _ in ways if d.yields is not None),
+                key=lambda way: way.tokens_per_second,
+                default=plain,
+            ).drafter,
             ways=sorted((way for way, _, _ in ways), key=lambda way: -way.tokens_per_second),
             sizes=[size for of_one in sizes for size in of_one],
             advice=advise(chosen, passes, drafting, most, more),
@@ -208,16 +221,22 @@ class _Planning:
         return Passes(compute, rate, profile.accept_s, source, measured=own is not None)
 
     def _reference(self, seen: Seen) -> PassProfile:
-        """The model measured here that is nearest in size; the default model is, if none was yet."""
-        known = list(self._store.all_passes(**self._machine))
+        """The model measured in memory here that is nearest in size; the default model is, if none was yet.
+
+        Streamed passes are padded, and tell nothing of how few rows do.
+        """
+        known = self._measured_in_memory()
         if not known:
             import edgespec
 
             self._on_progress("Measuring this machine with the default model (once)", 0.0)
             edgespec.load(draft="lookup", threads=self._wish.threads, context=512).close()
-            known = list(self._store.all_passes(**self._machine))
+            known = self._measured_in_memory()
         size = _parameters(seen.headers)
         return min(known, key=lambda profile: (profile.quick, abs(math.log(profile.parameters / size))))
+
+    def _measured_in_memory(self) -> list[PassProfile]:
+        return [profile for profile in self._store.all_passes(**self._machine) if not profile.streamed]
 
     def _read_rate(self, seen: Seen, own: PassProfile | None) -> tuple[float, str]:
         """Bytes of weights that will arrive a second, and where that is known from."""
@@ -228,8 +247,6 @@ class _Planning:
         if disk is None and seen.path is not None:
             disk = self._measured_disk(seen.path)
         if disk is None:
-            from edgespec.models import catalog
-
             disk = self._measured_disk(catalog.find(None))
         return disk.speed * _DIRECT_SHARE, f"; the disk gives {disk.speed / 1e9:.2f} GB/s"
 

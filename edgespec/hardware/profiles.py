@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import psutil
 from platformdirs import user_cache_path
 
+from edgespec.hardware.cores import probe_cores
 from edgespec.hardware.curves import Curve
 from edgespec.speculation.yields import Yields
 
@@ -82,7 +83,7 @@ def machine_identity() -> dict[str, str]:
     from edgespec.models.runtime import build_identity
 
     return {
-        "machine": f"{platform.machine()} {_processor()}",
+        "machine": f"{platform.machine()} {probe_cores().model}",
         "memory": f"{round(psutil.virtual_memory().total / (1 << 30))} GiB",
         "build": build_identity(),
     }
@@ -263,14 +264,3 @@ def _read(path: Path, parse: Callable[[Mapping[str, Any]], _T]) -> _T | None:
         return parse(record["figures"]) if record["version"] == _VERSION else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def _processor() -> str:
-    """The processor's name, as the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("model name", "Model", "Hardware")):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()

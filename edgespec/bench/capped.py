@@ -1,0 +1,263 @@
+"""Running a process in a memory control group, page cache included.
+
+Three ways are tried: a group of control groups version 1 or 2, made here (that takes root on most systems),
+and a scope of the user's own systemd. Where none works the process runs without a cap; `cap_kind` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOTS = {"cgroup-v1": Path("/sys/fs/cgroup/memory"), "cgroup-v2": Path("/sys/fs/cgroup")}
+# The limit of memory, and the one that keeps swap from taking what does not fit.
+_LIMITS = {
+    "cgroup-v1": ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+    "cgroup-v2": ("memory.max", "memory.swap.max"),
+}
+_PEAKS = ("memory.max_usage_in_bytes", "memory.peak")
+_KILLS = ("memory.oom_control", "memory.events")
+_numbers = itertools.count()
+
+# Runs the command inside the scope and notes the scope's peak, which is gone with the scope.
+_IN_SCOPE = (
+    'peak=$0; "$@"; status=$?; '
+    'cat "/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)/memory.peak" > "$peak" 2>/dev/null; '
+    "exit $status"
+)
+
+
+@dataclass(frozen=True)
+class Capped:
+    """How a capped process ended.
+
+    Attributes:
+        output: what it wrote to standard output, and to standard error if that was asked for.
+        errors: what it wrote to standard error, unless that is in `output`.
+        status: its exit status; negative for a signal.
+        peak_bytes: most memory the group held, page cache included; 0 where no group could be made.
+        rss_bytes: most memory the process itself held; 0 where the system does not say.
+        seconds: from its start to its end.
+        out_of_memory: whether the system killed something in the group for its cap.
+    """
+
+    output: str
+    status: int
+    peak_bytes: int
+    seconds: float
+    errors: str = ""
+    rss_bytes: int = 0
+    out_of_memory: bool = False
+
+    @property
+    def killed(self) -> bool:
+        """Whether it was killed, as the system does with a process that goes over its cap."""
+        return self.out_of_memory or self.status in (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+@functools.cache
+def cap_kind() -> str:
+    """How memory can be capped here: "cgroup-v1", "cgroup-v2", "systemd" or "none"."""
+    for kind in _ROOTS:
+        group = _made(kind, 1 << 30)
+        if group is not None:
+            _remove(group)
+            return kind
+    if shutil.which("systemd-run"):
+        try:
+            tried = subprocess.run(
+                [*_scope(1 << 30), "true"],
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=10,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return "none"
+        if tried.returncode == 0:
+            return "systemd"
+    return "none"
+
+
+class Killable:
+    """The process that runs now, to be killed from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def kill(self) -> None:
+        """Kill it and all that it started; nothing if nothing runs."""
+        with self._lock:
+            if self._process is not None:
+                with contextlib.suppress(OSError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def holding(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """While this lasts, `kill` means this process."""
+        with self._lock:
+            self._process = process
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._process = None
+
+
+def run_capped(
+    command: Sequence[str],
+    cap: int | None,
+    *,
+    with_errors: bool = False,
+    keep_errors: bool = False,
+    text: str | None = None,
+    on_line: Callable[[str], None] | None = None,
+    killable: Killable | None = None,
+) -> Capped:
+    """Run a command in at most `cap` bytes of memory; None runs it without a cap.
+
+    Where no control group can be made it runs uncapped too. It gets a process group of its own, which is
+    killed if this call is left by an exception.
+
+    Args:
+        with_errors: put standard error into `output`.
+        keep_errors: put it into `errors`; else it goes where this process's goes.
+        text: written to its standard input, which then stays open until it ends, so that it can notice
+            when nobody waits for it any more; None gives it none.
+        on_line: told each line of its output as it comes.
+    """
+    with _group(cap) as (group, scope), tempfile.TemporaryFile() as errors:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [*_wrapped(group, scope, cap), *command],
+            stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if with_errors else errors if keep_errors else None,
+            start_new_session=True,
+        )
+        with (killable or Killable()).holding(process):
+            try:
+                if text is not None:
+                    assert process.stdin is not None
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.write(text.encode() + b"\n")
+                        process.stdin.flush()
+                lines = []
+                assert process.stdout is not None
+                for raw in process.stdout:
+                    lines.append(raw.decode("utf-8", "replace"))
+                    if on_line is not None:
+                        on_line(lines[-1])
+                rss = _wait(process)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+            finally:
+                process.stdout.close()  # type: ignore[union-attr]
+                if process.stdin is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.close()
+        seconds = time.perf_counter() - start
+        errors.seek(0)
+        return Capped(
+            "".join(lines),
+            process.returncode,
+            _peak(group, scope),
+            seconds,
+            errors.read().decode("utf-8", "replace"),
+            rss,
+            _kills(group) > 0,
+        )
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for its end; returns the most memory it held."""
+    if not hasattr(os, "wait4"):
+        process.wait()
+        return 0
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_maxrss * (1 if os.uname().sysname == "Darwin" else 1024)
+
+
+def _wrapped(group: Path | None, scope: Path | None, cap: int | None) -> list[str]:
+    """What comes before the command so that it runs within the cap."""
+    if group is not None:
+        # A shell enters the group and becomes the command: forking Python with threads would be a risk.
+        return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]
+    if scope is not None and cap is not None:
+        return [*_scope(cap), "/bin/sh", "-c", _IN_SCOPE, str(scope)]
+    return []
+
+
+def _scope(cap: int) -> list[str]:
+    options = ["--user", "--scope", "--quiet", "--collect"]
+    return ["systemd-run", *options, "-p", f"MemoryMax={cap}", "-p", "MemorySwapMax=0", "--"]
+
+
+@contextlib.contextmanager
+def _group(cap: int | None) -> Iterator[tuple[Path | None, Path | None]]:
+    """A memory control group, or the file that a systemd scope's peak goes to; neither without a cap."""
+    kind = cap_kind() if cap else "none"
+    group = _made(kind, cap) if cap and kind in _ROOTS else None
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            yield group, Path(folder) / "peak" if kind == "systemd" else None
+        finally:
+            if group is not None:
+                _remove(group)
+
+
+def _made(kind: str, cap: int) -> Path | None:
+    group = _ROOTS[kind] / f"edgespec-bench-{os.getpid()}-{next(_numbers)}"
+    limit, swap = _LIMITS[kind]
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(cap))
+    except OSError:
+        if group.exists():
+            group.rmdir()
+        return None
+    with contextlib.suppress(OSError):  # a kernel that does not count swap
+        if (group / swap).exists():
+            (group / swap).write_text(str(cap) if kind == "cgroup-v1" else "0")
+    return group
+
+
+def _remove(group: Path) -> None:
+    for _ in range(50):
+        try:
+            group.rmdir()
+            return
+        except OSError:  # a process of the child's is still ending
+            time.sleep(0.1)
+
+
+def _peak(group: Path | None, scope: Path | None) -> int:
+    files = [group / name for name in _PEAKS] if group else [scope] if scope else []
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):
+            return int(file.read_text())
+    return 0
+
+
+def _kills(group: Path | None) -> int:
+    for file in [group / name for name in _KILLS] if group else []:
+        with contextlib.suppress(OSError, ValueError):
+            rows = [line.split() for line in file.read_text().splitlines()]
+            return sum(int(row[1]) for row in rows if row[0] == "oom_kill")
+    return 0

@@ -1,0 +1,89 @@
+"""What is asked while measuring: questions of several kinds, in the format of Spec-Bench.
+
+A line is a JSON object with `question_id`, `category` and `turns`; of a conversation the first turn is
+asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import UsageError
+
+_OWN = Path(__file__).with_name("workload.jsonl")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        identifier: what the file calls it.
+        category: the kind of question, for balance.
+        text: what is asked.
+    """
+
+    identifier: str
+    category: str
+    text: str
+
+
+def own_questions() -> tuple[Question, ...]:
+    """A few questions of our own: chat, code, summaries, translation and reasoning."""
+    return read_questions(_OWN)
+
+
+def read_questions(path: Path) -> tuple[Question, ...]:
+    """The questions of a file.
+
+    Raises:
+        UsageError: it cannot be read, a line is no question (the message has its number), or there is none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.", "Give a file to --workload.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text.", "Give a file of JSON lines to --workload.") from error
+    questions = tuple(
+        _question(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()
+    )
+    if not questions:
+        raise UsageError(f"{path} holds no questions.", "Give a file of JSON lines to --workload.")
+    return questions
+
+
+def balanced(questions: Sequence[Question], count: int) -> tuple[Question, ...]:
+    """`count` of them, as many of each category as there are: one of each, then the next of each."""
+    by_category: dict[str, list[Question]] = {}
+    for question in questions:
+        by_category.setdefault(question.category, []).append(question)
+    rounds = itertools.zip_longest(*by_category.values())
+    taken = [question for round_ in rounds for question in round_ if question is not None]
+    return tuple(taken[:count])
+
+
+def _question(line: str, number: int, path: Path) -> Question:
+    def wrong(what: str) -> UsageError:
+        return UsageError(
+            f"Line {number} of {path} {what}.",
+            'A line is like {"question_id": 1, "category": "chat", "turns": ["Why is the sky blue?"]}.',
+        )
+
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise wrong("is no JSON") from error
+    if not isinstance(row, dict):
+        raise wrong("is no JSON object")
+    for name in ("question_id", "category", "turns"):
+        if name not in row:
+            raise wrong(f"has no '{name}'")
+    turns = row["turns"]
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0].strip():
+        raise wrong("has no text as its first turn")
+    return Question(str(row["question_id"]), str(row["category"]), turns[0])

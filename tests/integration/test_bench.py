@@ -1,0 +1,115 @@
+"""`edgespec bench` with real models: in memory, streamed within a memory cap, interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from platformdirs import user_cache_path
+
+from edgespec.bench.capped import cap_kind
+from edgespec.cli.main import main
+
+SMALL = ["--prompts", "1", "--repetitions", "1", "--max-tokens", "8", "--tree-budget", "8"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("at_a_desk")]
+
+
+def test_the_default_model_in_memory(
+    q4_drafter_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--json", str(tmp_path / "bench.json"), "--html", str(tmp_path / "bench.html")]
+    assert main(["bench", "--draft", str(q4_drafter_path), "--exact", *SMALL, *files]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split("|")[1].strip() for line in out.splitlines()] == [
+        "row",
+        "-" * len("in memory, tree 8"),
+        "in memory, plain",
+        "in memory, tree 8",
+    ]
+    assert "in memory, tree 8: " in err
+    document = json.loads((tmp_path / "bench.json").read_text())
+    plain, tree = document["rows"]
+    assert (plain["error"], tree["error"]) == (None, None)
+    assert (plain["identical"], tree["identical"]) == (True, True)
+    assert (plain["exact"], plain["tokens_per_pass"], plain["nodes_per_pass"]) == (True, 1.0, 1.0)
+    assert 1 < tree["tokens_per_pass"] <= tree["nodes_per_pass"] <= 8
+    assert plain["tokens_per_second"] > 0
+    assert plain["draft_s"] < plain["pass_s"] <= plain["round_s"]
+    assert plain["compute_share"] > 0
+    assert plain["disk_share"] is None
+    assert plain["peak_rss_bytes"] > 100e6
+    assert list(document["curves"]["memory"]["passes"]) == ["1", "2", "4", "8", "16", "32", "48", "64"]
+    page = (tmp_path / "bench.html").read_text()
+    assert page.count("<svg") == 3
+    assert "in memory, tree 8" in page
+
+
+def test_a_row_that_takes_too_long_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--draft", "none", "--prompts", "2", "--repetitions", "5", "--max-tokens", "200"]
+    assert main(["bench", *asked, "--row-seconds", "1.5", "-o", "json", "--quiet"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (row,) = document["rows"]
+    assert (row["cut"], row["error"]) == (True, None)
+    assert 0 < row["tokens"] < 2 * 5 * 200
+    assert row["samples"]
+    assert document["curves"]["memory"]["passes"]["64"]["s"] > 0
+
+
+@pytest.mark.skipif(cap_kind() == "none", reason="takes root, or systemd for the user")
+def test_a_widened_target_within_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capped = ["--synthesize", "200MiB", "--memory-cap", "400MiB", "--draft", "lookup"]
+    assert main(["bench", *capped, *SMALL, "--json", "-", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    document = json.loads(out)
+    assert document["limits"] == {
+        "memory_bytes": int((400 << 20) * 0.95),
+        "cap_bytes": 400 << 20,
+        "cap": cap_kind(),
+    }
+    rows = {row["name"]: row for row in document["rows"]}
+    assert list(rows) == [
+        "in memory, plain (widened, no limit)",
+        "memory-mapped, plain (widened)",
+        "streamed, plain (widened)",
+        "streamed, tree 8 (widened)",
+    ]
+    assert [row["error"] for row in rows.values()] == [None] * 4
+    assert [row["capped"] for row in rows.values()] == [False, True, True, True]
+    assert all(0 < row["peak_bytes"] <= 400 << 20 for row in rows.values() if row["capped"])
+    streamed, tree = rows["streamed, plain (widened)"], rows["streamed, tree 8 (widened)"]
+    assert (streamed["exact"], streamed["identical"], tree["identical"]) == (True, True, True)
+    assert streamed["streamed_bytes_per_pass"] > 10e6
+    assert streamed["disk_share"] > 0
+    assert streamed["compute_share"] > 0
+    assert len(document["disk"]["bytes_per_s"]) == 2
+    assert set(document["curves"]) == {"memory", "stream"}
+    assert document["notes"][0].startswith("The target is widened")
+    cache = user_cache_path("edgespec")
+    assert [path for name in ("bench-models", "packs") for path in (cache / name).iterdir()] == []
+
+
+def test_ctrl_c_prints_the_rows_that_are_done(tmp_path: Path) -> None:
+    arguments = ["--draft", "lookup", *SMALL, "--tree-budget", "16", "--json", str(tmp_path / "bench.json")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgespec", "bench", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    assert first.startswith("in memory, plain: ")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "in memory, plain" in out
+    document = json.loads((tmp_path / "bench.json").read_text())
+    assert document["interrupted"]
+    assert 1 <= len(document["rows"]) < 3
