@@ -49,6 +49,8 @@ def main() -> None:
     for pair in options.draft:
         name, _, path = pair.partition("=")
         drafters[name] = path
+    if options.only:
+        drafters = {name: path for name, path in drafters.items() if name in ("none", *options.only)}
     prompts = PROMPTS[: options.prompts]
     configs = [
         GenerationConfig(temperature=t, seed=7, max_tokens=options.tokens) for t in options.temperatures
@@ -141,6 +143,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, help="target (default: the embedded model, with its drafters)")
     parser.add_argument("--draft", action="append", default=[], metavar="NAME=PATH", help="a further drafter")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these drafters only")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--context", type=int, default=512)
