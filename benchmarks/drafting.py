@@ -3,8 +3,8 @@
     python -m benchmarks.drafting
 
 A drafter is led along a text of the target's: a tree where every pass would begin, and the next one behind
-the tokens that the text took of it. The figure is seconds to grow a tree over seconds inside llama_decode,
-medians over passes; policies take turns, so that a busy machine disturbs all alike.
+the tokens that the text took of it. The figure is seconds to grow all trees and to learn from them, over the
+seconds of them inside llama_decode.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import dataclass, replace
 
 import edgespec
 from benchmarks.overhead import timed_decodes
@@ -51,13 +52,23 @@ def main() -> None:
     print(json.dumps(table))
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """One tree: seconds to grow it and to learn from it, those inside llama_decode, and draft steps."""
+
+    seconds: float
+    decoding_s: float
+    steps: int
+    root_was_known: bool
+
+
 def _measured(
     engine: edgespec.Engine, options: argparse.Namespace, temperature: float
 ) -> dict[str, dict[str, float]]:
     drafter = engine.drafter
     assert isinstance(drafter, ModelDrafter)
     policies = {name: tree_policy(name) for name in options.policies}
-    passes: dict[str, list[tuple[float, float, int, bool]]] = {name: [] for name in policies}
+    passes: dict[str, list[_Pass]] = {name: [] for name in policies}
     for seed, prompt in enumerate(PROMPTS[: options.prompts]):
         config = GenerationConfig(temperature=temperature, seed=seed, max_tokens=options.tokens)
         tokens = engine.encoder.encode(prompt)
@@ -65,14 +76,7 @@ def _measured(
         for name, policy in policies.items():
             ranking = policy.ranking(config, GumbelNoise(seed, engine.target.model.vocabulary.n_tokens))
             limits = policy.within(TreeLimits(options.budget, depth=16, width=max(8, options.budget // 8)))
-            limits = TreeLimits(
-                limits.budget,
-                limits.depth,
-                limits.leaves,
-                limits.width,
-                limits.branching,
-                growth=policy.growth(config),
-            )
+            limits = replace(limits, growth=policy.growth(config))
             text = [*tokens]
             ahead = list(answer)
             drafter.draft(text, limits, ranking)  # reads the prompt
@@ -82,16 +86,19 @@ def _measured(
                     begun = time.perf_counter()
                     tree = drafter.draft(text, limits, ranking)
                     seconds = time.perf_counter() - begun
-                passes[name].append((seconds, sum(decodes), drafter.steps, drafter.root_was_known))
                 node: int | None = 0
                 while node is not None and (node := tree.child(node, ahead[0])) is not None:
                     text.append(ahead.pop(0))
+                begun = time.perf_counter()
+                drafter.learn([*text, ahead[0]])
+                seconds += time.perf_counter() - begun
+                passes[name].append(_Pass(seconds, sum(decodes), drafter.steps, drafter.root_was_known))
     return {
         name: {
-            "ratio": statistics.median(seconds / decoding for seconds, decoding, _, _ in of if decoding),
-            "ms": 1000 * statistics.median(seconds for seconds, _, _, _ in of),
-            "steps": statistics.mean(steps for _, _, steps, _ in of),
-            "known": statistics.mean(known for _, _, _, known in of),
+            "ratio": sum(one.seconds for one in of) / sum(one.decoding_s for one in of),
+            "ms": 1000 * statistics.median(one.seconds for one in of),
+            "steps": statistics.mean(one.steps for one in of),
+            "known": statistics.mean(one.root_was_known for one in of),
         }
         for name, of in passes.items()
     }

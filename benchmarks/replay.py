@@ -10,7 +10,8 @@ shared by all policies and budgets that ask.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,10 +21,11 @@ from edgespec.generation import GenerationConfig
 from edgespec.models.batch import Batch
 from edgespec.models.runtime import Context, Model
 from edgespec.speculation.acceptance import Calibrated
+from edgespec.speculation.chances import ByRank, Even
 from edgespec.speculation.counts import Table
 from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.drafters.lookup import Continuations, LookupDrafter
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
+from edgespec.speculation.drafters.lookup import LookupDrafter
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, growing
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.pair import Pair
 from edgespec.speculation.ranking import ByAgreement, ByProbability
@@ -32,7 +34,9 @@ from edgespec.speculation.tree import IntArray
 # A context: so many tokens of the text, and the tokens off it that follow them.
 Key = tuple[int, tuple[int, ...]]
 
-_BATCH = 32  # contexts read at once
+_BATCH = 64  # contexts read at once
+_FEW = 16  # of those whose parents have to be read again: with them they must find room
+_AHEAD = 8  # tokens that one way may be ahead of another
 _COLUMNS = 16  # candidates by probability that are remembered
 _SEQUENCES = 256
 
@@ -52,10 +56,11 @@ class Contexts:
         self.n_vocab = model.vocabulary.n_tokens
         # By probability; and the values and tokens that the pair's correction begins with.
         self._found: dict[Key, tuple[Children, Table, IntArray]] = {}
-        # The cache holds the text in sequence 0, and branches off it: which sequence a context is in, and
-        # those that end in it.
+        # The cache holds the text in sequence 0, and branches off it: which sequence a context is in; the
+        # one it ends with, the latest used last; and all that were read into it.
         self._places: dict[Key, int] = {}
         self._ends: dict[int, Key] = {}
+        self._keys: dict[int, list[Key]] = defaultdict(list)
         self.text: list[int] = []
 
     def start(
@@ -66,6 +71,7 @@ class Contexts:
         self._found.clear()
         self._places.clear()
         self._ends.clear()
+        self._keys.clear()
         self._by_probability = ByProbability(config.temperature or 1.0)
         self._by_agreement = ByAgreement(config, GumbelNoise(seed, self.n_vocab), Pair())
         self.text = [*prompt, *answer]
@@ -77,17 +83,23 @@ class Contexts:
             self._context.decode(Batch.run(piece, start, 1, "all"))
             self._remember([(start + i + 1, ()) for i in range(len(piece))])
 
+    def unknown(self, keys: Sequence[Key]) -> list[Key]:
+        """Those that have to be read before `candidates` can say what follows them."""
+        return [key for key in keys if key not in self._found]
+
     def candidates(self, keys: Sequence[Key], after: IntArray, count: int, pair: Pair | None) -> Children:
-        """The best candidates after each context: by the pair's agreement, or by probability if None."""
-        missing = [key for key in keys if key not in self._found]
-        for start in range(0, len(missing), _BATCH):
-            self._read(missing[start : start + _BATCH])
+        """The best candidates after known contexts: by the pair's agreement, or by probability if None."""
         if pair is None:
             rows = [self._found[key][0] for key in keys]
             logprobs = np.concatenate([row.logprobs[:, :count] for row in rows])
             return Children(np.concatenate([row.tokens[:, :count] for row in rows]), logprobs)
         values = np.concatenate([self._found[key][1] for key in keys])
         return pair.children(np.concatenate([self._found[key][2] for key in keys]), values, after, count)
+
+    def read(self, keys: Sequence[Key]) -> None:
+        """Read the last tokens of unknown contexts, whose parents were read before."""
+        for start in range(0, len(keys), _BATCH):
+            self._read(keys[start : start + _BATCH])
 
     def close(self) -> None:
         """Free the context."""
@@ -96,18 +108,33 @@ class Contexts:
     def forget(self, length: int) -> None:
         """Free the branches that leave the text before it has so many tokens."""
         for sequence in [sequence for sequence, key in self._ends.items() if key[0] < length]:
-            self._context.remove(sequence)
-            del self._ends[sequence]
-        self._places = {key: at for key, at in self._places.items() if key[0] >= length}
+            self._free(sequence)
+
+    def _free(self, sequence: int) -> None:
+        self._context.remove(sequence)
+        del self._ends[sequence]
+        for key in self._keys.pop(sequence):
+            if self._places[key] == sequence:
+                del self._places[key]
 
     def _read(self, keys: Sequence[Key]) -> None:
-        """Read the last tokens of contexts, each behind what is in the cache of it."""
-        if len(self._ends) + 2 * len(keys) >= _SEQUENCES:
-            self.forget(len(self.text) + 1)
+        """Read contexts behind what is in the cache of them; of what is not, their parents come first."""
         parents = [(length, off[:-1]) for length, off in keys]
-        lost = [parent for parent in dict.fromkeys(parents) if parent[1] and parent not in self._places]
+        lost = []
+        for parent in dict.fromkeys(parents):
+            if parent in self._places:  # used now: the last to be freed
+                sequence = self._places[parent]
+                self._ends[sequence] = self._ends.pop(sequence)
+            elif parent[1]:
+                lost.append(parent)
+        if lost and len(keys) > _FEW:
+            for start in range(0, len(keys), _FEW):
+                self._read(keys[start : start + _FEW])
+            return
         if lost:
             self._read(lost)
+        while len(self._ends) + len(keys) >= _SEQUENCES:
+            self._free(next(iter(self._ends)))
         free = (sequence for sequence in range(1, _SEQUENCES) if sequence not in self._ends)
         sequences = []
         for key, parent in zip(keys, parents, strict=True):
@@ -119,6 +146,7 @@ class Contexts:
                 sequence = above
             self._places[key] = sequence
             self._ends[sequence] = key
+            self._keys[sequence].append(key)
             sequences.append(sequence)
         self._context.decode(
             Batch(
@@ -157,45 +185,6 @@ class Run:
     grow_s: float = 0.0
 
 
-@dataclass
-class _Pass:
-    """The drafter's side of one pass: draft steps, answered from what is known of contexts."""
-
-    contexts: Contexts
-    at: int
-    branching: int
-    pair: Pair | None
-    looked_up: Continuations | None
-    expansions: Expansions = field(default_factory=Expansions)
-    step_rows: list[int] = field(default_factory=list)
-    drafter_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._keys: dict[int, Key] = {0: (self.at, ())}
-
-    def expand(self, frontier: Frontier) -> Children:
-        """One draft step."""
-        begun = time.perf_counter()
-        steps = zip(frontier.nodes.tolist(), frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
-        for node, parent, token in steps:
-            if node:
-                self._keys[node] = self._below(self._keys[parent], token)
-        asked = [self._keys[node] for node in frontier.nodes.tolist()]
-        children = self.contexts.candidates(asked, frontier.tokens, self.branching, self.pair)
-        self.drafter_s += time.perf_counter() - begun
-        self.step_rows.append(len(asked))
-        if self.looked_up is not None:
-            children = self.looked_up.join(frontier, children)
-        self.expansions.add(frontier, children)
-        return children
-
-    def _below(self, key: Key, token: int) -> Key:
-        (length, off), text = key, self.contexts.text
-        if not off and length < len(text) and text[length] == token:
-            return length + 1, ()
-        return length, (*off, token)
-
-
 class Walk:
     """One way to grow trees, led along a text.
 
@@ -213,32 +202,95 @@ class Walk:
         self._contexts = contexts
         self._limits = limits
         self._lookup = lookup
+        # Where scores do not come from what the drafter says, nodes off the text need not be read: they are
+        # not accepted, and take their places in the tree whatever they are.
+        self._shaped = isinstance(limits.growth.chances, ByRank | Even) or limits.branching == 1
 
-    def step(self) -> None:
-        """One pass."""
-        text, at, run = self._contexts.text, self.at, self.run
+    def steps(self) -> Iterator[list[Key]]:
+        """All passes, one after another.
+
+        Yields:
+            Contexts that must be read before it can go on.
+        """
+        text, run = self._contexts.text, self.run
         chances = self._limits.growth.chances
-        within = replace(self._limits, depth=min(self._limits.depth, len(text) - at - 1))
-        begun = time.perf_counter()
-        looked_up = self._lookup.continuations(text[:at], within.depth) if self._lookup else None
-        pair = chances.pair if isinstance(chances, Calibrated) else None
-        one = _Pass(self._contexts, at, within.branching, pair, looked_up)
-        tree = grow(text[at - 1], one.expand, within)
-        node, accepted = 0, 0
-        while (below := tree.child(node, text[at + accepted])) is not None:
-            node, accepted = below, accepted + 1
-        one.expansions.teach(chances, text[at : at + accepted + 1])
-        run.grow_s += time.perf_counter() - begun - one.drafter_s
-        run.step_rows += one.step_rows
-        run.passes += 1
-        run.nodes += len(tree)
-        self.at += accepted + 1
+        while self.at < len(text):
+            begun = time.perf_counter()
+            within = replace(self._limits, depth=min(self._limits.depth, len(text) - self.at - 1))
+            looked_up = self._lookup.continuations(text[: self.at], within.depth) if self._lookup else None
+            expansions = Expansions()
+            keys: dict[int, Key] = {0: (self.at, ())}
+            search = growing(text[self.at - 1], within)
+            found = next(search)
+            while isinstance(found, Frontier):
+                asked = self._asked(found, keys)
+                run.step_rows.append(len(asked))
+                run.grow_s += time.perf_counter() - begun
+                rows = [row for row, key in enumerate(asked) if not (self._shaped and key[1])]
+                wanted = [asked[row] for row in rows]
+                unknown = self._contexts.unknown(wanted)
+                if unknown:
+                    yield unknown
+                pair = chances.pair if isinstance(chances, Calibrated) else None
+                children = _anything(len(asked), within.branching)
+                if rows:
+                    known = self._contexts.candidates(wanted, found.tokens[rows], within.branching, pair)
+                    children.tokens[rows], children.logprobs[rows] = known.tokens, known.logprobs
+                begun = time.perf_counter()
+                if looked_up is not None:
+                    children = looked_up.join(found, children)
+                expansions.add(found, children)
+                found = search.send(children)
+            node, accepted = 0, 0
+            while (below := found.child(node, text[self.at + accepted])) is not None:
+                node, accepted = below, accepted + 1
+            expansions.teach(chances, text[self.at : self.at + accepted + 1])
+            run.grow_s += time.perf_counter() - begun
+            run.passes += 1
+            run.nodes += len(found)
+            self.at += accepted + 1
+
+    def _asked(self, frontier: Frontier, keys: dict[int, Key]) -> list[Key]:
+        """The contexts of a frontier's nodes; `keys` holds those of nodes so far."""
+        asked = []
+        for node, parent, token in zip(
+            frontier.nodes.tolist(), frontier.parents.tolist(), frontier.tokens.tolist(), strict=True
+        ):
+            if node:
+                keys[node] = self._below(keys[parent], token)
+            asked.append(keys[node])
+        return asked
+
+    def _below(self, key: Key, token: int) -> Key:
+        (length, off), text = key, self._contexts.text
+        if not off and length < len(text) and text[length] == token:
+            return length + 1, ()
+        return length, (*off, token)
 
 
-def replay(contexts: Contexts, start: int, walks: Sequence[Walk]) -> None:
-    """Lead all ways to grow trees along the text, side by side, so that what they ask for is near."""
-    for at in range(start, len(contexts.text)):
-        contexts.forget(at)
-        for walk in walks:
-            if walk.at == at:
-                walk.step()
+def _anything(width: int, branching: int) -> Children:
+    """Candidates that are no tokens."""
+    shape = (width, branching)
+    return Children(np.full(shape, -1, dtype=np.int32), np.full(shape, -1.0, dtype=np.float32))
+
+
+def replay(contexts: Contexts, walks: Sequence[Walk]) -> None:
+    """Lead all ways to grow trees along the text, side by side.
+
+    What they have to know is read for all of them at once: a row of a large batch costs the drafter a part
+    of what it costs alone. Those that are far ahead wait, so that what they ask for is near.
+    """
+    going = {walk: walk.steps() for walk in walks}
+    while going:
+        behind = min(walk.at for walk in going)
+        contexts.forget(behind)
+        wanted: dict[Key, None] = {}
+        for walk, steps in list(going.items()):
+            if walk.at >= behind + _AHEAD:
+                continue
+            keys = next(steps, None)
+            if keys is None:
+                del going[walk]
+            else:
+                wanted.update(dict.fromkeys(keys))
+        contexts.read(list(wanted))

@@ -73,6 +73,7 @@ class Engine:
         notes: Sequence[str] = (),
         load_s: float = 0.0,
         memory: MemoryUse | None = None,
+        exact: bool = False,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -98,6 +99,7 @@ class Engine:
         self.load_s = self._load_s = load_s
         self._memory = memory or MemoryUse()
         self._abort = abort
+        self._exact = exact  # somebody asked for it
         self._grammars = Grammars(target.model.vocabulary)
         self._busy = threading.Lock()
 
@@ -147,6 +149,7 @@ class Engine:
 
         verified = time.perf_counter()
         accepted = method.accept(guess, logits, text)
+        self.drafter.learn(text)
         self.target.commit(tree, accepted.path)
         if len(tree) > 1:
             self.last_round = tree, accepted
@@ -182,9 +185,16 @@ class Engine:
             ContextLengthError: the prompt leaves no room for an answer.
             TemplateError: messages were given and the model has no template, or a broken one.
             UsageError: the prompt is empty, the grammar is wrong, the drafter cannot serve the rule of
-                `config.verify`, or the engine is busy with another answer.
+                `config.verify`, or that rule lets the drafter take part in a text that was asked to be
+                exact; or the engine is busy with another answer.
         """
         config = config or GenerationConfig()
+        if self._exact and not config.rule.kind.invariant:
+            raise UsageError(
+                f"The text depends on the drafter with the rule '{config.rule.name}', and in exact decoding "
+                "it must not.",
+                "Choose another rule, or load the model without exact=True (--exact).",
+            )
         tokens = self.encoder.encode(prompt, raw=raw)
         room = self.context - len(tokens)
         if not tokens:

@@ -89,7 +89,8 @@ def load(
         tree_depth: most drafted tokens on a path; None leaves it to the policy and to measured cost.
         tree_width: most nodes the drafter reads at a time; None as for the depth.
         exact: hold the kernels to one row rule, so that the text is the same bit for bit whatever the
-            drafter and tree; None does so where it costs next to nothing.
+            drafter and tree; None does so where it costs next to nothing. With True, rules that let the
+            drafter take part in the text are refused.
         gpu_layers: layers for the GPU, where the llama.cpp build has one.
         offload: "none" keeps all weights in memory, "stream" reads those that do not fit from disk in
             every pass, "mmap" lets the system page them, "auto" keeps or streams them.
@@ -290,6 +291,7 @@ class _Loader:
             notes=self._notes,
             load_s=time.perf_counter() - start,
             memory=self._memory_use(prints, model),
+            exact=bool(wish.exact),
         )
 
     def _costs(self, target: Target, drafter: Drafter, width: int, keys: Keys) -> Costs | None:

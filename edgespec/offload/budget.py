@@ -16,7 +16,9 @@ from edgespec.offload.placement import place
 
 PROCESS_BYTES = 140 << 20  # the interpreter and its libraries, and the process of the chat template
 
-_TORCH_BYTES = 120 << 20  # which drafting with a model takes
+# What drafting with a model takes besides: torch, and what is learned of the pair, while it is written too.
+_TORCH_BYTES = 120 << 20
+LEARNED_BYTES = 20 << 20
 _MARGIN = 0.05  # of what is free, left for what others may want meanwhile
 
 
@@ -182,7 +184,7 @@ def foresee(prints: list[Footprint], files: ModelFiles, budget: int, *, streams:
 
 def process_bytes(prints: list[Footprint]) -> int:
     """Memory of the process itself, libraries included."""
-    return PROCESS_BYTES + (_TORCH_BYTES if len(prints) > 1 else 0)
+    return PROCESS_BYTES + (_TORCH_BYTES + LEARNED_BYTES if len(prints) > 1 else 0)
 
 
 def bytes_needed(prints: list[Footprint]) -> int:

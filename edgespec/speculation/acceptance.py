@@ -98,27 +98,31 @@ def _cells(children: Children) -> tuple[NDArray[np.intp], NDArray[np.intp], NDAr
 
 def _fitted(tried: Table, taken: Table) -> Table:
     """The map as logits, of the counts' shape."""
+    prior = np.broadcast_to(_LOGITS, tried.shape).copy()
+    prior[_UNLISTED] = _UNLISTED_LOGITS[:, None]
+    prior[_UNASKED] = _UNASKED_LOGITS[:, None]
     fitted = np.empty_like(tried)
-    for rank in range(_UNASKED + 1):
-        for match in range(_LONGEST_MATCH + 1):
-            if rank >= _UNLISTED:
-                prior = np.full(len(_LOGITS), (_UNLISTED_LOGITS, _UNASKED_LOGITS)[rank - _UNLISTED][match])
-            elif match == 0:
-                prior = _LOGITS
-            else:  # what is known of the rank, and a bonus
-                prior = fitted[rank, 0] + _MATCH_BONUS[match]
-            chances = _rising(tried[rank, match], taken[rank, match], prior).clip(1e-6, 1 - 1e-6)
-            # A little of the prior's slope parts what was pooled.
-            fitted[rank, match] = 0.95 * np.log(chances / (1 - chances)) + 0.05 * prior
+    fitted[:, 0] = _with_counts(prior[:, 0], tried[:, 0], taken[:, 0])
+    # Where the text agrees, what is known of the rank speaks first, and a bonus.
+    prior[:_UNLISTED, 1:] = fitted[:_UNLISTED, :1] + _MATCH_BONUS[1:, None]
+    fitted[:, 1:] = _with_counts(prior[:, 1:], tried[:, 1:], taken[:, 1:])
     return fitted
 
 
-def _rising(tried: Table, taken: Table, prior: Table) -> Table:
-    """Chances by cell that never fall: pooled where the counts say they do."""
+def _with_counts(prior: Table, tried: Table, taken: Table) -> Table:
+    """(..., cells) logits from a prior of so many logits and what was counted."""
     weights = tried + _PRIOR
     chances = (taken + _PRIOR / (1 + np.exp(-prior))) / weights
-    if (np.diff(chances) >= 0).all():
-        return chances
+    for row in np.argwhere((np.diff(chances) < 0).any(axis=-1)):
+        place = tuple(row)
+        chances[place] = _pooled(chances[place], weights[place])
+    chances = chances.clip(1e-6, 1 - 1e-6)
+    # A little of the prior's slope parts what was pooled.
+    return 0.95 * np.log(chances / (1 - chances)) + 0.05 * prior
+
+
+def _pooled(chances: Table, weights: Table) -> Table:
+    """Chances by cell that never fall: pooled where they do."""
     pools: list[tuple[float, float, int]] = []  # chance, weight, cells
     for chance, weight in zip(chances.tolist(), weights.tolist(), strict=True):
         cells = 1

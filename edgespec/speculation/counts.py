@@ -1,23 +1,27 @@
 """What was learned while running, kept for the next run: small tables of numbers by name.
 
 One file for each pair of models. A file that is damaged, of another version or holds tables of another
-shape is as good as none: what it held is learned again.
+shape is as good as none: what it held is learned again. Tables are mostly zeros, and are kept as their other
+cells: written after every answer, the file must cost next to nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-_VERSIONED = "1 "  # what names of tables begin with in this version of the file
+_VERSIONED = "2 "  # what names of tables begin with in this version of the file
+_CELLS, _VALUES, _SHAPE = " cells", " values", " shape"
+_MOST_CELLS = 1 << 24  # of a table: larger ones are none of ours
 _FADE = 1 - 1 / 4000  # weight of the past, per step of learning
 
 Table = NDArray[np.float64]
@@ -41,13 +45,13 @@ class TableStore:
         key = hashlib.blake2b(" ".join(fingerprints).encode(), digest_size=16).hexdigest()
         return cls(folder / f"{key}.npz")
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Table | None:
-        """The table as it was kept; None if there is none of this shape."""
+    def get(self, name: str, shape: tuple[int, ...]) -> NDArray[np.floating] | None:
+        """The table as it was kept, the store's own, no copy; None if there is none of this shape."""
         table = self._tables.get(name)
-        return table.astype(np.float64) if table is not None and table.shape == shape else None
+        return table if table is not None and table.shape == shape else None
 
     def put(self, name: str, table: NDArray[np.floating]) -> None:
-        """Hold a table until `keep`."""
+        """Hold a table until `keep`; no copy is made."""
         self._tables[name] = table
         self._changed = True
 
@@ -59,11 +63,7 @@ class TableStore:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as file:
-                np.savez_compressed(
-                    file,
-                    allow_pickle=False,
-                    **{_VERSIONED + name: table.astype(np.float32) for name, table in self._tables.items()},
-                )
+                np.savez(file, allow_pickle=False, **_packed(self._tables))
             partial.replace(self._path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -82,7 +82,7 @@ class Counts:
         self._store = store
         self._name = name
         table = store.get(name, (2, *shape))
-        self._table = table if table is not None else np.zeros((2, *shape))
+        self._table = table.astype(np.float64) if table is not None else np.zeros((2, *shape))
         self.tried, self.taken = self._table
         self._changed = False
         np.maximum(self._table, 0, out=self._table)
@@ -105,14 +105,55 @@ class Counts:
             self._changed = False
 
 
+def _packed(tables: Mapping[str, NDArray[np.floating]]) -> dict[str, NDArray[np.generic]]:
+    """The arrays of a file: of each table its shape, and its cells that are not 0 with their values."""
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for name, table in tables.items():
+        cells = np.flatnonzero(table)
+        arrays[_VERSIONED + name + _SHAPE] = np.array(table.shape, dtype=np.int64)
+        arrays[_VERSIONED + name + _CELLS] = cells.astype(np.uint32)
+        arrays[_VERSIONED + name + _VALUES] = table.ravel()[cells].astype(np.float32)
+    return arrays
+
+
 def _read(path: Path) -> dict[str, NDArray[np.floating]]:
+    tables: dict[str, NDArray[np.floating]] = {}
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            tables = {
-                name.removeprefix(_VERSIONED): file[name].astype(np.float32)
-                for name in file.files
-                if name.startswith(_VERSIONED)
-            }
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+            for key in file.files:
+                if key.startswith(_VERSIONED) and key.endswith(_SHAPE):
+                    stem = key.removesuffix(_SHAPE)
+                    shape = tuple(file[key].astype(np.int64).tolist())
+                    tables[stem.removeprefix(_VERSIONED)] = _unpacked(
+                        shape, file[stem + _CELLS], file[stem + _VALUES]
+                    )
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        EOFError,
+        MemoryError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ):
         return {}
-    return tables if all(np.isfinite(table).all() for table in tables.values()) else {}
+    return tables
+
+
+def _unpacked(
+    shape: tuple[int, ...], cells: NDArray[np.generic], values: NDArray[np.generic]
+) -> NDArray[np.float32]:
+    """A table from its shape and its cells.
+
+    Raises:
+        ValueError, TypeError, IndexError: they do not make a table of finite numbers.
+    """
+    if any(size < 0 for size in shape) or math.prod(shape) > _MOST_CELLS:
+        raise ValueError("no table of ours is so large")
+    table = np.zeros(math.prod(shape), dtype=np.float32)
+    table[cells] = values.astype(np.float32)
+    if not np.isfinite(table).all():
+        raise ValueError("a number is not finite")
+    return table.reshape(shape)

@@ -7,7 +7,7 @@ nodes in batches, until none could put a child among the best or another draft s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -176,13 +176,26 @@ class TreeLimits:
 def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) -> TokenTree:
     """The `budget` best nodes by path score, found with as few draft steps as the policy allows.
 
+    Args:
+        root: the last token of the text.
+        expand: one draft step.
+    """
+    search = growing(root, limits)
+    frontier = next(search)
+    while isinstance(frontier, Frontier):
+        frontier = search.send(expand(frontier))
+    return frontier
+
+
+def growing(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Children | None]:
+    """The search for a tree, for callers who answer draft steps when they like.
+
     A batched best-first search (SpecExec, Svirschevski et al. 2024, section 4). A child never scores above
     its parent, so a node that is not expanded because it could not put a child among the best is never
     missed; and a step can add no more accepted tokens than the chances of the nodes it expands sum up to.
 
-    Args:
-        root: the last token of the text.
-        expand: one draft step.
+    Yields:
+        Frontiers, each to be answered with its candidates; last of all the tree.
     """
     growth = limits.growth
     tokens = np.array([root], dtype=np.int32)
@@ -202,7 +215,8 @@ def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) 
             chosen, gains = chosen[gains > 0], gains[gains > 0]
         if not len(chosen) or gains.sum() <= limits.min_gain:
             break
-        children = expand(Frontier(chosen, tokens[chosen], parents[chosen], depths[chosen]))
+        children = yield Frontier(chosen, tokens[chosen], parents[chosen], depths[chosen])
+        assert children is not None, "every draft step is answered"
         is_open[chosen] = False
         edges = np.minimum(growth.chances.edges(children), 0)
         if step and growth.later_branching is not None:
@@ -221,7 +235,7 @@ def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) 
                 break
     # What was free when it was found may not be, now that better nodes are there.
     worth = max(int(np.count_nonzero(scores > limits.min_logprob)), limits.free)
-    return TokenTree(tokens, parents, depths, scores).trimmed(min(worth, limits.budget), limits.leaves)
+    yield TokenTree(tokens, parents, depths, scores).trimmed(min(worth, limits.budget), limits.leaves)
 
 
 def _bar(scores: FloatArray, budget: int) -> float:

@@ -129,7 +129,9 @@ class _Biases:
         self._name = name
         self._spread = spread
         known = store.get(name, (2, _CELLS))
-        self._table = np.zeros((2, _CELLS), dtype=np.float32) if known is None else known.astype(np.float32)
+        self._table = (
+            np.zeros((2, _CELLS), dtype=np.float32) if known is None else known.astype(np.float32, copy=False)
+        )
         self.nats, self._information = self._table
         if known is not None:
             np.clip(self.nats, -_MOST_BIAS, _MOST_BIAS, out=self.nats)

@@ -13,7 +13,7 @@ from edgespec.speculation.counts import Table
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.pair import Pair
-from edgespec.speculation.tree import IntArray
+from edgespec.speculation.tree import FloatArray, IntArray
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,9 @@ class ByAgreement(Ranking):
         self._config = config
         self._noise = noise
         self._pair = pair
-        self._kept: dict[int, torch.Tensor] = {}
+        self._kept: dict[int, FloatArray] = {}
+        # Megabytes, filled anew in every draft step: memory that is given back is dear to get again.
+        self._scores = np.empty((0, 0), dtype=np.float32)
 
     def best(
         self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
@@ -105,21 +107,25 @@ class ByAgreement(Ranking):
     def _perturbed(self, logits: torch.Tensor, positions: list[int]) -> torch.Tensor:
         import torch
 
-        noise = torch.stack([self._at(position, logits.shape[1]) for position in positions])
-        scores = torch.add(logits, noise, alpha=self._config.temperature)
+        if len(self._scores) < len(logits) or self._scores.shape[1] != logits.shape[1]:
+            self._scores = np.empty(logits.shape, dtype=np.float32)
+        # By row, as torch would have its threads wait for each other over so little.
+        for row, values, position in zip(self._scores, logits.numpy(), positions, strict=False):
+            np.add(values, self._at(position)[: len(values)], out=row)
+        scores = torch.from_numpy(self._scores[: len(logits)])
         cut = self._cut(logits)
         if cut is not None:
             scores.masked_fill_(logits < cut - self._pair.nats, -math.inf)
         return scores
 
-    def _at(self, position: int, n_vocab: int) -> torch.Tensor:
-        import torch
-
+    def _at(self, position: int) -> FloatArray:
+        """(n_vocab,) what the noise of a position adds to logits."""
         if position not in self._kept:
             while len(self._kept) >= _KEPT_NOISE:
                 del self._kept[next(iter(self._kept))]
-            self._kept[position] = torch.from_numpy(self._noise.at(position).astype(np.float32))
-        return self._kept[position][:n_vocab]
+            noise = self._config.temperature * self._noise.at(position)
+            self._kept[position] = noise.astype(np.float32)
+        return self._kept[position]
 
     def _cut(self, logits: torch.Tensor) -> torch.Tensor | None:
         """(rows, 1) the logit below which the drafter itself would not draw; None if it draws from all."""

@@ -12,6 +12,8 @@ from edgespec import GenerationConfig
 from edgespec.cli.main import main
 from edgespec.errors import UsageError
 from edgespec.generation import Generation, Grammar
+from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.verification.base import Acceptance
 
 SCHEMA = {
     "type": "object",
@@ -56,6 +58,45 @@ def test_answers_have_the_form_whatever_drafts_them(
         assert answer.finish_reason == "stop"
     assert plain[1].text.startswith("The answer is ")
     assert answers[str(q4_drafter_path)][0].tokens_per_pass > 1.5
+
+
+def test_what_the_text_proposes_is_held_to_the_form(smol_path: Path, q4_drafter_path: Path) -> None:
+    """The prompt holds answers of another form, which a merged drafter would quote."""
+    prompt = 'Colours: {"name": "Blue", "age": "old"} {"name": "Blue", "age": "old"}. Describe a person.'
+    config = GenerationConfig(max_tokens=60, grammar=PERSON)
+    with edgespec.load(smol_path, draft="none", context=512, threads=1, exact=True) as engine:
+        plain = engine.generate(prompt, config)
+    with edgespec.load(
+        smol_path, draft=q4_drafter_path, drafter="merged", tree_budget=24, context=512, threads=1, exact=True
+    ) as engine:
+        trees = _trees_of(engine, prompt, config)
+        text = engine.encoder.encode(prompt)
+        constraint = engine._new_constraint(len(text), config)
+        assert constraint is not None
+        for tree, accepted in trees:
+            assert constraint.pruned(tree, text) is tree, "it holds permitted tokens only"
+            text += [int(token) for token in tree.tokens[list(accepted.path[1:])]]
+            text.append(accepted.bonus)
+        start = len(engine.encoder.encode(prompt))
+        assert text[start : start + len(plain.tokens)] == plain.tokens
+        proposed = engine.drafter._lookup.continuations(text, 4)  # type: ignore[attr-defined]
+        assert len(proposed) > 1, "the text had proposals"
+
+
+def _trees_of(
+    engine: edgespec.Engine, prompt: str, config: GenerationConfig
+) -> list[tuple[TokenTree, Acceptance]]:
+    """The tree of every pass, and what became of it."""
+    trees = []
+    for chunk in engine.stream(prompt, config):
+        if chunk.record is not None:
+            tree, accepted = engine.last_round or (None, None)
+            if chunk.record.nodes == 1:
+                tree, accepted = TokenTree.root_only(0), Acceptance((0,), chunk.tokens[-1])
+            assert tree is not None
+            assert accepted is not None
+            trees.append((tree, accepted))
+    return trees
 
 
 @pytest.mark.parametrize(

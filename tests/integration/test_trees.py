@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,13 @@ from edgespec.speculation.acceptance import Calibrated
 from edgespec.speculation.counts import TableStore
 from edgespec.speculation.drafters.model import ModelDrafter
 from edgespec.speculation.growth import Chances, Children, Growth
+from edgespec.speculation.methods import method_for
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.pair import Pair
 from edgespec.speculation.policies import NAMES, TreePolicy, tree_policy
+from edgespec.speculation.ranking import ByProbability
 from edgespec.speculation.tree import FloatArray
+from tests.unit.strategies import texts_of
 
 PROMPT = "Write about a fox that lives in the forest, and a crow that lives in the tall tree by the lake."
 CONFIGS = [
@@ -100,6 +104,71 @@ def test_every_accepted_token_is_evidence_once(engine: Engine, monkeypatch: pyte
     # In the order of the text; what followed nodes that were not expanded is passed over.
     assert all(any(found == pair for found in pairs) for pair in watched.evidence)
     assert len(answer.tokens) / 3 < len(watched.evidence) <= len(answer.tokens)
+
+
+def test_what_a_person_types_is_no_evidence(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next prompt goes on just as the drafter thinks that the target would."""
+    watched = _Watched(Calibrated(TableStore(), "greedy"))
+    monkeypatch.setattr(engine, "policy", TreePolicy("watched", Growth(watched), Growth()))
+    prompt = engine.encoder.encode(PROMPT)
+    answer = engine.generate(prompt, CONFIGS[0].with_(max_tokens=12))
+    assert engine.last_round is not None
+    tree, accepted = engine.last_round
+    learned = len(watched.evidence)
+    assert watched.evidence[-1] in itertools.pairwise([*tree.tokens[list(accepted.path)], accepted.bonus])
+    drafter = engine.drafter
+    limits = engine._sizer.limits()
+    ranking = engine.policy.ranking(CONFIGS[0], GumbelNoise(0, 49152))
+    guess = drafter.draft([*prompt, *answer.tokens], replace(limits, growth=Growth(watched)), ranking)
+    typed = [int(guess.tokens[node]) for node in guess.path(int(guess.leaves[0]))[1:]]
+    engine.generate([*prompt, *answer.tokens, *typed], CONFIGS[0].with_(max_tokens=1))
+    assert len(watched.evidence) <= learned + 1, "the one token that the target chose"
+
+
+@pytest.mark.parametrize("merges", [True, False])
+def test_a_merged_drafter_leaves_out_what_only_the_text_proposes(
+    smol_path: Path, q4_drafter_path: Path, merges: bool
+) -> None:
+    with edgespec.load(smol_path, draft=q4_drafter_path, tree_budget=16, context=256, threads=1) as engine:
+        drafter = engine.drafter
+        assert isinstance(drafter, ModelDrafter)
+        text = engine.encoder.encode("red zebra, blue zebra, red zebra, blue zebra, red", raw=True)
+        limits = replace(engine._sizer.limits(), depth=1, branching=2, growth=Growth(merges=merges))
+        tree = drafter.draft([*text[:-1], text[-1], text[0] + 1, text[-1]], limits, ByProbability())
+        found = set(tree.tokens[1:].tolist())
+        drafter._lookup = None
+        alone = drafter.draft([*text[:-1], text[-1], text[0] + 1, text[-1]], limits, ByProbability())
+        own = set(alone.tokens[1:].tolist())
+        assert own <= found
+        assert (found == own) == (not merges)
+
+
+def test_picking_goes_on_where_drawing_ended(smol_path: Path, q4_drafter_path: Path) -> None:
+    """What was read for a drawn tree is kept, and no candidate of it is taken for one of the ranking."""
+    with edgespec.load(smol_path, draft=q4_drafter_path, tree_budget=16, context=256, threads=1) as engine:
+        drafter = engine.drafter
+        assert isinstance(drafter, ModelDrafter)
+        text = engine.encoder.encode(PROMPT)
+        chances = _Watched(Calibrated(TableStore(), "sampled"))
+        limits = replace(engine._sizer.limits(), growth=Growth(chances))
+        sampled = GenerationConfig(temperature=1.0, verify="specinfer")
+        drawing = method_for(sampled, 49152, 5, drafter).drafting
+        ranking = ByProbability()
+        for _ in range(2):  # also the other way round
+            drawn = drawing.draft(drafter, text, limits).tree
+            assert len(drawn) > 8
+            node = int(drawn.leaves[-1])
+            text += [int(drawn.tokens[n]) for n in drawn.path(node)[1:]]
+            drafter.learn(text)
+            tree = drafter.draft(text, limits, ranking)
+            text.append(int(tree.tokens[1]))
+        assert chances.evidence == [], "draws say nothing of the candidates"
+        drafter.cache.clear()
+        drafter._read.clear()
+        drafter._branches = type(drafter._branches)()
+        fresh = drafter.draft(text[:-1], limits, ranking)
+        assert texts_of(tree).keys() == texts_of(fresh).keys()
+        np.testing.assert_allclose(sorted(tree.logprobs), sorted(fresh.logprobs), atol=0.1)
 
 
 def test_a_searched_node_that_the_target_chose_is_not_read_again(engine: Engine) -> None:

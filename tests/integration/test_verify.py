@@ -168,6 +168,17 @@ def test_greedy_text_is_the_same_with_every_lossless_rule(engine: Engine) -> Non
     assert engine.last_generation.verify == "greedy"
 
 
+def test_a_rule_that_weighs_drafts_is_refused_where_the_text_must_be_exact(smol_path: Path) -> None:
+    with edgespec.load(smol_path, draft="lookup", exact=True, context=128, threads=1) as engine:
+        config = GenerationConfig(temperature=1.0, seed=2, max_tokens=4)
+        for rule in ("speculative", "typical"):
+            with pytest.raises(UsageError, match=f"depends on the drafter with the rule '{rule}'"):
+                engine.generate(QUESTION, config.with_(verify=rule))
+        assert engine.generate(QUESTION, config).exact
+        # At a temperature of 0 it comes down to the target's choice.
+        assert engine.generate(QUESTION, config.with_(temperature=0.0, verify="speculative")).exact
+
+
 def test_a_rule_that_draws_needs_a_model_that_drafts(smol_path: Path) -> None:
     with edgespec.load(smol_path, draft="lookup", context=256) as engine:
         with pytest.raises(UsageError, match="The rule 'recursive' needs tokens that a model draws"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import tempfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.offload.budget import LEARNED_BYTES
 from edgespec.speculation.acceptance import Calibrated
 from edgespec.speculation.counts import TableStore
 from edgespec.speculation.growth import Children
@@ -59,7 +62,7 @@ def test_a_likelier_candidate_never_gets_a_lower_chance(
     assert all(0 < answer <= 1 for answer in answers)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.floats(0.4, 2.2), st.floats(-1.5, 1.0), st.integers(0, 2**32 - 1))
 def test_converges_to_the_truth(slope: float, shift: float, seed: int) -> None:
     """The target takes the drafter's first candidate with some other chance than the drafter says."""
@@ -69,7 +72,7 @@ def test_converges_to_the_truth(slope: float, shift: float, seed: int) -> None:
     def truth(chance: float) -> float:
         return float(1 / (1 + np.exp(-(slope * np.log(chance / (1 - chance)) + shift))))
 
-    for _ in range(6000):
+    for _ in range(3000):
         chance = float(rng.uniform(0.05, 0.98))
         taken = 0 if rng.random() < truth(chance) else -1
         _learn(calibrated, _row([chance, (1 - chance) / 2]), taken)
@@ -120,15 +123,56 @@ def test_a_store_keeps_what_others_put_there(tmp_path: Path) -> None:
         assert _chances(Calibrated(TableStore(path), name), _row([0.5]))[0] < 0.3
 
 
-def _packed(**tables: object) -> bytes:
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.sampled_from([(7,), (3, 5), (2, 6, 5)]))
+def test_tables_are_kept_whatever_is_in_them(seed: int, share: float, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(seed)
+    table = (rng.normal(size=shape) * (rng.random(shape) < share)).astype(np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pair.npz"
+        store = TableStore(path)
+        store.put("a", table)
+        store.put("b", np.ones(2))
+        store.keep()
+        again = TableStore(path)
+    kept, other = again.get("a", shape), again.get("b", (2,))
+    assert kept is not None
+    assert other is not None
+    assert kept.tolist() == table.tolist()
+    assert other.tolist() == [1, 1]
+    assert again.get("a", (*shape, 1)) is None
+
+
+def test_what_is_learned_of_a_pair_is_in_the_memory_budget(tmp_path: Path) -> None:
+    """As much as there ever is: every cell used, read from a file and written again."""
+    path = tmp_path / "pair.npz"
+    for _ in range(2):
+        tracemalloc.start()
+        pair = Pair(TableStore(path))
+        for biases in (pair._of_token, pair._after_token):
+            biases._table += 1
+        policy = Calibrated(pair._store, "greedy", pair)
+        _learn(policy, _row([0.5, 0.3]), 1)
+        policy.keep()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert LEARNED_BYTES / 2 < peak <= LEARNED_BYTES
+
+
+def _packed(**arrays: object) -> bytes:
     file = io.BytesIO()
     np.savez(
-        file, allow_pickle=True, **{name.replace("_", " "): np.array(table) for name, table in tables.items()}
+        file, allow_pickle=True, **{name.replace("_", " "): np.array(value) for name, value in arrays.items()}
     )
     return file.getvalue()
 
 
-_SOUND = _packed(x=[1.0])
+def _with(values: object, *, version: int = 2, shape: object = (2,), cells: object = (0, 1)) -> bytes:
+    """A file whose table of the disagreement is this one."""
+    name = f"{version}_disagreement"
+    return _packed(**{f"{name}_shape": shape, f"{name}_cells": cells, f"{name}_values": values})
+
+
+_SOUND = _with([1.0, 30.0])
 
 
 @pytest.mark.parametrize(
@@ -138,13 +182,20 @@ _SOUND = _packed(x=[1.0])
         b"{}",
         _SOUND[:-30],
         _SOUND[:40] + b"?" * 8 + _SOUND[48:],
-        _packed(**{"1_disagreement": "none"}),
-        _packed(**{"1_disagreement": [[1.0]], "1_x map": [1.0, 2.0]}),
-        _packed(**{"1_disagreement": [np.nan, 1.0]}),
-        _packed(**{"1_disagreement": [-1.0, 1.0]}),
-        _packed(**{"1_disagreement": [1e30, 1.0]}),
-        _packed(**{"2_disagreement": [3.0, 9.0]}),
-        _packed(**{"1_disagreement": [object()]}),
+        _packed(**{"2_disagreement_shape": [2]}),
+        _with(["a", "b"]),
+        _with([[1.0], [2.0]]),
+        _with([1.0, 2.0], shape=[1 << 40]),
+        _with([1.0, 2.0], shape=[-2]),
+        _with([1.0, 2.0], shape=[[2]]),
+        _with([1.0, 2.0], cells=[0, 9]),
+        _with([1.0, 2.0], cells=[0, -9]),
+        _with([1.0, 2.0], cells=[0.5, 1.5]),
+        _with([np.nan, 1.0]),
+        _with([-1.0, 1.0]),
+        _with([1e30, 1.0]),
+        _with([3.0, 9.0], version=1),
+        _with([object(), object()]),
     ],
 )
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:

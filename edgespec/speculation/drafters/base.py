@@ -25,6 +25,17 @@ class Drafter(Protocol):
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of continuations, rooted at the last token of the text."""
 
+    def learn(self, text: Sequence[int]) -> None:
+        """Learn from what the target made of the last tree.
+
+        Only the target's own choices may be told here: what a person types next says nothing of the pair.
+        Drafters that learn nothing pass over it.
+
+        Args:
+            text: that of the last call of `draft`, and behind it what the target chose.
+        """
+        del text
+
     def save_to(self, folder: Path) -> None:
         """Keep the state of what is read in a folder from now on, and take it up from there.
 

@@ -74,8 +74,6 @@ class LookupDrafter(Drafter):
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """The tree of what followed earlier occurrences of the text's last tokens."""
-        if self._limits is not None and list(text[: len(self._text)]) == self._text:
-            self._last.teach(self._limits.growth.chances, text[len(self._text) :])
         self._last, self._limits = Expansions(), limits
         if not limits.allows_drafting:
             return TokenTree.root_only(text[-1])
@@ -88,6 +86,12 @@ class LookupDrafter(Drafter):
             return children
 
         return grow(text[-1], expand, limits)
+
+    def learn(self, text: Sequence[int]) -> None:
+        """Tell the policy which continuations of the last tree the target took."""
+        if self._limits is not None and list(text[: len(self._text)]) == self._text:
+            self._last.teach(self._limits.growth.chances, text[len(self._text) :])
+        self._last = Expansions()  # each is evidence once
 
     def continuations(self, text: Sequence[int], depth: int) -> Continuations:
         """What followed earlier occurrences of the text's last tokens."""

@@ -96,8 +96,7 @@ class ModelDrafter(Drafter):
         Raises:
             DecodeAborted: stopped from outside; the next call goes on from what was read.
         """
-        self._teach(text)
-        self.steps = self.rows = 0
+        self._begin(text)
         if not limits.allows_drafting:
             return TokenTree.root_only(text[-1])
         self._catch_up(text, ranking, limits.branching)
@@ -112,8 +111,7 @@ class ModelDrafter(Drafter):
         Raises:
             DecodeAborted: stopped from outside; the next call goes on from what was read.
         """
-        self._teach(text)
-        self.steps = self.rows = 0
+        self._begin(text)
         self._catch_up(text, None)
         self._limits = self._ranking = None  # draws are no candidates: nothing is learned of them or reused
         return grow_drawn(text[-1], self._read_frontier, drawing, width)
@@ -148,6 +146,12 @@ class ModelDrafter(Drafter):
         self._read, self._pending = [], []
         self._expansions, self._text, self._limits, self._ranking = Expansions(), [], None, None
 
+    def learn(self, text: Sequence[int]) -> None:
+        """Tell the policy which candidates of the last tree the target took."""
+        if self._limits is not None and list(text[: len(self._text)]) == self._text:
+            self._expansions.teach(self._limits.growth.chances, text[len(self._text) :])
+        self._expansions = Expansions()  # each is evidence once
+
     def close(self) -> None:
         """Free the context and the weights."""
         self._context.close()
@@ -176,12 +180,11 @@ class ModelDrafter(Drafter):
         if self._store is not None and len(text) - len(self._read) > BLOCK:
             self._read[:] = text[: self._store.restore(self.cache, text)]
 
-    def _teach(self, text: Sequence[int]) -> None:
-        """Tell the policy how the text went on after its last tree."""
-        if self._limits is not None and list(text[: len(self._text)]) == self._text:
-            self._expansions.teach(self._limits.growth.chances, text[len(self._text) :])
+    def _begin(self, text: Sequence[int]) -> None:
+        """A new tree: nothing of it is known yet."""
         self._expansions = Expansions()
         self._text = list(text)
+        self.steps = self.rows = 0
 
     def _catch_up(self, text: Sequence[int], ranking: Ranking | None, count: int = 0) -> None:
         """Keep the part of the last tree that became text; what is left to read is pending.

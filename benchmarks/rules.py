@@ -1,0 +1,119 @@
+"""Tokens a pass of every rule of verification, at equal places of equal texts.
+
+    python -m benchmarks.rules
+
+The target samples texts. At places along each of them every rule drafts a tree and judges it, and the text
+goes on as it was: so all rules meet the same contexts, and draw with the same numbers there. `specinfer` and
+`recursive` draw trees of one shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from functools import partial
+
+import edgespec
+from benchmarks.workload import PROMPTS, dropped, q4_0
+from edgespec.generation import GenerationConfig
+from edgespec.speculation.draws import SeededDraws
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.methods import Method, method_for
+from edgespec.speculation.policies import tree_policy
+
+RULES = ("specexec", "shared-noise", "speculative", "block", "specinfer", "spectr", "recursive")
+PAIRS = {"q4_0": q4_0, "drop-18-21": dropped}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS))
+    parser.add_argument("--budget", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--every", type=int, default=3, help="tokens from one place to the next")
+    parser.add_argument("--judged", type=int, default=4, help="how often a tree is judged")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.6, 1.0])
+    options = parser.parse_args()
+    print("| drafter | temperature | " + " | ".join(RULES) + " | recursive - specinfer |")
+    print("|---|---|" + "---|" * (len(RULES) + 1))
+    for pair in options.pairs:
+        with edgespec.load(
+            draft=PAIRS[pair](), drafter="model", tree_budget=options.budget, exact=False, context=512
+        ) as engine:
+            for temperature in options.temperatures:
+                found = measured(engine, options, temperature)
+                gained = [a - b for a, b in zip(found["recursive"], found["specinfer"], strict=True)]
+                cells = [*(found[rule] for rule in RULES), gained]
+                figures = " | ".join(f"{_mean(of):.2f} ± {_error(of):.2f}" for of in cells)
+                print(f"| {pair} | {temperature:g} | {figures} |", flush=True)
+                means = {rule: _mean(of) for rule, of in found.items()}
+                print(json.dumps({"pair": pair, "temperature": temperature, "places": len(gained)} | means))
+
+
+def measured(
+    engine: edgespec.Engine, options: argparse.Namespace, temperature: float
+) -> dict[str, list[float]]:
+    """Tokens that a pass of each rule adds, by place."""
+    n_vocab = engine.target.model.vocabulary.n_tokens
+    policy = tree_policy()
+    found: dict[str, list[float]] = {rule: [] for rule in RULES}
+    for number, prompt in enumerate(PROMPTS[: options.prompts]):
+        config = GenerationConfig(temperature=temperature, seed=number, max_tokens=options.tokens)
+        tokens = engine.encoder.encode(prompt)
+        answer = engine.generate(tokens, config).tokens
+        for at in range(0, len(answer), options.every):
+            text = [*tokens, *answer[:at]]
+            for rule in RULES:
+                # Noise that the text was not written with.
+                seeds = [1000 + options.judged * at + i for i in range(options.judged)]
+                methods = [
+                    method_for(
+                        config.with_(verify=rule),
+                        n_vocab,
+                        seed,
+                        engine.drafter,
+                        policy=policy,
+                        draws=partial(SeededDraws, seed),
+                    )
+                    for seed in seeds
+                ]
+                found[rule].append(tokens_of(engine, methods, options.budget, text))
+    return found
+
+
+def tokens_of(engine: edgespec.Engine, methods: list[Method], budget: int, text: list[int]) -> float:
+    """Tokens that a pass adds to a text, a mean over the methods, which differ in what chance decides.
+
+    The first of them drafts; where the draft knows the target's noise, it alone judges.
+    """
+    limits = TreeLimits(budget, depth=budget - 1)
+    engine.target.prefill(text[:-1])
+    guess = methods[0].drafting.draft(engine.drafter, text, limits)
+    logits = engine.target.verify(guess.tree).copy()
+    engine.target.commit(guess.tree, [0])
+    shared = methods[0].rule.name == "shared-noise"
+    added: list[int] = []
+    for method in methods[:1] if shared else methods:
+        longer = list(text)
+        added.append(len(method.accept(guess, logits, longer).path))
+        if shared:
+            engine.drafter.learn(longer)
+    return _mean(added)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _error(values: list[float]) -> float:
+    """The standard error of the mean."""
+    return statistics.stdev(values) / len(values) ** 0.5
+
+
+if __name__ == "__main__":
+    main()
