@@ -12,7 +12,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -27,7 +27,9 @@ from edgespec.generation import (
     MemoryUse,
     PassRecord,
 )
+from edgespec.hardware.curves import Costs
 from edgespec.hardware.probe import peak_rss
+from edgespec.hardware.profiles import Keys
 from edgespec.models.grammar import Grammars
 from edgespec.models.runtime import AbortFlag, DecodeAborted
 from edgespec.speculation.constraint import Constraint
@@ -46,7 +48,10 @@ class Engine:
 
     Attributes:
         context: most tokens of a text, prompt and answer together.
+        limits: what no tree may exceed.
         policy: how trees grow.
+        load_s: seconds that loading took.
+        keys: what the figures of this pair on this machine are kept under, where they are.
         notes: what a person might wonder about, in plain sentences.
         last_generation: the latest answer.
         last_round: the latest tree that held drafts, and what became of it.
@@ -63,6 +68,8 @@ class Engine:
         tree_budget: int | None = None,
         limits: TreeLimits | None = None,
         policy: TreePolicy | None = None,
+        costs: Costs | None = None,
+        keys: Keys | None = None,
         notes: Sequence[str] = (),
         load_s: float = 0.0,
         memory: MemoryUse | None = None,
@@ -82,11 +89,13 @@ class Engine:
         )
         if most.leaves == 1:
             most = replace(most, width=1, branching=1)
-        self._most = most
+        self.limits = most
         self.policy = policy or tree_policy()
-        self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most)
-        self._plain_s = 0.0
-        self._load_s = load_s
+        self.keys = keys
+        self._costs = costs
+        self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs)
+        self._plain_s = costs.verify.at(1) if costs else 0.0
+        self.load_s = self._load_s = load_s
         self._memory = memory or MemoryUse()
         self._abort = abort
         self._grammars = Grammars(target.model.vocabulary)
@@ -123,7 +132,7 @@ class Engine:
     def _sizer_for(self, method: Method) -> FixedSizer | AdaptiveSizer:
         if method.nodes is None or isinstance(self._sizer, FixedSizer):
             return self._sizer
-        return FixedSizer(replace(self._most, budget=min(method.nodes, self._most.budget)))
+        return FixedSizer(replace(self.limits, budget=min(method.nodes, self.limits.budget)))
 
     def _pass(self, text: list[int], limits: TreeLimits, method: Method) -> PassRecord:
         """Draft, verify, accept, commit."""
@@ -150,6 +159,7 @@ class Engine:
             accept_s=time.perf_counter() - verified,
             wait_s=waited,
             draft_steps=self.drafter.steps,
+            draft_rows=self.drafter.rows,
         )
 
     def stream(
@@ -159,7 +169,7 @@ class Engine:
         *,
         raw: bool = False,
         on_prefill: Callable[[int, int], None] | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Generate, giving text as soon as it is accepted; the last chunk carries the whole answer.
 
         Args:
@@ -223,8 +233,8 @@ class Engine:
                 f"The tree budget is {budget}.",
                 f"It must be from 1 to {self.target.max_nodes} now, or auto.",
             )
-        most = self._most
-        self._sizer = FixedSizer(replace(most, budget=budget)) if budget else AdaptiveSizer(most)
+        most = self.limits
+        self._sizer = FixedSizer(replace(most, budget=budget)) if budget else AdaptiveSizer(most, self._costs)
 
     def close(self) -> None:
         """Free the models and their caches."""

@@ -172,6 +172,7 @@ class PassRecord:
         promised: drafted tokens the drafter expected to be accepted, the sum of its nodes' path
             probabilities; 0 when it did not say.
         draft_steps: decodes the drafter took.
+        draft_rows: nodes it read in them.
     """
 
     nodes: int
@@ -182,6 +183,7 @@ class PassRecord:
     wait_s: float = 0.0
     promised: float = 0.0
     draft_steps: int = 0
+    draft_rows: int = 0
 
     @property
     def seconds(self) -> float:

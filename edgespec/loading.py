@@ -15,13 +15,16 @@ from edgespec.encoding import Encoder
 from edgespec.engine import Engine
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
 from edgespec.generation import MemoryUse
+from edgespec.hardware.curves import Costs
 from edgespec.hardware.probe import available_memory, usable_cores
+from edgespec.hardware.profiles import Keys
+from edgespec.hardware.starting import starting_costs
 from edgespec.models import catalog, gguf
-from edgespec.models.footprint import Footprint, footprint, readable
+from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
 from edgespec.models.identity import cache_identity
 from edgespec.models.pairing import differs
 from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
-from edgespec.models.runtime import AbortFlag, Context, Model
+from edgespec.models.runtime import AbortFlag, Context, DecodeAborted, Model
 from edgespec.models.siblings import drafter_to_take
 from edgespec.models.states import prompt_store
 from edgespec.models.template import ChatTemplate
@@ -45,9 +48,7 @@ Progress = Callable[[str, float], None]
 DEFAULT_CONTEXT = 4096
 
 _PREFILL_ROWS = 512
-_DEFAULT_BUDGET = 64
 _MODEL_DRAFT_DEPTH = 16
-_SPARE_CELLS = 512  # for trees behind the text, and rejected cells that wait to be cleared away
 _NO_MODEL = {"auto", "none", "lookup"}
 
 
@@ -269,6 +270,12 @@ class _Loader:
                     "No drafter is known for this target; drafting from the text itself. "
                     "'edgespec draft make' makes one."
                 )
+        keys = Keys.of(
+            header.fingerprint,
+            draft_header.fingerprint if draft_header else guesses,
+            threads=wish.threads,
+            mode=f"{target.rule} {kernels} {wish.gpu_layers}",
+        )
         return Engine(
             target,
             drafter,
@@ -278,10 +285,21 @@ class _Loader:
             tree_budget=wish.tree_budget,
             limits=limits,
             policy=policy,
+            costs=self._costs(target, drafter, limits.width, keys),
+            keys=keys,
             notes=self._notes,
             load_s=time.perf_counter() - start,
             memory=self._memory_use(prints, model),
         )
+
+    def _costs(self, target: Target, drafter: Drafter, width: int, keys: Keys) -> Costs | None:
+        """What trees cost here; None where their size is not asked about."""
+        if self._wish.tree_budget is not None or isinstance(drafter, NoDrafter):
+            return None
+        try:
+            return starting_costs(target, drafter, width, keys, self._on_progress)
+        except DecodeAborted:
+            raise KeyboardInterrupt from None
 
     def _known_drafter(self, files: ModelFiles, draft: str, kind: str | None) -> Path | None:
         """With "auto": the best drafter that is here for the target, and a note that says which."""
@@ -311,11 +329,11 @@ class _Loader:
 
     @property
     def _cells(self) -> int:
-        return self._wish.context + _SPARE_CELLS + (self._wish.tree_budget or 0)
+        return self._wish.context + SPARE_CELLS + (self._wish.tree_budget or 0)
 
     @property
     def _nodes(self) -> int:
-        return max(self._wish.tree_budget or 0, _DEFAULT_BUDGET)
+        return max(self._wish.tree_budget or 0, USUAL_NODES)
 
     def _open_streamed(self, path: Path, plan: MemoryPlan) -> Model:
         assert plan.stream is not None
@@ -437,7 +455,7 @@ def _sequences(model: Model, nodes: int) -> int:
     """Sequence ids for trees of so many nodes; each id costs a row of logits, used or not."""
     if model.keeps_recurrent_state:
         return 1
-    return MAX_LEAVES if nodes > _DEFAULT_BUDGET else _DEFAULT_BUDGET
+    return MAX_LEAVES if nodes > USUAL_NODES else USUAL_NODES
 
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:

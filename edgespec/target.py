@@ -30,7 +30,8 @@ class Target:
         self.rule = rule
         self.context = context
         self.cache = open_cache(context, ordered=rule is not None)
-        self.max_nodes = min(context.n_rows, rule.maximum) if rule else context.n_rows
+        most = min(context.n_rows, context.n_outputs)
+        self.max_nodes = min(most, rule.maximum) if rule else most
         self.max_leaves = self.cache.max_paths
         self.identity: dict[str, str] = {}
         self.stores: list[StateStore] = []

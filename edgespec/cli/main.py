@@ -21,6 +21,8 @@ from edgespec.cli.doctor import doctor
 from edgespec.cli.draft import app as draft_app
 from edgespec.cli.generate import generate
 from edgespec.cli.models import app as models_app
+from edgespec.cli.plan import plan
+from edgespec.cli.profile import profile
 from edgespec.cli.serve import serve
 from edgespec.errors import EdgeSpecError
 
@@ -44,6 +46,13 @@ app.add_typer(draft_app)
 app.command(
     epilog="Examples:\n\nedgespec serve\n\nedgespec serve large.gguf --memory 12GiB --port 8000",
 )(serve)
+app.command(
+    epilog="Examples:\n\nedgespec profile\n\nedgespec profile large.gguf --draft small.gguf --memory 12GiB",
+)(profile)
+app.command(
+    epilog="Examples:\n\nedgespec plan llama3.3-70b\n\n"
+    "edgespec plan large.gguf --draft small.gguf --memory 12GiB",
+)(plan)
 app.command(epilog="Examples:\n\nedgespec doctor\n\nedgespec doctor large.gguf --json")(doctor)
 app.command(epilog="Examples:\n\nedgespec config\n\nedgespec config --init")(config)
 

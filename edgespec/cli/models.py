@@ -111,6 +111,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         "path": str(seen.path) if seen.path else None,
         **describe(seen.headers, available=available_memory()),
         "drafters": drafters_of(seen),
+        "plan": _plan(model, seen.headers[0].fingerprint),
     }
     if as_json:
         results().record(facts)
@@ -121,7 +122,27 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         rows.append(("drafters" if number == 0 else "", f"{drafter['name']}: {drafter['why']}"))
     if not facts["drafters"]:
         rows.append(("drafters", f"none known; edgespec draft make {model}"))
+    if facts["plan"]:
+        speed, drafter = facts["plan"]["tokens_per_second"], facts["plan"]["drafter"]
+        how = "plain" if drafter == "none" else f"with {drafter}"
+        rows.append(("speed", f"about {speed:.1f} tokens/s {how}; more: edgespec plan {model}"))
     results().text(table((), rows))
+
+
+def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
+    """What is expected of the model here, if its passes were measured."""
+    from edgespec.errors import MemoryLimitError
+    from edgespec.hardware.planning import PlanWish, plan_for
+    from edgespec.hardware.probe import usable_cores
+    from edgespec.hardware.profiles import ProfileStore
+
+    if not any(ProfileStore().all_passes(model=fingerprint)):
+        return None
+    try:
+        found = plan_for(PlanWish(model, threads=usable_cores()), lambda _what, _fraction: None)
+    except MemoryLimitError:
+        return None
+    return found.chosen.to_json()
 
 
 @app.command(epilog="Example:\n\nedgespec models pair llama3.3-70b llama3.2-1b")

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from edgespec.cli.interrupt import cancelling
-from edgespec.errors import EdgeSpecError, OutputError
+from edgespec.cli.interrupt import Cancellable, cancelling
+from edgespec.errors import OutputError
 from edgespec.generation import Generation
 
 if TYPE_CHECKING:
@@ -153,9 +153,13 @@ class Terminal:
         return engine
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[Callable[[str, float], None]]:
-        """A line that shows what is told to it; Ctrl-C ends the work at the next thing told."""
-        with self.status() as status, cancelling(_NothingToCancel()) as interruption:
+    def working(self, engine: Cancellable | None = None) -> Iterator[Callable[[str, float], None]]:
+        """A line that shows what is told to it; Ctrl-C ends the work at the next thing told.
+
+        Args:
+            engine: whose pass Ctrl-C ends too.
+        """
+        with self.status() as status, cancelling(engine or _NothingToCancel()) as interruption:
 
             def report(what: str, fraction: float) -> None:
                 status.progress(what, fraction)
@@ -164,8 +168,8 @@ class Terminal:
 
             try:
                 yield report
-            except EdgeSpecError:
-                if interruption:  # a child process was interrupted too, and its end looks like a failure
+            except Exception:
+                if interruption:  # what was ended in the middle looks like a failure
                     raise KeyboardInterrupt from None
                 raise
             if interruption:

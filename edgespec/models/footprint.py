@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from edgespec.models.gguf import ArrayInfo, GGUFHeader
 
+SPARE_CELLS = 512  # for trees behind the text, and rejected cells that wait to be cleared away
+USUAL_NODES = 64  # of the largest tree, where nobody says otherwise
+
 _HALF = 2  # bytes of a cached key or value element
 _GRAPH_BYTES = 64 << 20  # llama.cpp's compute buffers beside the logits, for the models that fit laptops
 

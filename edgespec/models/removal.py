@@ -21,7 +21,8 @@ from edgespec.models.registry import Registry, drafters_folder
 
 @dataclass(frozen=True)
 class Removable:
-    """A file that would go, and what it is: "model", "packed file", "row rule", "drafter" or "partial"."""
+    """A file that would go, and what it is: "model", "packed file", "row rule", "profile", "drafter" or
+    "partial"."""
 
     path: Path
     kind: str
@@ -134,6 +135,8 @@ def _add_made(removal: Removal, header: GGUFHeader) -> None:
         removal.files += _pack_files(pack)
     for rule in _row_rules(cache / "rows", header.fingerprint):
         removal.files.append(Removable(rule, "row rule", rule.stat().st_size))
+    for profile in _profiles(cache / "profiles", header.fingerprint):
+        removal.files.append(Removable(profile, "profile", profile.stat().st_size))
     # A drafter that also serves another target stays.
     others = {p.path for p in Registry().pairs() if p.target != header.fingerprint}
     for pair in Registry().pairs(header.fingerprint):
@@ -166,6 +169,16 @@ def _row_rules(folder: Path, fingerprint: str) -> list[Path]:
         for suffix, search in itertools.product(("", " plain"), (THOROUGH, SPARING))
     ]
     return [path for path in found if path.exists()]
+
+
+def _profiles(folder: Path, fingerprint: str) -> list[Path]:
+    """What was measured with the model: small files that name what they are about."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            if fingerprint in path.read_text(encoding="utf-8"):
+                found.append(path)
+    return found
 
 
 def _header(path: Path) -> GGUFHeader | None:

@@ -219,6 +219,11 @@ class Model:
         return int(llama_cpp.llama_model_size(self.handle))
 
     @property
+    def n_parameters(self) -> int:
+        """Elements of all tensors."""
+        return int(llama_cpp.llama_model_n_params(self.handle))
+
+    @property
     def n_context_trained(self) -> int:
         """Positions the model was trained for."""
         return int(llama_cpp.llama_model_n_ctx_train(self.handle))
@@ -262,6 +267,7 @@ class Context:
     Attributes:
         n_cells: cells in the cache; a token takes one.
         n_rows: most rows in one decode call, and in one physical batch.
+        n_outputs: most rows of one decode call whose logits can be read.
         n_sequences: sequence ids, 0 .. n_sequences - 1.
         n_threads: CPU threads.
 
@@ -290,7 +296,8 @@ class Context:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = n_cells
         params.n_batch = params.n_ubatch = n_rows
-        params.n_outputs_max = max(n_outputs, n_sequences)  # llama.cpp reserves one a sequence anyway
+        self.n_outputs = max(n_outputs, n_sequences)  # llama.cpp reserves one a sequence anyway
+        params.n_outputs_max = self.n_outputs
         params.n_seq_max = n_sequences
         params.kv_unified = True  # branches of a tree share cells
         params.swa_full = True  # sliding-window layers keep all cells, so that branches can be cut

@@ -11,7 +11,8 @@ from edgespec.hardware.probe import available_memory
 from edgespec.models.footprint import Footprint, readable
 from edgespec.offload.ggml import UnsupportedBuild
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload.opening import StreamPlan, plan_stream
+from edgespec.offload.opening import StreamPlan, plan_stream, tied_bytes
+from edgespec.offload.placement import place
 
 PROCESS_BYTES = 140 << 20  # the interpreter and its libraries, and the process of the chat template
 
@@ -136,6 +137,47 @@ def plan_memory(
         "by the system, which is slow."
     )
     return MemoryPlan(budget, memory_map=True, paged=True, notes=notes)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Where a target's weights would live.
+
+    Attributes:
+        budget: bytes that may be used in all.
+        needed: bytes for everything, all weights included.
+        resident_bytes: of the target's weights that stay.
+        streamed_bytes: read from disk in every pass; 0 if all stay.
+        slot_bytes: of a slot of the ring, of which there are `n_slots`.
+    """
+
+    budget: int
+    needed: int
+    resident_bytes: int
+    streamed_bytes: int = 0
+    slot_bytes: int = 0
+    n_slots: int = 0
+
+
+def foresee(prints: list[Footprint], files: ModelFiles, budget: int, *, streams: bool = False) -> Holding:
+    """Where weights would live under a budget, found without reading or writing any.
+
+    Args:
+        prints: the target's footprint, and the drafter's if it is a model.
+        streams: stream even what would fit.
+
+    Raises:
+        MemoryLimitError: the budget is too small; says how much would do.
+    """
+    whole = bytes_needed(prints)
+    layers = {layer.index: layer.n_bytes for layer in files.layers()}
+    if (budget >= whole and not streams) or not layers:
+        return Holding(budget, whole, files.tensor_bytes)
+    beside = files.tensor_bytes - sum(layers.values()) + tied_bytes(files)
+    placement = place(layers, budget=budget, fixed=whole - prints[0].weights + beside)
+    streamed = sum(layers[index] for index in placement.streamed)
+    slot = max(layers.values())
+    return Holding(budget, whole, files.tensor_bytes - streamed, streamed, slot, placement.n_slots)
 
 
 def process_bytes(prints: list[Footprint]) -> int:

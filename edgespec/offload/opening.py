@@ -143,7 +143,7 @@ def plan_stream(
         raise UnsupportedBuild(f"'{files.paths[0].name}' has no layers to stream")
     notes: list[str] = []
     beside = files.tensor_bytes - sum(layer.n_bytes for layer in files.layers())
-    other = beside + _tied_bytes(files)
+    other = beside + tied_bytes(files)
 
     def placed(sizes: dict[int, int]) -> Placement:
         # What is rearranged while the model is loaded is in memory twice.
@@ -184,7 +184,7 @@ def _largest_beside(files: ModelFiles) -> int:
     )
 
 
-def _tied_bytes(files: ModelFiles) -> int:
+def tied_bytes(files: ModelFiles) -> int:
     """Memory for an embedding's second copy: one to look rows up, one rearranged to multiply with."""
     tensors = {tensor.name: tensor for header in files.headers for tensor in header.tensors}
     embedding = tensors.get("token_embd.weight")

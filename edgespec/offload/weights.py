@@ -71,6 +71,11 @@ class StreamedWeights:
         return self._reader.direct
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that layers are read from."""
+        return self._store.paths
+
+    @property
     def packed(self) -> bool:
         """Whether layers are read from a packed file, in the layout of the CPU's kernels."""
         return self._store.packed

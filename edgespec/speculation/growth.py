@@ -148,7 +148,9 @@ class TreeLimits:
         width: most nodes expanded in one draft step.
         branching: most children a node gets.
         min_logprob: drafted nodes whose path does not score above this are not worth their cost.
-        min_gain: accepted tokens that a draft step must promise to be worth its cost.
+        free: nodes, the root included, that cost nothing, however they score.
+        min_gain: accepted tokens that a draft step must promise to be worth its cost; `row_gain` the same of
+            every node it reads.
         steps: most draft steps.
         growth: the policy.
     """
@@ -159,7 +161,9 @@ class TreeLimits:
     width: int = 8
     branching: int = 8
     min_logprob: float = -np.inf
+    free: int = 1
     min_gain: float = 0.0
+    row_gain: float = 0.0
     steps: int = 1 << 16
     growth: Growth = field(default_factory=Growth, compare=False)
 
@@ -188,12 +192,15 @@ def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) 
     is_open = np.ones(1, dtype=np.bool_)
     expected = 1.0
     for step in range(limits.steps):
-        bar = max(_bar(scores, limits.budget), limits.min_logprob)
+        bar = max(_bar(scores, limits.budget), min(limits.min_logprob, _bar(scores, limits.free)))
         eligible = is_open & (depths < limits.depth) & (scores > bar)
         if growth.by_level:
             eligible &= depths == step
         chosen = _best_open(scores, eligible, limits.width)
-        if not len(chosen) or np.exp(scores[chosen]).sum() <= limits.min_gain:
+        gains = np.exp(scores[chosen]) - limits.row_gain
+        if step and limits.row_gain:  # the root's candidates are what drafting is about
+            chosen, gains = chosen[gains > 0], gains[gains > 0]
+        if not len(chosen) or gains.sum() <= limits.min_gain:
             break
         children = expand(Frontier(chosen, tokens[chosen], parents[chosen], depths[chosen]))
         is_open[chosen] = False
@@ -212,7 +219,9 @@ def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) 
             before, expected = expected, _expected(scores, limits.budget)
             if expected - before <= growth.least_gain:
                 break
-    return TokenTree(tokens, parents, depths, scores).trimmed(limits.budget, limits.leaves)
+    # What was free when it was found may not be, now that better nodes are there.
+    worth = max(int(np.count_nonzero(scores > limits.min_logprob)), limits.free)
+    return TokenTree(tokens, parents, depths, scores).trimmed(min(worth, limits.budget), limits.leaves)
 
 
 def _bar(scores: FloatArray, budget: int) -> float:

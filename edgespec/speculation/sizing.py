@@ -1,11 +1,11 @@
-"""How large the next tree should be, from what the passes so far have cost and yielded.
+"""How large the next tree should be.
 
-A node is worth its place if the chance that it is accepted, times the seconds a token takes otherwise,
-exceeds the seconds it adds to the pass; a draft step is worth taking while the tokens it may add are worth
-more than its seconds (the threshold of OPT-Tree, Wang et al. 2024, from measured times). The chances are the
-policy's, corrected by how many tokens its trees promised and how many were accepted. Where passes cost the
-same for one node as for many, large trees follow; where every node costs, small ones; where draft steps are
-dear, shallow ones; and where speculation does not pay, none.
+A node is worth adding while its chance of acceptance, in tokens, times the time a token takes by now exceeds
+what the node costs; a draft step is worth it while the tokens that it could add are worth more than its
+seconds (the threshold of OPT-Tree, Wang et al. 2024, from measured times). The chances are the policy's,
+corrected by how many tokens its trees promised and how many were accepted. Where passes cost the same for one
+node as for many, large trees follow; where every node costs, small ones; where draft steps are dear, shallow
+ones. Where speculation does not pay, none: what trying costs is kept to a small share of all time.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import math
 from dataclasses import replace
 
 from edgespec.generation import PassRecord
+from edgespec.hardware.curves import Costs, Curve
 from edgespec.speculation.growth import TreeLimits
 
 _FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
 _TRUST_MEMORY = 0.95  # the same, for how far the drafter's probabilities can be believed
 _TRUST_PRIOR = 2.0  # tokens that stand for taking the drafter at its word
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 256  # passes
-_PATIENCE = 4  # rounds with a tree before they are judged
+_CORRECTION = 0.2  # how far one pass moves the curve
+_PATIENCE = 4  # rounds with a tree before their mean is judged
 _MOST_GAIN = 0.9  # never ask for more of a step: the first one tells what drafting is good for
+_DEAREST_TRIAL = 1.5  # plain passes that one trial may lose
+_LOST_SHARE = 0.015  # of all time, that trials may have lost before there is another
+_MOST_CREDIT = 4.0  # plain passes that gains may pay for
+_FADE = 0.999  # of what was lost and spent, per pass: texts change
 
 
 class FixedSizer:
@@ -40,35 +45,44 @@ class FixedSizer:
 
 
 class AdaptiveSizer:
-    """Follows the measured cost of nodes and the measured yield of trees."""
+    """Follows the measured cost of nodes and the measured yield of trees.
 
-    def __init__(self, most: TreeLimits) -> None:
+    Args:
+        most: what no tree may exceed.
+        costs: what passes and draft steps were measured to take; None finds out.
+    """
+
+    def __init__(self, most: TreeLimits, costs: Costs | None = None) -> None:
         self._most = most
-        self._cost = _LineFit()
-        self._plain_s: float | None = None  # seconds of a pass over the root alone
-        self._round_s = 0.0  # running means over rounds with a tree
-        self._round_tokens = 0.0
-        self._rounds = 0
-        self._pause = 0
-        self._next_pause = _SHORTEST_PAUSE
+        self._cost = _KnownCost(costs.verify, most.budget) if costs else _LineFit()
+        self._plain_s = costs.verify.at(1) if costs else None  # seconds of a pass over the root alone
+        self._steps = _StepCost(costs.step_s if costs else None, costs.row_s if costs else 0.0)
+        self._trial = _Trial()
+        self._pausing = False
+        self._lost_s = self._spent_s = 0.0
         self._promised = self._kept = 0.0  # fading sums of tokens
-        self._step_s: float | None = None  # seconds of a draft step
 
     def limits(self) -> TreeLimits:
         """What the next tree may cost; a budget of 1 means plain decoding."""
-        if self._plain_s is None or self._pause > 0:
+        if self._plain_s is None or self._pausing:
             return self._replace(budget=1)
         per_node = self._cost.slope
         if per_node is None:
             return self._replace(budget=min(_FIRST_BUDGET, self._most.budget))
         per_token = self._plain_s
-        if self._rounds >= _PATIENCE:
-            per_token = min(per_token, self._round_s / self._round_tokens)
+        if self._trial.rounds >= _PATIENCE:
+            per_token = min(per_token, self._trial.pace)
         trust = (self._kept + _TRUST_PRIOR) / (self._promised + _TRUST_PRIOR)
         worth = per_token * trust  # seconds that a promised token saves
         chance = min(max(per_node / worth, 1e-6), 1.0)
-        gain = min((self._step_s or 0.0) / worth, _MOST_GAIN)
-        return self._replace(self._most.budget, math.log(chance), gain)
+        gain, row_gain = min(self._steps.step_s / worth, _MOST_GAIN), self._steps.row_s / worth
+        return replace(
+            self._most,
+            min_logprob=math.log(chance),
+            free=min(self._cost.free, self._most.budget),
+            min_gain=gain,
+            row_gain=row_gain,
+        )
 
     def record(self, record: PassRecord) -> None:
         """Learn from a pass."""
@@ -76,48 +90,144 @@ class AdaptiveSizer:
         # Steps are priced by themselves where they are known; elsewhere they are part of what nodes cost.
         self._cost.add(record.nodes, seconds - record.draft_s if record.draft_steps else seconds)
         if record.draft_steps:
-            # The shortest, as some steps also read what the text gained meanwhile.
-            self._step_s = min(record.draft_s / record.draft_steps, 1.05 * (self._step_s or math.inf))
+            self._steps.add(record)
         self._promised = _TRUST_MEMORY * self._promised + record.promised
         self._kept = _TRUST_MEMORY * self._kept + (record.accepted if record.promised else 0)
-        self._pause = max(self._pause - 1, 0)
+        self._lost_s *= _FADE
+        self._spent_s = _FADE * self._spent_s + seconds
         if record.nodes == 1:
             # The shortest is the least disturbed by other programs, and a pass only gets dearer slowly.
             self._plain_s = min(seconds, 1.05 * (self._plain_s or math.inf))
             if record.draft_s < 0.01 * seconds:
+                self._pausing = self._pausing and self._lost_s > _LOST_SHARE * self._spent_s
                 return
-        self._rounds += 1
-        weight = max(1 / self._rounds, 1 - _MEMORY)
-        self._round_s += weight * (seconds - self._round_s)
-        self._round_tokens += weight * (record.accepted + 1 - self._round_tokens)
-        if self._rounds >= _PATIENCE and self._plain_s is not None:
-            self._judge(self._plain_s)
-
-    def _judge(self, plain_s: float) -> None:
-        if self._round_s / self._round_tokens <= plain_s:
-            self._next_pause = _SHORTEST_PAUSE
+        if self._plain_s is None:
             return
-        self._pause = self._next_pause
-        self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
-        self._rounds = 0
+        self._trial.add(record, seconds - self._steps.reading(record), self._plain_s)
+        if self._trial.failed(self._plain_s):
+            # What was gained before pays for trying again soon, within bounds, as texts change.
+            self._lost_s = max(self._lost_s + self._trial.net_s, -_MOST_CREDIT * self._plain_s)
+            self._trial = _Trial()
+            self._pausing = True
 
-    def _replace(self, budget: int, min_logprob: float = -math.inf, min_gain: float = 0.0) -> TreeLimits:
-        return replace(self._most, budget=budget, min_logprob=min_logprob, min_gain=min_gain)
+    def _replace(self, budget: int) -> TreeLimits:
+        return replace(self._most, budget=budget)
+
+
+class _StepCost:
+    """What draft steps take: so much for one node, so much for each further one.
+
+    Attributes:
+        step_s, row_s: seconds; 0 while nothing is known.
+    """
+
+    def __init__(self, step_s: float | None, row_s: float) -> None:
+        self._first, self._further = step_s, row_s
+        self._slower = 1.0  # than was known beforehand
+
+    @property
+    def step_s(self) -> float:
+        return self._slower * (self._first or 0.0)
+
+    @property
+    def row_s(self) -> float:
+        return self._slower * self._further
+
+    def add(self, record: PassRecord) -> None:
+        """Learn from a draft. The shortest counts, as some also read what the text gained meanwhile."""
+        if self._first is None:
+            self._first = record.draft_s / record.draft_steps
+        elif (expected := self._expected(record)) > 0:
+            self._slower *= min(record.draft_s / expected, 1.05)
+
+    def reading(self, record: PassRecord) -> float:
+        """Seconds the drafter spent on reading what it had not read, as at a text's beginning."""
+        return max(record.draft_s - 2 * self._expected(record), 0.0) if record.draft_steps else 0.0
+
+    def _expected(self, record: PassRecord) -> float:
+        further = max(record.draft_rows - record.draft_steps, 0)
+        return record.draft_steps * self.step_s + further * self.row_s
+
+
+class _Trial:
+    """Rounds with drafts in a row, for as long as they pay.
+
+    Attributes:
+        rounds: how many.
+        lost_s: seconds by which the latest of them took longer than plain decoding would have.
+        net_s: the same of all of them; negative if they gained.
+    """
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.lost_s = self.net_s = 0.0
+        self._seconds = self._tokens = 0.0
+
+    @property
+    def pace(self) -> float:
+        """Seconds a token by now."""
+        return self._seconds / self._tokens
+
+    def add(self, record: PassRecord, seconds: float, plain_s: float) -> None:
+        tokens = record.accepted + 1
+        self.rounds += 1
+        weight = max(1 / self.rounds, 1 - _MEMORY)
+        self._seconds += weight * (seconds - self._seconds)
+        self._tokens += weight * (tokens - self._tokens)
+        # Gains are not saved up: a text that changes is noticed as soon. And the first round may have been
+        # disturbed by whatever happens once.
+        lost_s = seconds - tokens * plain_s
+        self.net_s += lost_s
+        self.lost_s = max(self.lost_s + (min(lost_s, plain_s) if self.rounds == 1 else lost_s), -plain_s)
+
+    def failed(self, plain_s: float) -> bool:
+        """Whether plain decoding is the better choice, as far as these rounds tell."""
+        if self.rounds >= _PATIENCE and self.pace > plain_s:
+            return True
+        return self.rounds < _PATIENCE and self.lost_s > _DEAREST_TRIAL * plain_s
+
+
+class _KnownCost:
+    """A curve that was measured, moved by every pass."""
+
+    def __init__(self, curve: Curve, most: int) -> None:
+        self._curve = curve
+        self._most = most  # nodes of a tree
+
+    @property
+    def free(self) -> int:
+        """Nodes that cost nothing."""
+        return self._curve.knee()
+
+    @property
+    def slope(self) -> float | None:
+        """Seconds that each node beyond the free ones adds."""
+        free = self.free
+        if free >= self._most:
+            return 0.0
+        # Over all that is left of the curve, as between two points it may be level by chance.
+        return (self._curve.at(self._most) - self._curve.at(free)) / (self._most - free)
+
+    def add(self, nodes: int, seconds: float) -> None:
+        # A pass that another program disturbed says little.
+        self._curve = self._curve.moved(nodes, min(seconds, 2 * self._curve.at(nodes)), _CORRECTION)
 
 
 class _LineFit:
     """Seconds of a round as a straight line over its nodes, the past fading."""
 
+    free = 1
+
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
-    def add(self, x: float, y: float) -> None:
+    def add(self, nodes: int, seconds: float) -> None:
         fade = 0.98
         self._n = fade * self._n + 1
-        self._x = fade * self._x + x
-        self._y = fade * self._y + y
-        self._xx = fade * self._xx + x * x
-        self._xy = fade * self._xy + x * y
+        self._x = fade * self._x + nodes
+        self._y = fade * self._y + seconds
+        self._xx = fade * self._xx + nodes * nodes
+        self._xy = fade * self._xy + nodes * seconds
 
     @property
     def slope(self) -> float | None:

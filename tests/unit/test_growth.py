@@ -117,6 +117,18 @@ def test_nodes_not_above_the_least_score_are_left_out(
     assert sorted(tree.logprobs.tolist()) == sorted(good)[-budget:]
 
 
+@given(_DRAFTERS, st.integers(1, 60), st.integers(1, 60), st.integers(1, 4), st.floats(-6, 0))
+def test_free_nodes_are_kept_however_they_score(
+    drafter: _Drafter, budget: int, free: int, depth: int, least: float
+) -> None:
+    free = min(free, budget)
+    limits = TreeLimits(budget, depth=depth, leaves=1000, min_logprob=least, free=free)
+    tree = grow(_ROOT, drafter.expand, limits)
+    scores = sorted(drafter.everything(depth).values(), reverse=True)
+    good = max(sum(np.float32(score) > np.float32(least) for score in scores), free)
+    assert sorted(tree.logprobs.tolist(), reverse=True) == scores[: min(good, budget)]
+
+
 @given(
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(_KINDS),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from edgespec.generation import PassRecord
+from edgespec.hardware.curves import Costs, Curve
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 
@@ -235,11 +236,35 @@ def test_reading_the_prompt_is_no_price_of_a_draft_step() -> None:
 
 
 def test_the_first_step_is_always_taken() -> None:
-    sizer = AdaptiveSizer(_MOST)
-    sizer.record(PassRecord(1, 0, 0.0, 1.0, 0.0))
-    for nodes in (16, 17):
-        sizer.record(PassRecord(nodes, 1, 90.0, 1.0, 0.0, promised=1.0, draft_steps=2))
+    sizer = AdaptiveSizer(_MOST, Costs(Curve.through([(1, 1.0), (16, 1.1)]), step_s=45.0))
     assert 0 < sizer.limits().min_gain < 1
+
+
+def test_what_is_known_of_the_machine_sizes_the_first_tree() -> None:
+    curve = Curve.through([(1, 1.0), (16, 1.0), (32, 1.0), (64, 3.0)])
+    limits = AdaptiveSizer(_MOST, Costs(curve, step_s=0.1)).limits()
+    assert limits.budget == _MOST.budget
+    assert limits.free == 32 + int(0.05 / (2 / 32)), "up to the knee nodes are free"
+    assert math.exp(limits.min_logprob) == pytest.approx(2 / 32), "beyond it they cost"
+    assert limits.min_gain == pytest.approx(0.1)
+
+
+def test_a_known_cost_that_was_wrong_is_corrected() -> None:
+    believed = Curve.through([(1, 1.0), (128, 1.0)])
+    machine = _Machine(_steep, _UNSURE)
+    sizer = AdaptiveSizer(_MOST, Costs(believed))
+    machine.decode(sizer, 300)
+    records = machine.decode(sizer, 200)
+    assert _pace(records, machine) < 1.04
+
+
+@pytest.mark.parametrize("passes", [60, 300, 1000])
+@pytest.mark.parametrize("right", [0.0, 0.1])
+def test_trying_a_useless_drafter_costs_little_however_short_the_answer(passes: int, right: float) -> None:
+    costs = Costs(Curve.through([(n, _sloped(n)) for n in (1, 16, 64, 128)]), step_s=0.1)
+    machine = _Machine(_sloped, right=right, step_s=0.1)
+    pace = np.mean([_pace(machine.decode(AdaptiveSizer(_MOST, costs), passes, s), machine) for s in range(5)])
+    assert pace < 1.03 + 2.0 / passes
 
 
 class _Steps:

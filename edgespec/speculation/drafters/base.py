@@ -20,6 +20,7 @@ class Drafter(Protocol):
 
     name: str  # what people call it
     steps: int = 0  # decodes that the latest tree took, where they are counted
+    rows: int = 0  # nodes that were read in them
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of continuations, rooted at the last token of the text."""

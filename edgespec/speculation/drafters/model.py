@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import Drafted
+
+_TRIAL_TEXT = 32  # tokens
 
 
 @dataclass
@@ -114,6 +117,36 @@ class ModelDrafter(Drafter):
         self._catch_up(text, None)
         self._limits = self._ranking = None  # draws are no candidates: nothing is learned of them or reused
         return grow_drawn(text[-1], self._read_frontier, drawing, width)
+
+    def step_seconds(self, rows: int) -> float:
+        """What one decode of so many rows takes, behind a short text; what was read is forgotten.
+
+        Args:
+            rows: at most the width that the drafter was opened for.
+
+        Raises:
+            DecodeAborted: stopped from outside.
+        """
+        self.forget()
+        tokens = np.random.default_rng(rows).integers(0, self._n_vocab, _TRIAL_TEXT + rows).astype(np.int32)
+        text, drafted = tokens[:_TRIAL_TEXT], tokens[_TRIAL_TEXT:]
+        try:
+            self.cache.append(Batch.run(text, 0, self.cache.open_paths, "last"))
+            self._context.logits()
+            start = time.perf_counter()
+            self.cache.append(Batch.run(drafted, _TRIAL_TEXT, self.cache.open_paths, "all"))
+            self._context.logits()
+            return time.perf_counter() - start
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Forget everything that was read."""
+        last, self._branches = self._branches, _Branches()
+        self.cache.commit(0, 0, last.used_paths, len(last.paths))
+        self.cache.rewind(0)
+        self._read, self._pending = [], []
+        self._expansions, self._text, self._limits, self._ranking = Expansions(), [], None, None
 
     def close(self) -> None:
         """Free the context and the weights."""

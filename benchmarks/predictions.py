@@ -1,0 +1,170 @@
+"""Plans against what happens: predicted and measured tokens per second.
+
+    python -m benchmarks.predictions [--seconds 40] [--prompts 4] [--tokens 48]
+
+The target is the widened SmolLM2-135M-Instruct (Q4_0) of benchmarks.streaming. Every pair is profiled once,
+at one memory budget; then answers are timed at several budgets of memory and several trees, on prompts that
+were not profiled with, in turn over the configurations. The last lines compare the plan's choice with the
+best of the grid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+import edgespec
+from benchmarks.workload import PROMPTS, dropped_four, q4_0, smollm2
+from edgespec.generation import GenerationConfig
+from edgespec.hardware.planning import Plan, PlanWish, plan_for
+from edgespec.hardware.probe import usable_cores
+from edgespec.hardware.survey import survey
+from edgespec.models.widen import widen
+
+CONTEXT = 1024
+_LEARNED = user_cache_path("edgespec") / "acceptance"
+_LEARNED_BEFORE = _LEARNED.with_name("acceptance-before-measuring")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration."""
+
+    memory: int
+    drafter: str
+    budget: int
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1
+
+
+def main() -> None:
+    options = _parse()
+    target = options.folder / f"smollm2-q4_0-widened-{options.target_bytes}.gguf"
+    if not target.exists():
+        options.folder.mkdir(parents=True, exist_ok=True)
+        widen(q4_0(), target, options.target_bytes)
+    drafters = {"none": "none", "Q4_1": str(smollm2()), "four layers dropped": str(dropped_four())}
+    for name, draft in drafters.items():
+        if draft != "none":
+            _profile(target, draft, options.profile_memory * 10**6, options.seconds)
+            print(f"profiled with {name}", file=sys.stderr)
+    _keep_learned()
+    rows = []
+    for megabytes in options.memories:
+        for name, draft in drafters.items():
+            plan = _plan(target, draft, megabytes * 10**6)
+            for budget in [1] if draft == "none" else options.budgets:
+                measured = _measured(target, draft, megabytes * 10**6, budget, options)
+                rows.append(Row(megabytes, name, budget, _predicted(plan, budget), measured))
+                print(_line(rows[-1]), file=sys.stderr)
+    print("| memory, MB | drafter | nodes | predicted tokens/s | measured | error |")
+    print("|---|---|---|---|---|---|")
+    for row in rows:
+        print(_line(row))
+    errors = [abs(row.error) for row in rows]
+    middle, largest = statistics.median(errors), max(errors)
+    print(f"\n{len(rows)} configurations: median error {middle:.1%}, largest {largest:.1%}")
+    _compare_choices(target, drafters, rows, options)
+    print(json.dumps([asdict(row) for row in rows]))
+
+
+def _predicted(plan: Plan, budget: int) -> float:
+    """For trees of so many nodes; one node is plain decoding."""
+    wanted = (p for p in plan.sizes if p.nodes == budget and (p.drafter == "none") == (budget == 1))
+    return next(wanted).tokens_per_second
+
+
+def _compare_choices(
+    target: Path, drafters: dict[str, str], rows: list[Row], options: argparse.Namespace
+) -> None:
+    by_memory: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_memory[row.memory].append(row)
+    for megabytes, grid in by_memory.items():
+        best = max(grid, key=lambda row: row.measured)
+        chosen = max(grid, key=lambda row: row.predicted)
+        auto = _measured(target, drafters[best.drafter], megabytes * 10**6, None, options)
+        print(
+            f"{megabytes} MB: best of the grid {best.drafter}, {best.budget} nodes, {best.measured:.2f} "
+            f"tokens/s; the plan's choice {chosen.drafter}, {chosen.budget} nodes, {chosen.measured:.2f} "
+            f"({chosen.measured / best.measured:.2f} of that); "
+            f"sized while running {auto:.2f} ({auto / best.measured:.2f})"
+        )
+
+
+def _keep_learned() -> None:
+    shutil.rmtree(_LEARNED_BEFORE, ignore_errors=True)
+    shutil.copytree(_LEARNED, _LEARNED_BEFORE)
+
+
+def _restore_learned() -> None:
+    shutil.rmtree(_LEARNED, ignore_errors=True)
+    shutil.copytree(_LEARNED_BEFORE, _LEARNED)
+
+
+def _profile(target: Path, draft: str, memory: int, seconds: float) -> None:
+    with edgespec.load(target, draft=draft, drafter="model", memory=memory, context=CONTEXT) as engine:
+        survey(engine, seconds, lambda _what, _fraction: None)
+
+
+def _plan(target: Path, draft: str, memory: int) -> Plan:
+    wish = PlanWish(str(target), draft, memory, CONTEXT, usable_cores())
+    return plan_for(wish, lambda _what, _fraction: None)
+
+
+def _measured(
+    target: Path, draft: str, memory: int, budget: int | None, options: argparse.Namespace
+) -> float:
+    """Tokens per second over several prompts, after one that is not counted.
+
+    What was learned while profiling is known; what earlier measurements learned from these prompts is not.
+    """
+    _restore_learned()
+    kind = None if draft == "none" else "model"
+    with edgespec.load(
+        target, draft=draft, drafter=kind, memory=memory, context=CONTEXT, tree_budget=budget
+    ) as engine:
+        engine.generate(PROMPTS[-1], GenerationConfig(max_tokens=8))
+        tokens = options.tokens if draft != "none" else options.tokens // 4
+        config = GenerationConfig(max_tokens=tokens)
+        answers = [engine.generate(prompt, config) for prompt in PROMPTS[: options.prompts]]
+    return sum(len(a.tokens) for a in answers) / sum(a.timings.decode_s for a in answers)
+
+
+def _line(row: Row) -> str:
+    return (
+        f"| {row.memory} | {row.drafter} | {row.budget} | {row.predicted:.2f} | {row.measured:.2f} "
+        f"| {row.error:+.1%} |"
+    )
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
+    parser.add_argument("--folder", type=Path, default=user_cache_path("edgespec") / "bench-models")
+    parser.add_argument("--profile-memory", type=int, default=1140, help="megabytes while profiling")
+    parser.add_argument("--memories", type=int, nargs="+", default=[900, 1140, 1500])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--seconds", type=float, default=40.0, help="of a profile")
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=48)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

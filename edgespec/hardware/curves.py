@@ -1,0 +1,109 @@
+"""Seconds by rows: what a pass over so many tokens takes, as measured at a few sizes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Straight lines between measured points; never falling, and beyond the last point as steep as before it.
+
+    Attributes:
+        rows: sizes that were measured, rising.
+        seconds: what each took.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def through(cls, points: Iterable[tuple[int, float]]) -> Curve:
+        """The curve through (rows, seconds) points; where they fall, which is noise, it stays level.
+
+        Raises:
+            ValueError: there is no point, or one without rows or seconds.
+        """
+        known = dict(sorted(points))
+        if not known or min(known) < 1 or not all(0 <= s < float("inf") for s in known.values()):
+            raise ValueError("a curve needs points of at least one row and finite seconds")
+        return cls(tuple(known), tuple(accumulate(known.values(), max)))
+
+    def at(self, rows: float) -> float:
+        """Seconds for so many rows."""
+        if rows <= self.rows[0]:
+            return self.seconds[0]
+        left = self._left_of(rows)
+        return self.seconds[left] + (rows - self.rows[left]) * self._steepness(left)
+
+    def slope(self, rows: float) -> float:
+        """Seconds that one more row takes there."""
+        return self._steepness(self._left_of(rows))
+
+    def knee(self, tolerance: float = 0.05) -> int:
+        """Most rows that take no longer than one, but for `tolerance` of its seconds."""
+        limit = self.seconds[0] * (1 + tolerance)
+        within = bisect_right(self.seconds, limit) - 1
+        if within == len(self.rows) - 1:
+            return self.rows[-1]
+        steep = self._steepness(within)
+        return self.rows[within] + int((limit - self.seconds[within]) / steep)
+
+    def moved(self, rows: float, seconds: float, rate: float) -> Curve:
+        """The curve drawn `rate` of the way to an observed point, its neighbours along with it."""
+        off = rate * (seconds - self.at(rows))
+        if rows <= self.rows[0] or len(self.rows) == 1:
+            shares = {0: 1.0}
+        else:
+            left = self._left_of(rows)
+            part = min((rows - self.rows[left]) / (self.rows[left + 1] - self.rows[left]), 1.0)
+            norm = (1 - part) ** 2 + part**2
+            shares = {left: (1 - part) / norm, left + 1: part / norm}
+        moved = [max(s + off * shares.get(i, 0.0), 0.0) for i, s in enumerate(self.seconds)]
+        return Curve(self.rows, tuple(accumulate(moved, max)))
+
+    def scaled(self, factor: float) -> Curve:
+        """The same curve on something that takes `factor` times as long."""
+        return Curve(self.rows, tuple(s * factor for s in self.seconds))
+
+    def floored(self, seconds: float) -> Curve:
+        """The same curve where nothing takes less than `seconds`."""
+        corner = self._last_within(seconds)
+        rows = {*self.rows, corner, corner + 1, 2 * max(corner, self.rows[-1])}
+        return Curve.through((row, max(self.at(row), seconds)) for row in rows)
+
+    def _last_within(self, seconds: float) -> int:
+        """The last row that takes no longer than `seconds`; the first point where all do, or none."""
+        left = bisect_right(self.seconds, seconds) - 1
+        steep = self._steepness(left)
+        if left < 0 or steep <= 0:
+            return self.rows[0]
+        return self.rows[left] + min(int((seconds - self.seconds[left]) / steep), 1 << 20)
+
+    def _left_of(self, rows: float) -> int:
+        """The point where the line over `rows` begins."""
+        return max(min(bisect_right(self.rows, rows) - 1, len(self.rows) - 2), 0)
+
+    def _steepness(self, left: int) -> float:
+        if len(self.rows) == 1:
+            return 0.0
+        left = min(left, len(self.rows) - 2)
+        return (self.seconds[left + 1] - self.seconds[left]) / (self.rows[left + 1] - self.rows[left])
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What drafting and verifying take for one pair of models.
+
+    Attributes:
+        verify: a round but for its drafting, by nodes of the tree.
+        step_s: seconds of a draft step that reads one node; None where drafting costs next to nothing.
+        row_s: seconds that each further node of a step takes.
+    """
+
+    verify: Curve
+    step_s: float | None = None
+    row_s: float = 0.0

@@ -1,0 +1,292 @@
+"""Measuring what decides how large trees should be: passes, draft steps, and what trees yield.
+
+The quick profile takes a few passes, before the first answer of a pair that was never seen. The full one
+takes most of a minute: every size several times, sizes alternating, so that a disturbance hits all of them
+alike.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from edgespec.engine import Engine
+from edgespec.generation import GenerationConfig
+from edgespec.hardware.curves import Curve
+from edgespec.hardware.profiles import DraftProfile, PassProfile
+from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.yields import YieldMeter, Yields
+from edgespec.target import Target
+
+Progress = Callable[[str, float], None]
+
+PROMPTS = (
+    "Write a Python function that counts the words in a text, and explain it briefly.",
+    "What should somebody know who visits the mountains for the first time?",
+    "Summarise in two sentences: Rivers carve valleys over thousands of years. Where the rock is soft the "
+    "valley grows wide, and where it is hard the river falls over steps. At its end it leaves sand and mud.",
+    "Anna has 12 apples, gives a third of them to Ben and eats two. How many are left? Think step by step.",
+    "Translate into German: The library is closed on Monday, but the garden behind it is open all week.",
+)
+
+_TEXT = 32  # tokens before the rows that are timed
+_QUICK_ROWS = (1, 8, 32, 56)
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
+_WIDTHS = (1, 2, 4, 8, 16, 32)
+_ROUNDS = 7
+_NOISY = 0.15  # half the distance between quartiles, as a share of the median
+_LEAST_PASSES = 8  # of an answer, for its yield to mean anything
+
+
+@dataclass
+class Timed:
+    """Repeated measurements by size, in seconds."""
+
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+
+    def add(self, size: int, seconds: float) -> None:
+        """One more."""
+        self.seconds.setdefault(size, []).append(seconds)
+
+    def curve(self) -> Curve:
+        """Through the medians."""
+        return Curve.through((size, statistics.median(times)) for size, times in self.seconds.items())
+
+    @property
+    def spread(self) -> tuple[float, ...]:
+        """Half the distance between the quartiles of each size, as a share of its median."""
+        return tuple(_spread(self.seconds[size]) for size in sorted(self.seconds))
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the machine was too busy with other things."""
+        return statistics.median(self.spread) > _NOISY
+
+
+def quick_passes(target: Target, seconds: float) -> PassProfile | None:
+    """A few passes, one of each size; None if those would take longer than so many seconds.
+
+    Raises:
+        DecodeAborted: stopped from outside.
+    """
+    rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
+    timed, whole = Timed(), Timed()
+    _time_passes(target, rows[:1], timed, whole, 1, seconds)
+    if whole.seconds[1][0] * 2 * len(rows) > seconds:
+        return None
+    _time_passes(target, rows[1:], timed, whole, 1, math.inf)
+    return replace(_profile(target, timed, whole), quick=True)
+
+
+def quick_steps(drafter: Drafter, width: int) -> DraftProfile | None:
+    """A draft step of one row, and of as many as there can be; None where steps cost next to nothing."""
+    from edgespec.speculation.drafters.model import ModelDrafter
+
+    if not isinstance(drafter, ModelDrafter):
+        return None
+    timed = Timed()
+    for _ in range(2):
+        for rows in (1, width):
+            timed.add(rows, drafter.step_seconds(rows))
+    best = {rows: min(times) for rows, times in timed.seconds.items()}
+    return DraftProfile(Curve.through(best.items()), quick=True)
+
+
+def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tuple[PassProfile, bool]:
+    """The pass curve; and whether the machine was too noisy, twice.
+
+    Raises:
+        DecodeAborted: stopped from outside.
+    """
+    rows = [r for r in _ROWS if r <= _most_rows(target)]
+    for attempt in range(2):
+        timed, whole = Timed(), Timed()
+        _time_passes(target, rows, timed, whole, _ROUNDS, seconds, on_progress)
+        if not timed.noisy:
+            break
+        if attempt == 0:
+            on_progress("The machine is busy with other things; measuring again", 0.0)
+    return _profile(target, timed, whole), timed.noisy
+
+
+def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftProfile | None:
+    """The draft curve; None where steps cost next to nothing."""
+    from edgespec.speculation.drafters.model import ModelDrafter
+
+    if not isinstance(drafter, ModelDrafter):
+        return None
+    timed = Timed()
+    for turn in range(_ROUNDS):
+        for rows in (w for w in _WIDTHS if w <= width):
+            timed.add(rows, drafter.step_seconds(rows))
+        on_progress("Measuring draft steps", (turn + 1) / _ROUNDS)
+    return DraftProfile(timed.curve())
+
+
+@dataclass
+class Watched:
+    """What answers told.
+
+    Attributes:
+        yields: None if no pass was seen.
+        accept_s: seconds of a round outside draft and pass, median.
+        draft_s, steps, rows: of all drafts together: seconds, decodes, rows decoded.
+    """
+
+    yields: Yields | None = None
+    accept_s: float = 0.0
+    draft_s: float = 0.0
+    steps: int = 0
+    rows: int = 0
+
+
+def watch_answers(
+    engine: Engine,
+    config: GenerationConfig,
+    budget: int,
+    seconds: float,
+    on_progress: Progress,
+    what: str = "Watching trees",
+) -> Watched:
+    """Answer the built-in prompts in turn with trees of a fixed size, until the time is over."""
+    meter, watched = YieldMeter(), Watched()
+    accept: list[float] = []
+    begun = time.perf_counter()
+    engine.set_tree_budget(budget)
+    try:
+        for number, prompt in enumerate(PROMPTS):
+            ends = begun + seconds * (number + 1) / len(PROMPTS)
+            for passes, tree, path, bonus in _rounds(engine, prompt, config, watched, accept):
+                meter.add(tree, path, bonus, engine.drafter.steps)
+                now = time.perf_counter()
+                on_progress(what, min((now - begun) / seconds, 1.0))
+                if now > ends and passes >= _LEAST_PASSES:
+                    break
+            if time.perf_counter() > begun + seconds:
+                break
+    finally:
+        engine.set_tree_budget(None)
+    watched.yields = meter.yields()
+    watched.accept_s = statistics.median(accept) if accept else 0.0
+    return watched
+
+
+def _rounds(
+    engine: Engine, prompt: str, config: GenerationConfig, watched: Watched, accept: list[float]
+) -> Iterator[tuple[int, TokenTree, Sequence[int], int]]:
+    """Passes of an answer: their number, the tree, the accepted path, the token behind it."""
+    last = -1
+    passes = 0
+    chunks = engine.stream(prompt, config)
+    try:
+        for chunk in chunks:
+            if chunk.record is None or not chunk.tokens:
+                continue
+            record, bonus = chunk.record, int(chunk.tokens[-1])
+            passes += 1
+            accept.append(record.accept_s)
+            if passes > 1:  # the first draft also reads the prompt
+                watched.draft_s += record.draft_s
+                watched.steps += record.draft_steps
+                watched.rows += record.draft_rows
+            if record.nodes > 1 and engine.last_round is not None:
+                tree, accepted = engine.last_round
+                yield passes, tree, accepted.path, bonus
+            else:
+                yield passes, TokenTree.root_only(last), [0], bonus
+            last = bonus
+    finally:
+        chunks.close()
+
+
+def _time_passes(
+    target: Target,
+    rows: Sequence[int],
+    timed: Timed,
+    whole: Timed,
+    rounds: int,
+    seconds: float,
+    on_progress: Progress = lambda _what, _fraction: None,
+) -> None:
+    """Time passes of these sizes in turn; stops when the time is over, after one of one row at the least.
+
+    Args:
+        timed: gets seconds but for waiting for the disk; `whole` gets all of them.
+    """
+    ends = time.perf_counter() + seconds
+    tokens = (
+        np.random.default_rng(0).integers(0, target.model.vocabulary.n_tokens, _TEXT + max(rows)).tolist()
+    )
+    try:
+        _time_pass(target, tokens, 1)  # the first one of all is slower
+        for turn in range(rounds):
+            for number, size in enumerate(rows):
+                last = whole.seconds.get(size) or whole.seconds.get(1) or [0.0]
+                if timed.seconds and time.perf_counter() + last[0] > ends:
+                    return
+                taken, waited = _time_pass(target, tokens, size)
+                timed.add(size, max(taken - waited, 0.0))
+                whole.add(size, taken)
+                on_progress("Measuring passes", (turn + (number + 1) / len(rows)) / rounds)
+    finally:
+        target.rewind(0)
+
+
+def _time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, float]:
+    """Seconds of a pass, and how many of them it waited for the disk."""
+    text = tokens[:_TEXT]
+    target.prefill(text)
+    waited = target.context.waited_s
+    begun = time.perf_counter()
+    if rows <= target.max_nodes:
+        target.verify(TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]))
+        taken = time.perf_counter() - begun
+        target.commit(TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]), [0])
+    else:  # only prompts are read in such pieces
+        target.prefill(tokens[: _TEXT + rows])
+        taken = time.perf_counter() - begun
+    waited = target.context.waited_s - waited
+    target.rewind(_TEXT)
+    return taken, waited
+
+
+def _profile(target: Target, timed: Timed, whole: Timed) -> PassProfile:
+    """What the passes tell.
+
+    Passes of one row tell how fast layers come, as nothing else takes so little; where even those need not
+    wait, layers come faster than that.
+    """
+    n_bytes = streamed_bytes(target)
+    rate = n_bytes / statistics.median(whole.seconds[1]) if n_bytes else 0.0
+    return PassProfile(
+        timed.curve(),
+        timed.spread,
+        streamed=n_bytes > 0,
+        read_rate=rate,
+        weight_bytes=target.model.n_bytes,
+        parameters=target.model.n_parameters,
+    )
+
+
+def streamed_bytes(target: Target) -> int:
+    """Bytes that a pass reads from disk."""
+    return int(getattr(target.model.weights, "streamed_bytes", 0))
+
+
+def _most_rows(target: Target) -> int:
+    room = target.context.n_cells - 2 * _TEXT
+    most = target.rule.maximum if target.rule else target.context.n_rows
+    return min(max(most, target.max_nodes), room)
+
+
+def _spread(times: Sequence[float]) -> float:
+    if len(times) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(times, n=4)
+    return (high - low) / 2 / middle if middle > 0 else 0.0

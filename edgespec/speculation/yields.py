@@ -1,0 +1,174 @@
+"""What trees yield: tokens a pass by the size of the tree, and where the target's choices were found.
+
+One run with large trees tells about all smaller ones. The best nodes of a tree by score are the tree that a
+smaller budget would have grown, so it would have accepted the same path up to its first node that is not
+among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from edgespec.speculation.tree import TokenTree
+
+BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60, 96, 128)
+_RANKS, _DEPTHS = 8, 16
+_WIDTH = 8  # nodes that a draft step usually reads at most
+
+
+@dataclass(frozen=True)
+class Yields:
+    """Means over passes.
+
+    Attributes:
+        passes: how many were seen.
+        tokens: accepted tokens a pass, the bonus token included, by budget.
+        steps: draft steps a pass, by the budgets that trees were grown with.
+        by_rank: share of nodes whose next token was the drafter's first, second, ... candidate.
+        by_depth: share of paths that went on from each depth, of those that reached it.
+    """
+
+    passes: int
+    tokens: Mapping[int, float]
+    steps: Mapping[int, float]
+    by_rank: Sequence[float] = ()
+    by_depth: Sequence[float] = ()
+
+    def at(self, budget: int) -> float:
+        """Tokens a pass with trees of so many nodes."""
+        return float(np.interp(budget, list(self.tokens), list(self.tokens.values())))
+
+    def steps_at(self, budget: int) -> float:
+        """Draft steps for trees of so many nodes."""
+        known = {1: 0.0, **self.steps}
+        return float(np.interp(budget, list(known), list(known.values())))
+
+    def along(self, other: Yields) -> Yields:
+        """These yields, with the draft steps of a run with smaller trees beside their own."""
+        return replace(self, steps=dict(sorted({**other.steps, **self.steps}.items())))
+
+    def mixed(self, other: Yields, share: float) -> Yields:
+        """Between these yields and others: all of the others' at a share of 1."""
+        budgets = sorted({*self.tokens, *other.tokens})
+        return replace(
+            self,
+            passes=self.passes + other.passes,
+            tokens={b: (1 - share) * self.at(b) + share * other.at(b) for b in budgets},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """For a file."""
+        return {
+            "passes": self.passes,
+            "tokens": {str(b): round(t, 4) for b, t in self.tokens.items()},
+            "steps": {str(b): round(t, 3) for b, t in self.steps.items()},
+            "by_rank": [round(share, 4) for share in self.by_rank],
+            "by_depth": [round(share, 4) for share in self.by_depth],
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Yields:
+        """From a file.
+
+        Raises:
+            KeyError, TypeError, ValueError: the record is not one of these.
+        """
+        return cls(
+            int(record["passes"]),
+            {int(b): float(t) for b, t in record["tokens"].items()},
+            {int(b): float(t) for b, t in record["steps"].items()},
+            tuple(float(share) for share in record["by_rank"]),
+            tuple(float(share) for share in record["by_depth"]),
+        )
+
+
+def typical(agreement: float) -> Yields:
+    """What is to be expected of a pair of which nothing is known but how often the first choice is right.
+
+    Of the choices that are not the drafter's first, about half are its second, and so on: close to what was
+    seen of real pairs.
+    """
+    chances = [agreement * (1 - agreement) ** rank for rank in range(_RANKS)]
+    scores, depths = _best_nodes(chances, BUDGETS[-1])
+    tokens = {b: float(sum(scores[:b])) for b in BUDGETS}
+    steps = {b: max(max(depths[:b]), (b - 1) / _WIDTH) for b in BUDGETS}
+    return Yields(0, tokens, steps, tuple(chances))
+
+
+class YieldMeter:
+    """Watches trees and what became of them."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self._most = 1
+        self._tokens = dict.fromkeys(BUDGETS, 0.0)
+        self._steps = 0
+        self._ranks = np.zeros(_RANKS + 1)
+        self._reached, self._went_on = np.zeros(_DEPTHS), np.zeros(_DEPTHS)
+
+    def add(self, tree: TokenTree, path: Sequence[int], bonus: int, steps: int) -> None:
+        """Count a pass.
+
+        Args:
+            path: accepted nodes, from the root.
+            bonus: the target's token behind them.
+            steps: draft steps that the tree took.
+        """
+        self.passes += 1
+        self._steps += steps
+        self._most = max(self._most, len(tree))
+        order = np.argsort(-tree.logprobs, kind="stable")
+        places = np.empty(len(tree), dtype=np.int64)
+        places[order] = np.arange(len(tree))
+        furthest = np.maximum.accumulate(places[list(path)])
+        for budget in BUDGETS:
+            self._tokens[budget] += np.count_nonzero(furthest < budget)
+        tokens = [*(int(tree.tokens[node]) for node in path[1:]), bonus]
+        for depth, (node, token) in enumerate(zip(path, tokens, strict=True)):
+            self._count(tree, int(node), token, depth, depth + 1 < len(path))
+
+    def _count(self, tree: TokenTree, node: int, token: int, depth: int, went_on: bool) -> None:
+        if depth < _DEPTHS:
+            self._reached[depth] += 1
+            self._went_on[depth] += went_on
+        children = np.flatnonzero(tree.parents == node)
+        if not len(children):
+            return
+        ranked = tree.tokens[children[np.argsort(-tree.logprobs[children], kind="stable")]]
+        found = np.flatnonzero(ranked == token)
+        self._ranks[min(int(found[0]), _RANKS) if len(found) else _RANKS] += 1
+
+    def yields(self) -> Yields | None:
+        """The means, for budgets up to the largest tree; None before the first pass."""
+        if not self.passes:
+            return None
+        seen = [b for b in BUDGETS if b <= self._most] or [1]
+        ranks = self._ranks[:-1] / max(self._ranks.sum(), 1)
+        went_on = self._went_on / np.maximum(self._reached, 1)
+        return Yields(
+            self.passes,
+            {b: self._tokens[b] / self.passes for b in seen},
+            {self._most: self._steps / self.passes},
+            tuple(ranks.tolist()),
+            tuple(went_on[self._reached > 0].tolist()),
+        )
+
+
+def _best_nodes(chances: Sequence[float], count: int) -> tuple[list[float], list[int]]:
+    """Path chances and depths of the best nodes, where every node's candidates have the same chances."""
+    import heapq
+
+    heap = [(-1.0, 0)]
+    scores: list[float] = []
+    depths: list[int] = []
+    while len(scores) < count:
+        score, depth = heapq.heappop(heap)
+        scores.append(-score)
+        depths.append(depth)
+        for chance in chances:
+            heapq.heappush(heap, (score * chance, depth + 1))
+    return scores, depths

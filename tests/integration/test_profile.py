@@ -1,0 +1,108 @@
+"""`edgespec profile` and `edgespec plan` on the real small model, in memory and streamed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec.cli.main import main
+from edgespec.hardware.profiles import ProfileStore
+from edgespec.models.removal import plan_removal
+
+pytestmark = pytest.mark.usefixtures("at_a_desk")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_profile_is_measured_kept_and_planned_with(
+    smol_path: Path, q4_drafter_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = [str(smol_path), "--draft", str(q4_drafter_path), "--context", "256"]
+    code, out, _ = run(capsys, "plan", *pair, "--memory", "4GB", "--json")
+    before = json.loads(out)
+    assert (code, before["uncertain"]) == (0, True)
+    assert any("derived" in note for note in before["notes"])
+    with_drafter = next(way for way in before["ways"] if way["drafter"] == q4_drafter_path.name)
+    memory = str(with_drafter["needed_bytes"] - 30_000_000)
+
+    code, out, _ = run(capsys, "profile", *pair, "--memory", memory, "--seconds", "4", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["exact"] is True
+    assert found["streamed_bytes_per_pass"] > 0
+    assert found["passes"]["read_rate"] > 0
+    rows = [row for row, _ in found["passes"]["compute"]]
+    assert rows[:4] == [1, 2, 4, 8]
+    assert max(rows) <= 60
+    assert found["disk"]["direct"] + found["disk"]["buffered"] > 0
+    assert found["memory_bandwidth"] > 1e8
+    tokens = [float(t) for t in found["greedy"]["tokens"].values()]
+    assert tokens == sorted(tokens)
+    assert tokens[-1] > 1.5, "this drafter agrees with its target on 3 of 4 tokens"
+    assert found["sampled"]["passes"] > 0
+    assert found["drafts"]["overhead"] >= 1
+
+    code, out, _ = run(capsys, "plan", *pair, "--memory", memory, "--json")
+    plan = json.loads(out)
+    assert code == 0
+    held = next(way for way in plan["ways"] if way["drafter"] == q4_drafter_path.name)
+    assert held["streamed_bytes_per_pass"] == pytest.approx(found["streamed_bytes_per_pass"], rel=0.05)
+    speeds = [way["tokens_per_second"] for way in plan["ways"]]
+    assert speeds == sorted(speeds, reverse=True)
+    assert plan["chosen"]["tokens_per_second"] >= plan["plain"]["tokens_per_second"]
+
+    code, out, _ = run(capsys, "plan", *pair, "--memory", memory)
+    assert code == 0
+    assert "what binds" in out
+    assert "measured with this model here" in out
+    assert [f for f in plan_removal(smol_path).files if f.kind == "profile"]
+
+
+def test_the_first_start_measures_in_a_hurry_and_the_second_knows(smol_path: Path) -> None:
+    told: list[str] = []
+    for expected in (True, False):
+        told.clear()
+        with edgespec.load(
+            smol_path, draft="lookup", on_progress=lambda what, _fraction: told.append(what)
+        ) as engine:
+            assert engine.keys is not None
+            known = ProfileStore().passes(engine.keys.passes)
+        assert known is not None
+        assert known.quick
+        assert any("Measuring" in what for what in told) is expected
+
+
+def test_plain_decoding_and_fixed_trees_need_no_figures(smol_path: Path) -> None:
+    with edgespec.load(smol_path, draft="none"), edgespec.load(smol_path, draft="lookup", tree_budget=8):
+        assert not ProfileStore().folder.exists()
+
+
+def test_too_little_memory_is_refused_with_what_would_do(
+    smol_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "plan", str(smol_path), "--memory", "100MB")
+    assert code == 1
+    assert "--memory" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["profile", "--seconds", "0"],
+        ["plan", "x.gguf", "--context", "1"],
+        ["plan", "x.gguf", "--threads", "0"],
+        ["plan", "x.gguf", "--temperature", "-1"],
+        ["plan", "x.gguf", "--memory", "lots"],
+    ],
+)
+def test_absurd_numbers_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Error:")

@@ -1,0 +1,98 @@
+"""Plans: the cost model, its choice, and what it says would help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.hardware.curves import Curve
+from edgespec.hardware.planner import Drafting, Passes, advise, alternatives, best, predict
+from edgespec.offload.budget import Holding
+from edgespec.speculation.yields import typical
+
+IN_MEMORY = Holding(budget=8 << 30, needed=4 << 30, resident_bytes=3 << 30)
+STREAMED = Holding(
+    budget=2_000_000_000,
+    needed=4_000_000_000,
+    resident_bytes=1_000_000_000,
+    streamed_bytes=2_000_000_000,
+    slot_bytes=50_000_000,
+    n_slots=2,
+)
+COMPUTE = Curve.through([(1, 0.1), (16, 0.2), (64, 1.0)])
+DRAFTER = Drafting("small", typical(0.7), Curve.through([(1, 0.01), (8, 0.02)]))
+
+
+def test_plain_decoding_in_memory_takes_its_arithmetic() -> None:
+    prediction = predict(IN_MEMORY, Passes(COMPUTE, accept_s=0.01), Drafting("none"), 1)
+    assert prediction.tokens_per_second == pytest.approx(1 / 0.11)
+    assert (prediction.bound, prediction.draft_s, prediction.read_s) == ("compute", 0, 0)
+
+
+def test_a_streamed_pass_takes_the_longer_of_reading_and_arithmetic() -> None:
+    passes = Passes(COMPUTE, read_rate=2e9)
+    small = predict(STREAMED, passes, Drafting("none"), 1)
+    assert small.pass_s == pytest.approx(1.0)
+    assert small.bound == "disk"
+    large = predict(STREAMED, replace(passes, read_rate=20e9), Drafting("none"), 64)
+    assert large.pass_s == pytest.approx(1.0)
+    assert large.bound == "compute"
+
+
+def test_what_is_read_while_the_drafter_works_need_not_be_waited_for() -> None:
+    passes = Passes(COMPUTE, read_rate=2e9)
+    slow = replace(DRAFTER, step=Curve.through([(1, 1.0)]))
+    prediction = predict(STREAMED, passes, slow, 16)
+    assert prediction.read_s == pytest.approx((2.0e9 - 2 * 50e6) / 2e9), "no more than the ring holds"
+    assert prediction.bound == "drafter"
+
+
+def test_speculation_is_left_off_where_every_node_costs_a_pass() -> None:
+    passes = Passes(Curve.through([(1, 1.0), (64, 64.0)]))
+    assert best(alternatives(IN_MEMORY, passes, DRAFTER, 64)).nodes == 1
+
+
+def test_where_passes_cost_the_same_the_tree_is_as_large_as_the_drafter_makes_worth_while() -> None:
+    chosen = best(alternatives(STREAMED, Passes(Curve.through([(1, 0.1), (64, 0.1)]), 1e9), DRAFTER, 60))
+    assert chosen.nodes > 8
+    assert chosen.bound == "disk"
+
+
+def test_trees_are_no_larger_than_allowed() -> None:
+    assert max(p.nodes for p in alternatives(IN_MEMORY, Passes(COMPUTE), DRAFTER, 20)) == 16
+    assert [p.nodes for p in alternatives(IN_MEMORY, Passes(COMPUTE), Drafting("none"), 64)] == [1]
+
+
+def test_there_must_be_something_to_choose_from() -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        best([])
+
+
+def test_what_binds_is_what_would_help() -> None:
+    passes = Passes(Curve.through([(1, 0.01), (64, 0.02)]), read_rate=1e9)
+    chosen = best(alternatives(STREAMED, passes, DRAFTER, 60))
+    more = replace(STREAMED, streamed_bytes=500_000_000)
+    advice = advise(chosen, passes, DRAFTER, 60, [("1 GiB more memory", more)])
+    assert [a.what for a in advice][:2] == ["1 GiB more memory", "a disk twice as fast"]
+    assert all(a.gain >= 0.05 for a in advice)
+    assert "twice the processor" not in [a.what for a in advice]
+
+
+@given(
+    seconds=st.lists(st.floats(0.001, 10), min_size=3, max_size=3),
+    rate=st.floats(1e8, 1e10),
+    agreement=st.floats(0.05, 0.95),
+    step=st.floats(0.0001, 1),
+)
+def test_the_choice_is_about_the_best_and_never_slower_than_plain(
+    seconds: list[float], rate: float, agreement: float, step: float
+) -> None:
+    passes = Passes(Curve.through(zip((1, 16, 64), seconds, strict=True)), rate)
+    drafting = Drafting("small", typical(agreement), Curve.through([(1, step)]))
+    ways = alternatives(STREAMED, passes, drafting, 60)
+    chosen = best(ways)
+    assert chosen.tokens_per_second >= ways[0].tokens_per_second
+    assert chosen.tokens_per_second >= max(w.tokens_per_second for w in ways) / 1.03 - 1e-9

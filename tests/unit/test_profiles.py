@@ -1,0 +1,73 @@
+"""What was measured is found again, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.hardware.curves import Curve
+from edgespec.hardware.profiles import DiskProfile, DraftProfile, Keys, PassProfile, ProfileStore
+from edgespec.speculation.yields import typical
+
+CURVE = Curve.through([(1, 0.125), (64, 0.5)])
+PASSES = PassProfile(CURVE, (0.01, 0.02), 0.001, True, 2e9, 10**9, 10**8, 1.5)
+KEYS = Keys.of("target", "drafter", threads=2, mode="plain")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ProfileStore:
+    return ProfileStore(tmp_path / "profiles")
+
+
+def test_every_kind_survives_its_file(store: ProfileStore) -> None:
+    drafts, disk, yields = DraftProfile(CURVE, 1.2), DiskProfile(3e9, 1e9, 4 << 20, 2), typical(0.5)
+    store.put(KEYS.passes, PASSES)
+    store.put(KEYS.drafts, drafts)
+    store.put({"device": "1"}, disk)
+    store.put(KEYS.yields(1.0), yields)
+    assert store.passes(KEYS.passes) == PASSES
+    assert store.drafts(KEYS.drafts) == drafts
+    assert store.disk({"device": "1"}) == disk
+    found = store.yields(KEYS.yields(0.8))
+    assert found is not None
+    assert found.at(16) == pytest.approx(yields.at(16), abs=1e-3)
+    assert not list(store.folder.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Keys.of("another", "drafter", threads=2, mode="plain"),
+        Keys.of("target", "drafter", threads=4, mode="plain"),
+        Keys.of("target", "drafter", threads=2, mode="packed"),
+    ],
+)
+def test_what_the_figures_depend_on_is_part_of_the_name(store: ProfileStore, other: Keys) -> None:
+    store.put(KEYS.passes, PASSES)
+    assert store.passes(other.passes) is None
+    assert store.yields(KEYS.yields(0.0)) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 99, "figures": {}}'])
+def test_a_file_that_cannot_be_read_is_as_good_as_none(store: ProfileStore, text: str) -> None:
+    store.put(KEYS.passes, PASSES)
+    (path,) = store.folder.iterdir()
+    path.write_text(text)
+    assert store.passes(KEYS.passes) is None
+    assert list(store.all_passes()) == []
+    store.put(KEYS.passes, PASSES)
+    assert store.passes(KEYS.passes) == PASSES
+
+
+def test_where_nothing_can_be_written_it_is_measured_again(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = ProfileStore(tmp_path / "file" / "profiles")
+    store.put(KEYS.passes, PASSES)
+    assert store.passes(KEYS.passes) is None
+
+
+def test_profiles_are_found_by_what_they_are_about(store: ProfileStore) -> None:
+    store.put(KEYS.passes, PASSES)
+    store.put(Keys.of("another", "drafter", threads=2, mode="plain").passes, PASSES)
+    assert list(store.all_passes(model="target", threads="2")) == [PASSES]

@@ -1,0 +1,72 @@
+"""What one run with large trees tells about smaller ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.yields import BUDGETS, YieldMeter, Yields, typical
+from tests.unit.strategies import distinct_trees
+
+
+@given(distinct_trees(most_nodes=80), st.integers(0, 2**32 - 1))
+def test_a_smaller_budget_would_have_accepted_what_of_the_path_its_own_tree_holds(
+    tree: TokenTree, seed: int
+) -> None:
+    node = int(np.random.default_rng(seed).integers(len(tree)))
+    path = tree.path(node)
+    meter = YieldMeter()
+    meter.add(tree, path, bonus=0, steps=3)
+    yields = meter.yields()
+    assert yields is not None
+    for budget, tokens in yields.tokens.items():
+        small = tree.trimmed(budget)
+        here, held = 0, 1
+        for step in path[1:]:
+            child = small.child(here, int(tree.tokens[step]))
+            if child is None:
+                break
+            here, held = child, held + 1
+        assert tokens == held
+    assert yields.at(len(tree)) <= len(path)
+    assert yields.steps_at(len(tree)) == 3 or len(tree) == 1
+
+
+def test_ranks_and_depths_are_counted_along_the_path() -> None:
+    # The root's second candidate is taken, then its first, and then the target chooses what is no candidate.
+    tree = TokenTree.build([0, 1, 2, 3, 4, 5], [-1, 0, 0, 2, 2, 3], [0, -0.1, -0.5, -0.6, -0.9, -0.7])
+    meter = YieldMeter()
+    meter.add(tree, [0, 2, 3], bonus=9, steps=2)
+    yields = meter.yields()
+    assert yields is not None
+    assert yields.by_rank[:3] == pytest.approx((1 / 3, 1 / 3, 0))
+    assert yields.by_depth == (1, 1, 0)
+
+
+def test_before_the_first_pass_nothing_is_known() -> None:
+    assert YieldMeter().yields() is None
+
+
+@given(st.floats(0.05, 0.95))
+def test_a_better_drafter_yields_more_and_larger_trees_never_less(agreement: float) -> None:
+    worse, better = typical(agreement), typical(min(agreement + 0.04, 0.99))
+    assert list(worse.tokens.values()) == sorted(worse.tokens.values())
+    assert worse.at(1) == 1
+    assert all(better.at(b) >= worse.at(b) - 1e-9 for b in BUDGETS)
+
+
+def test_yields_survive_a_file_and_can_be_mixed() -> None:
+    yields, other = typical(0.7), typical(0.3)
+    assert Yields.from_json(yields.to_json()).at(16) == pytest.approx(yields.at(16), abs=1e-3)
+    assert yields.mixed(other, 0).at(16) == yields.at(16)
+    assert yields.mixed(other, 1).at(16) == pytest.approx(other.at(16))
+    assert yields.mixed(other, 0.5).at(16) == pytest.approx((yields.at(16) + other.at(16)) / 2)
+
+
+@pytest.mark.parametrize("record", [{}, {"passes": 1, "tokens": {"a": 1}, "steps": {}, "by_rank": []}])
+def test_what_is_no_record_of_yields_is_refused(record: dict[str, object]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        Yields.from_json(record)
