@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -21,6 +20,7 @@ from platformdirs import user_data_path
 
 from edgespec.encoding import Encoded
 from edgespec.errors import SessionError
+from edgespec.files import written_whole
 
 _FORMAT = 1
 _ROLES = ("user", "assistant")
@@ -92,7 +92,9 @@ class SessionFile:
         conversation.saved = datetime.now(timezone.utc).isoformat(timespec="seconds")
         record = {"edgespec_session": _FORMAT, **asdict(conversation)}
         try:
-            write_whole(self.path, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+            with written_whole(self.path) as file:
+                text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+                file.write(text.encode(errors="replace"))
         except OSError as error:
             raise _cannot("written", self.path, error) from error
 
@@ -175,23 +177,6 @@ def read_conversation(path: Path) -> Conversation | None:
         raise SessionError(
             f"{path} is no saved session.", "Take another name, or move that file away."
         ) from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all, readable by its owner only."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", errors="replace", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            Path(file.name).replace(path)
-        except BaseException:
-            file.close()
-            Path(file.name).unlink()
-            raise
 
 
 def _conversation(record: Mapping[str, Any]) -> Conversation:

@@ -6,14 +6,14 @@ import os
 import platform
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_cache_path
 
 from edgespec.errors import EdgeSpecError
-from edgespec.hardware.disks import Disk, disk_of, read_speed
+from edgespec.hardware.disks import Disk, disk_of
 from edgespec.hardware.probe import Machine, probe
 
 if TYPE_CHECKING:
@@ -135,11 +135,11 @@ def gather(
             model_problem = EdgeSpecError(f"The model '{model}' cannot be looked at: {error}.")
     file = seen.path if seen else None if model else _largest_here(hub)
     if file is not None:
-        from dataclasses import replace
-
         machine = replace(machine, disk=disk_of(file))
     speed = None
     if measure_disk and file is not None and _size(file) >= _WORTH_READING:
+        from edgespec.hardware.reading import read_speed
+
         on_progress("Reading from the disk", 0.0)
         speed = read_speed(file)
     return Facts(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from edgespec.drafting.agreement import Agreement, Reader, Text, Written
 from edgespec.drafting.masking import MaskedCopy
 from edgespec.drafting.search import Recipe
 from edgespec.errors import OutputError
+from edgespec.files import written_whole
 from edgespec.models.factory import KEEP, make_drafter
 from edgespec.models.footprint import readable
 from edgespec.models.gguf import GGUFHeader, read_header, split_paths
@@ -39,9 +39,8 @@ class State:
     def keep(self, key: str, value: Any) -> None:
         """Remember, at once."""
         self.values[key] = value
-        partial = self._path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(self.values), encoding="utf-8")
-        partial.replace(self._path)
+        with written_whole(self._path) as file:
+            file.write(json.dumps(self.values).encode())
 
     def written(self, key: str, write: Callable[[], Written]) -> Written:
         """What the target wrote: remembered, or written now."""

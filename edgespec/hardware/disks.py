@@ -1,13 +1,10 @@
-"""Disks: what a path lies on, and how fast it is read."""
+"""Disks: what a path lies on."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import shutil
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +25,6 @@ _KINDS = {
     **dict.fromkeys(("nfs", "nfs4", "cifs", "smb3", "smbfs", "afpfs", "9p", "virtiofs"), NETWORK),
     **dict.fromkeys(("ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.rclone"), NETWORK),
 }
-_PIECE = 4 << 20
-_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -75,46 +70,6 @@ def disk_of(path: Path, root: Path = ROOT, *, number_of: tuple[int, int] | None 
         free = total = 0
     kind = _KINDS.get(file_system) or _kind_of_device(root, number_of, device)
     return Disk(place, device, kind, file_system, free, total, _reads_directly(place))
-
-
-def read_speed(file: Path, *, most_bytes: int = 256 << 20, most_seconds: float = 1.0) -> float | None:
-    """Bytes a second at which a file is read past the page cache; None where that does not work.
-
-    Reads as streaming does, several pieces at once, from places all over the file. A short look: it tells a
-    slow disk from a fast one, not one fast disk from another.
-    """
-    n_pieces = 0
-    try:
-        reader = FileReader(file, direct=True)
-    except StreamError:
-        return None
-    try:
-        total = reader.n_bytes // _PIECE
-        wanted = min(most_bytes // _PIECE, total)
-        if not wanted:
-            return None
-        starts = [number * total // wanted * _PIECE for number in range(wanted)]
-        with mmap.mmap(-1, _AT_ONCE * _PIECE) as memory, memoryview(memory) as view:
-            end = time.perf_counter() + most_seconds
-
-            def read(worker: int) -> int:
-                done = 0
-                with view[worker * _PIECE : (worker + 1) * _PIECE] as slot:
-                    for start in starts[worker::_AT_ONCE]:
-                        if time.perf_counter() > end:
-                            break
-                        reader.read_into(slot, start)
-                        done += 1
-                return done
-
-            began = time.perf_counter()
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                n_pieces = sum(pool.map(read, range(_AT_ONCE)))
-            return n_pieces * _PIECE / (time.perf_counter() - began)
-    except StreamError:
-        return None
-    finally:
-        reader.close()
 
 
 def _nearest(path: Path) -> Path:

@@ -48,6 +48,21 @@ def measure_reading(path: Path, seconds: float, on_progress: Callable[[str, floa
     return DiskProfile(best, buffered, *how)
 
 
+def read_speed(path: Path, *, most_bytes: int = 256 << 20, seconds: float = 1.0) -> float | None:
+    """Bytes a second of direct reads, at a look; None where they do not work, or the file is too small.
+
+    It tells a slow disk from a fast one, not one fast disk from another.
+    """
+    try:
+        with closing(FileReader(path, direct=True)) as reader:
+            most_bytes = min(most_bytes, reader.n_bytes)
+            if most_bytes < _BLOCKS[1]:
+                return None
+            return _speed(reader, _BLOCKS[1], _THREADS[-1], seconds, most_bytes // _BLOCKS[1])
+    except StreamError:
+        return None
+
+
 def memory_bandwidth(threads: int, rounds: int = 5) -> float:
     """Bytes a second that are read and written while all threads copy; the median of a few rounds."""
     sources = [np.ones(_COPIED // 8) for _ in range(threads)]
@@ -61,7 +76,9 @@ def memory_bandwidth(threads: int, rounds: int = 5) -> float:
     return statistics.median(speeds)
 
 
-def _speed(reader: FileReader, block: int, threads: int, seconds: float) -> float:
+def _speed(
+    reader: FileReader, block: int, threads: int, seconds: float, most_blocks: int | None = None
+) -> float:
     """Bytes a second while so many threads read one block after another, round and round."""
     whole = max(reader.n_bytes // block, 1)
     lock = threading.Lock()
@@ -72,6 +89,8 @@ def _speed(reader: FileReader, block: int, threads: int, seconds: float) -> floa
         with mmap.mmap(-1, block) as memory, memoryview(memory) as view:
             while time.perf_counter() - begun < seconds:
                 with lock:
+                    if state["next"] == most_blocks:
+                        return
                     place = state["next"] % whole
                     state["next"] += 1
                 size = min(block, -(-(reader.n_bytes - place * block) // BLOCK) * BLOCK)

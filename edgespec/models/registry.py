@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from platformdirs import user_data_path
 
 from edgespec.errors import OutputError
+from edgespec.files import written_whole
 
 REGISTERED, MADE = "registered", "made"
 
@@ -109,16 +109,13 @@ class Registry:
             return []
 
     def _change(self, change: Callable[[list[Pair]], list[Pair]]) -> None:
-        partial = self._path.with_suffix(f".{os.getpid()}.partial")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self._path.with_suffix(".lock")):
                 rows = [asdict(pair) for pair in change(self._read())]
-                partial.write_text(json.dumps({"pairs": rows}, indent=1), encoding="utf-8")
-                partial.replace(self._path)
+                with written_whole(self._path) as file:
+                    file.write(json.dumps({"pairs": rows}, indent=1).encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
             raise OutputError(
                 f"{self._path} cannot be written: {error.strerror or error}.", "Check its permissions."
             ) from error

@@ -8,15 +8,16 @@ quantizations and on the CPU, so it is found by trying and remembered.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from edgespec.files import written_whole
 from edgespec.models.batch import Batch
 from edgespec.models.runtime import Context, FloatArray, build_identity
 
@@ -123,10 +124,7 @@ class RowRuleStore:
         return self._folder / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.json"
 
     def _put(self, path: Path, rule: RowRule | None) -> None:
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        try:
+        with contextlib.suppress(OSError):  # it is found anew next time
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"rule": asdict(rule) if rule else None}))
-            partial.replace(path)
-        except OSError:
-            partial.unlink(missing_ok=True)  # it is found anew next time
+            with written_whole(path) as file:
+                file.write(json.dumps({"rule": asdict(rule) if rule else None}).encode())

@@ -78,9 +78,17 @@ def test_ctrl_c_while_the_prompt_is_read(long_question: str) -> None:
         desk.wait_for("tokens per pass")
 
 
-def test_a_killed_chat_loses_only_the_answer_it_was_writing() -> None:
-    first = ["chat", "--session", "trip", "--max-tokens", "12", "--exact"]
+# So little memory that the default model's layers are streamed.
+STREAMED = ["--offload", "stream", "--memory", "300MiB", "--context", "1024", "--verbose"]
+STREAMS = "layers are streamed from disk"
+
+
+@pytest.mark.parametrize("options", [[], STREAMED], ids=["in memory", "streaming"])
+def test_a_killed_chat_loses_only_the_answer_it_was_writing(options: list[str]) -> None:
+    first = ["chat", "--session", "trip", "--max-tokens", "12", "--exact", *options]
     with contextlib.closing(Desk(*first)) as desk:
+        if options is STREAMED:
+            desk.wait_for(STREAMS)
         desk.ask("Hi", until="tokens per pass")
         desk.ask(SKY, until="sky is")
         desk.kill()
@@ -93,7 +101,8 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing() -> None:
         desk.wait_for(">>>")
         desk.kill()  # while nothing is written
     killed = session_messages("trip")
-    with contextlib.closing(Desk("chat", "--session", "whole", "--max-tokens", "12", "--exact")) as desk:
+    whole = ["chat", "--session", "whole", "--max-tokens", "12", "--exact", *options]
+    with contextlib.closing(Desk(*whole)) as desk:
         desk.ask("Hi", until="tokens per pass")
         desk.ask(SKY, until="tokens per pass")
         desk.wait_for(">>>")
@@ -101,6 +110,22 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing() -> None:
         assert desk.leave() == 0
     assert session_messages("whole") == killed
     assert len(killed) == 4
+
+
+def test_a_chat_killed_while_it_drafts_keeps_all_but_that_answer(q4_drafter_path: Path) -> None:
+    drafting = ["--draft", str(q4_drafter_path), "--tree-budget", "32", "--max-tokens", "200"]
+    with contextlib.closing(Desk("chat", "--session", "trip", *drafting)) as desk:
+        desk.ask("Hi", until="tokens per pass")
+        kept = session_messages("trip")
+        assert len(kept) == 2
+        desk.ask("Tell a long story.", until="Once")  # most of a round is drafting, with so large a tree
+        desk.kill()
+    assert session_messages("trip") == kept
+    with contextlib.closing(Desk("chat", "--session", "trip", *drafting[:-1], "4")) as desk:
+        desk.wait_for("The last question got no answer: Tell a long story.")
+        desk.ask("/retry", until="tokens per pass")
+        desk.wait_for(">>>")
+    assert session_messages("trip")[:3] == [*kept, "Tell a long story."]
 
 
 def test_a_chat_killed_while_it_reads_keeps_the_question(long_question: str) -> None:
@@ -116,9 +141,11 @@ def test_a_chat_killed_while_it_reads_keeps_the_question(long_question: str) -> 
     assert session_messages("long")[0].endswith(f"word159\n```\n\n{long_question}")
 
 
-@pytest.mark.parametrize("draft", ["--draft=lookup", "--offload=stream"])
-def test_ctrl_c_while_drafting_or_streaming(draft: str) -> None:
-    with contextlib.closing(Desk("chat", draft, "--tree-budget", "8")) as desk:
+@pytest.mark.parametrize("options", [["--draft", "lookup"], STREAMED], ids=["drafting", "streaming"])
+def test_ctrl_c_while_drafting_or_streaming(options: list[str]) -> None:
+    with contextlib.closing(Desk("chat", *options, "--tree-budget", "8")) as desk:
+        if options is STREAMED:
+            desk.wait_for(STREAMS)
         desk.ask(SKY, until="sky is")
         desk.type("\x03")
         desk.wait_for("Stopped; what was said so far is kept.")

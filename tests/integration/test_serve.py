@@ -141,6 +141,51 @@ def test_eight_clients_at_once(url: str) -> None:
     assert len(set(answers)) > 2
 
 
+def test_eight_streams_at_once(url: str) -> None:
+    async def talk() -> tuple[list[str], list[str]]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+
+            async def one(number: int, *, stream: bool) -> str:
+                asked: Any = [{"role": "user", "content": f"Count to {number}."}]
+                create: Any = client.chat.completions.create
+                answer = await create(model=MODEL, messages=asked, max_tokens=8, stream=stream)
+                if not stream:
+                    return str(answer.choices[0].message.content)
+                pieces = [piece async for piece in answer]
+                assert pieces[-1].choices[0].finish_reason in ("length", "stop")
+                return "".join(piece.choices[0].delta.content or "" for piece in pieces)
+
+            together = await asyncio.gather(*(one(n, stream=n % 4 != 0) for n in range(8)))
+            return together, [await one(n, stream=False) for n in range(8)]
+
+    together, alone = asyncio.run(talk())
+    assert together == alone
+
+
+def test_of_eight_clients_those_that_find_no_place_are_told_to_come_back() -> None:
+    async def talk(url: str) -> tuple[list[Any], list[Any]]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+
+            async def one(_number: int) -> str:
+                asked: Any = [{"role": "user", "content": SKY}]
+                create: Any = client.chat.completions.create
+                stream = await create(model=MODEL, messages=asked, max_tokens=64, stream=True)
+                return "".join([piece.choices[0].delta.content or "" async for piece in stream])
+
+            at_once = await asyncio.gather(*map(one, range(8)), return_exceptions=True)
+            return list(at_once), [await one(8)]
+
+    with server("--exact", "--queue", "2") as url:
+        at_once, afterwards = asyncio.run(talk(url))
+    refused = [answer for answer in at_once if isinstance(answer, openai.RateLimitError)]
+    answered = [answer for answer in at_once if isinstance(answer, str)]
+    # One is answered and two wait; whoever comes when a place is free again is answered too.
+    assert len(answered) >= 3
+    assert len(refused) == 8 - len(answered) >= 1
+    assert len({*answered, *afterwards}) == 1
+    assert all(answer.response.headers["retry-after"] for answer in refused)
+
+
 def test_a_full_queue_is_a_429_and_gone_clients_are_forgotten() -> None:
     with server("--queue", "0") as url, openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client:
         stream = ask(client, text="Tell a long story.", max_tokens=900, stream=True)

@@ -12,11 +12,12 @@ import psutil
 import pytest
 
 from edgespec.hardware.cores import FEATURES, probe_cores, usable_cores
-from edgespec.hardware.disks import Disk, disk_of, read_speed
+from edgespec.hardware.disks import Disk, disk_of
 from edgespec.hardware.gpus import Gpu, parse_nvidia_smi, probe_gpus
 from edgespec.hardware.memory import available_memory, probe_memory
 from edgespec.hardware.power import Power, probe_power
 from edgespec.hardware.probe import probe
+from edgespec.hardware.reading import read_speed
 
 MIB = 1 << 20
 EPYC = "fpu avx avx2 f16c fma bmi2 avx512f avx512cd avx512vl avx512dq avx512bw avx512_vnni avx512vbmi"
