@@ -107,7 +107,7 @@ def tokens_of(engine: edgespec.Engine, methods: list[Method], budget: int, text:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return float(sum(values) / len(values))
 
 
 def _error(values: list[float]) -> float:
