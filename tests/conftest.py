@@ -18,6 +18,14 @@ from edgespec.models.factory import KEEP, make_drafter
 TEST_MODELS = Path(platformdirs.user_cache_dir("edgespec")) / "test-models"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give every worker a core of its own: threads of several that share cores would wait for each other."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
 @pytest.fixture(autouse=True)
 def own_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the user's settings, caches and tokens out of the tests, and the tests out of them."""
