@@ -36,7 +36,7 @@ Key = tuple[int, tuple[int, ...]]
 
 _BATCH = 64  # contexts read at once
 _FEW = 16  # of those whose parents have to be read again: with them they must find room
-_AHEAD = 8  # tokens that one way may be ahead of another
+_AHEAD = 32  # tokens that one way may be ahead of another
 _COLUMNS = 16  # candidates by probability that are remembered
 _SEQUENCES = 256
 
@@ -114,7 +114,7 @@ class Contexts:
         self._context.remove(sequence)
         del self._ends[sequence]
         for key in self._keys.pop(sequence):
-            if self._places[key] == sequence:
+            if self._places.get(key) == sequence:  # it may have been read again since, elsewhere
                 del self._places[key]
 
     def _read(self, keys: Sequence[Key]) -> None:
