@@ -19,6 +19,7 @@ import edgespec
 from benchmarks.overhead import timed_decodes
 from benchmarks.workload import PROMPTS, dropped, q4_0
 from edgespec.generation import GenerationConfig
+from edgespec.hardware.probe import usable_cores
 from edgespec.speculation.drafters.model import ModelDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.noise import GumbelNoise
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--policies", nargs="+", default=["calibrated", "specexec", "eagle2"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     options = parser.parse_args()
@@ -40,7 +42,11 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for name, draft in (("q4_0", q4_0()), ("drop-18-21", dropped())):
         with edgespec.load(
-            draft=draft, tree_budget=options.budget, exact=False, tree_width=options.budget
+            draft=draft,
+            tree_budget=options.budget,
+            exact=False,
+            tree_width=options.budget,
+            threads=options.threads,
         ) as engine:
             for temperature in options.temperatures:
                 for policy, figures in _measured(engine, options, temperature).items():

@@ -35,8 +35,8 @@ from edgespec.speculation.tree import IntArray
 Key = tuple[int, tuple[int, ...]]
 
 _BATCH = 64  # contexts read at once
-_FEW = 16  # of those whose parents have to be read again: with them they must find room
-_AHEAD = 8  # tokens that one way may be ahead of another
+_FEW = 8  # of those whose parents have to be read again: with them they must find room
+_AHEAD = 32  # tokens that one way may be ahead of another
 _COLUMNS = 16  # candidates by probability that are remembered
 _SEQUENCES = 256
 
@@ -114,24 +114,29 @@ class Contexts:
         self._context.remove(sequence)
         del self._ends[sequence]
         for key in self._keys.pop(sequence):
-            if self._places[key] == sequence:
+            if self._places.get(key) == sequence:  # it may have been read again since, elsewhere
                 del self._places[key]
 
     def _read(self, keys: Sequence[Key]) -> None:
         """Read contexts behind what is in the cache of them; of what is not, their parents come first."""
-        parents = [(length, off[:-1]) for length, off in keys]
-        lost = []
-        for parent in dict.fromkeys(parents):
-            if parent in self._places:  # used now: the last to be freed
-                sequence = self._places[parent]
-                self._ends[sequence] = self._ends.pop(sequence)
-            elif parent[1]:
-                lost.append(parent)
-        if lost and len(keys) > _FEW:
-            for start in range(0, len(keys), _FEW):
-                self._read(keys[start : start + _FEW])
-            return
-        if lost:
+        while True:
+            keys = [key for key in keys if key not in self._places]
+            if not keys:
+                return
+            parents = [(length, off[:-1]) for length, off in keys]
+            lost = []
+            for parent in dict.fromkeys(parents):
+                if parent in self._places:  # used now: the last to be freed
+                    sequence = self._places[parent]
+                    self._ends[sequence] = self._ends.pop(sequence)
+                elif parent[1]:
+                    lost.append(parent)
+            if not lost:
+                break
+            if len(keys) > _FEW:
+                for start in range(0, len(keys), _FEW):
+                    self._read(keys[start : start + _FEW])
+                return
             self._read(lost)
         while len(self._ends) + len(keys) >= _SEQUENCES:
             self._free(next(iter(self._ends)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,73 +41,92 @@ def report(results: Path, output: Path) -> None:
     temperatures = sorted({key[1] for key in cells})
     methods = list(dict.fromkeys(key[2] for key in cells))
     budgets = sorted({key[3] for key in cells})
-    counts = ", ".join(f"{prompts[p, t]} at {p}/{t:g}" for p in pairs for t in temperatures)
-    print(f"Prompts: {counts}.\n")
     for temperature in temperatures:
-        print(f"Temperature {temperature:g}, tokens a pass, mean over the pairs:\n")
-        print("| tree | " + " | ".join(str(b) for b in budgets) + " | mean |")
-        print("|---|" + "---|" * (len(budgets) + 1))
-        for method in methods:
-            row = [
-                float(np.mean([cells[p, temperature, method, b].tokens_per_pass for p in pairs]))
-                for b in budgets
-            ]
-            figures = " | ".join(f"{value:.2f}" for value in [*row, float(np.mean(row))])
-            print(f"| {method} | {figures} |")
+        counts = {budget: prompts[temperature, budget] for budget in budgets if prompts[temperature, budget]}
+        print(f"Temperature {temperature:g}, tokens a pass, mean over the pairs, along ", end="")
+        print(", ".join(f"{count} texts at {budget} nodes" for budget, count in counts.items()) + ":\n")
+        print("| tree | " + " | ".join(str(b) for b in counts) + " | mean | of specexec |")
+        print("|---|" + "---|" * (len(counts) + 2))
+        rows = {
+            method: [_over(pairs, cells, temperature, method, budget) for budget in counts]
+            for method in methods
+        }
+        for method, row in rows.items():
+            ratios = [a / b for a, b in zip(row, rows.get("specexec", []), strict=False)]
+            print(f"| {method} | {_figures([*row, _mean(row), _mean(ratios)])} |")
         print()
-    for temperature in temperatures:
         print(f"Temperature {temperature:g}, tokens a pass by pair, mean over the budgets:\n")
         print("| tree | " + " | ".join(pairs) + " |")
         print("|---|" + "---|" * len(pairs))
         for method in methods:
-            row = [
-                float(np.mean([cells[p, temperature, method, b].tokens_per_pass for b in budgets]))
-                for p in pairs
-            ]
-            print(f"| {method} | " + " | ".join(f"{value:.2f}" for value in row) + " |")
+            by_pair = [[_over([p], cells, temperature, method, b) for b in counts] for p in pairs]
+            print(f"| {method} | {_figures([_mean(row) for row in by_pair])} |")
         print()
-    middle = budgets[len(budgets) // 2]
-    print(f"Drafting at budget {middle}, temperature {temperatures[0]:g}, mean over the pairs, a pass:\n")
+    most = max(budgets)
+    print(f"Drafting at budget {most}, temperature {temperatures[0]:g}, mean over the pairs, a pass:\n")
     print("| tree | steps | nodes read | drafter, ms | growing, ms |")
     print("|---|---|---|---|---|")
     for method in methods:
-        of = [cells[p, temperatures[0], method, middle] for p in pairs]
-        steps, rows, drafter, growing = (
-            float(np.mean([getattr(c, name) / c.passes for c in of]))
+        of = [c for p in pairs if (c := cells.get((p, temperatures[0], method, most))) is not None]
+        steps, rows_read, drafter, growing = (
+            _mean([getattr(c, name) / c.passes for c in of])
             for name in ("steps", "rows", "draft_s", "grow_s")
         )
-        print(f"| {method} | {steps:.1f} | {rows:.1f} | {1000 * drafter:.0f} | {1000 * growing:.1f} |")
+        print(f"| {method} | {steps:.1f} | {rows_read:.1f} | {1000 * drafter:.0f} | {1000 * growing:.1f} |")
     _plot(cells, pairs, temperatures, methods, budgets, output / "trees.svg")
 
 
-def _cells(lines: list[dict[str, Any]]) -> tuple[Cells, dict[tuple[str, float], int]]:
-    """Sums over the texts that all methods and budgets were led along, and how many those are."""
+def _over(pairs: list[str], cells: Cells, temperature: float, method: str, budget: int) -> float:
+    """Tokens a pass, mean over pairs; not a number where the method was not run for one of them."""
+    of = [cells.get((pair, temperature, method, budget)) for pair in pairs]
+    return _mean([c.tokens_per_pass if c is not None else math.nan for c in of])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _figures(values: Sequence[float]) -> str:
+    return " | ".join("" if math.isnan(value) else f"{value:.2f}" for value in values)
+
+
+def _cells(lines: list[dict[str, Any]]) -> tuple[Cells, dict[tuple[float, int], int]]:
+    """Sums over texts, and how many those are by temperature and budget.
+
+    A text counts at a budget once every method that was run at this budget and temperature was led along it
+    for all pairs: so all figures that stand side by side come from the same texts.
+    """
     curves = {line["pair"]: line["curve"] for line in lines if "curve" in line}
-    texts: dict[tuple[str, float, int], dict[str, Any]] = defaultdict(dict)
+    pairs = list(curves)
+    runs: dict[tuple[float, int], dict[int, dict[tuple[str, str], dict[str, Any]]]] = {}
     for line in lines:
-        if "runs" in line:
-            texts[line["pair"], line["temperature"], line["question"]] |= line["runs"]
-    names = {name for runs in texts.values() for name in runs}
-    cells: Cells = defaultdict(Cell)
-    prompts: dict[tuple[str, float], int] = defaultdict(int)
-    for (pair, temperature, _), runs in texts.items():
-        if set(runs) < names:
-            continue
-        prompts[pair, temperature] += 1
-        curve = curves[pair]
-        sizes = [int(size) for size in curve]
-        for name, run in runs.items():
+        for name, run in line.get("runs", {}).items():
             method, budget = name.rsplit(" ", 1)
-            cell = cells[pair, temperature, method, int(budget)]
-            cell.tokens += run["tokens"]
-            cell.passes += run["passes"]
-            cell.nodes += run["nodes"]
-            cell.grow_s += run["grow_s"]
-            for rows, count in run["steps"].items():
-                cell.steps += count
-                cell.rows += int(rows) * count
-                cell.draft_s += count * float(np.interp(int(rows), sizes, list(curve.values())))
-    return cells, prompts
+            texts = runs.setdefault((line["temperature"], int(budget)), {})
+            texts.setdefault(line["question"], {})[line["pair"], method] = run
+    cells: Cells = defaultdict(Cell)
+    prompts: dict[tuple[float, int], int] = defaultdict(int)
+    for (temperature, budget), texts in runs.items():
+        methods = {method for text in texts.values() for _, method in text}
+        for text in texts.values():
+            if len(text) < len(methods) * len(pairs):
+                continue
+            prompts[temperature, budget] += 1
+            for (pair, method), run in text.items():
+                _add(cells[pair, temperature, method, budget], run, curves[pair])
+    return dict(cells), prompts
+
+
+def _add(cell: Cell, run: dict[str, Any], curve: dict[str, float]) -> None:
+    cell.tokens += run["tokens"]
+    cell.passes += run["passes"]
+    cell.nodes += run["nodes"]
+    cell.grow_s += run["grow_s"]
+    sizes = [int(size) for size in curve]
+    for rows, count in run["steps"].items():
+        cell.steps += count
+        cell.rows += int(rows) * count
+        cell.draft_s += count * float(np.interp(int(rows), sizes, list(curve.values())))
 
 
 def _plot(
@@ -128,7 +149,7 @@ def _plot(
         for column, pair in enumerate(pairs):
             panel = axes[row, column]
             for method in methods:
-                values = [cells[pair, temperature, method, b].tokens_per_pass for b in budgets]
+                values = [_over([pair], cells, temperature, method, b) for b in budgets]
                 width = 2.2 if method.startswith("calibrated") else 1.2
                 panel.plot(budgets, values, marker="o", markersize=3, linewidth=width, label=method)
             panel.set_xscale("log", base=2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from functools import partial
 import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0
 from edgespec.generation import GenerationConfig
+from edgespec.hardware.probe import usable_cores
 from edgespec.speculation.draws import SeededDraws
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method, method_for
@@ -37,13 +39,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--every", type=int, default=3, help="tokens from one place to the next")
     parser.add_argument("--judged", type=int, default=4, help="how often a tree is judged")
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.6, 1.0])
     options = parser.parse_args()
     print("| drafter | temperature | " + " | ".join(RULES) + " | recursive - specinfer |")
     print("|---|---|" + "---|" * (len(RULES) + 1))
     for pair in options.pairs:
         with edgespec.load(
-            draft=PAIRS[pair](), drafter="model", tree_budget=options.budget, exact=False, context=512
+            draft=PAIRS[pair](),
+            drafter="model",
+            tree_budget=options.budget,
+            exact=False,
+            context=512,
+            threads=options.threads,
         ) as engine:
             for temperature in options.temperatures:
                 found = measured(engine, options, temperature)
@@ -112,7 +120,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def _error(values: list[float]) -> float:
     """The standard error of the mean."""
-    return statistics.stdev(values) / len(values) ** 0.5
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 if __name__ == "__main__":
