@@ -1,6 +1,6 @@
 """Plans against what happens: predicted and measured tokens per second.
 
-    python -m benchmarks.predictions [--seconds 40] [--prompts 4] [--tokens 48]
+    python -m benchmarks.predictions [--seconds 50] [--prompts 8] [--tokens 24]
 
 The target is the widened SmolLM2-135M-Instruct (Q4_0) of benchmarks.streaming. Every pair is profiled once,
 at one memory budget; then answers are timed at several budgets of memory and several trees, on prompts that
@@ -159,10 +159,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=user_cache_path("edgespec") / "bench-models")
     parser.add_argument("--profile-memory", type=int, default=1140, help="megabytes while profiling")
     parser.add_argument("--memories", type=int, nargs="+", default=[900, 1140, 1500])
-    parser.add_argument("--budgets", type=int, nargs="+", default=[8, 16, 32])
-    parser.add_argument("--seconds", type=float, default=40.0, help="of a profile")
-    parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--budgets", type=int, nargs="+", default=[8, 24])
+    parser.add_argument("--seconds", type=float, default=50.0, help="of a profile")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=24)
     return parser.parse_args()
 
 

@@ -59,7 +59,7 @@ class Request:
     prompts: int = 3
     repetitions: int = 3
     row_seconds: float = 60.0
-    profile_s: float = 30.0
+    profile_s: float = 50.0
     synthesize: int | None = None
     keep: bool = False
     compare: str | None = None

@@ -101,7 +101,7 @@ def bench(
             metavar="S",
             help="Profile the pair for so long before, if that was not done yet, and predict; 0 does not.",
         ),
-    ] = 30.0,
+    ] = 50.0,
     form: Annotated[
         str, _option(_OUTPUT, "-o", "--output", metavar="md|csv|json|jsonl", help="How rows are printed.")
     ] = "md",

@@ -23,7 +23,7 @@ _LONGEST_S = 3600.0
 def profile(
     seconds: Annotated[
         float, typer.Option("--seconds", help="About how long to measure.", metavar="N")
-    ] = 40.0,
+    ] = 50.0,
     *,
     loading: LoadOptions,
     output: OutputOptions,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +20,9 @@ from edgespec.generation import GenerationConfig
 from edgespec.hardware.curves import Curve
 from edgespec.hardware.profiles import DraftProfile, PassProfile
 from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.methods import method_for
+from edgespec.speculation.policies import tree_policy
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.yields import YieldMeter, Yields
 from edgespec.target import Target
@@ -41,7 +44,8 @@ _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 7
 _NOISY = 0.15  # half the distance between quartiles, as a share of the median
-_LEAST_PASSES = 8  # of an answer, for its yield to mean anything
+_DEEPEST = 16  # of trees that are watched
+_TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # of an answer, for trees along it to mean anything
 
 
 @dataclass
@@ -129,80 +133,127 @@ def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftP
     return DraftProfile(timed.curve())
 
 
-@dataclass
-class Watched:
-    """What answers told.
+@dataclass(frozen=True)
+class Text:
+    """What the target wrote: tokens of the prompt, and of the answer."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Texts by the target.
 
     Attributes:
-        yields: None if no pass was seen.
         accept_s: seconds of a round outside draft and pass, median.
+    """
+
+    texts: list[Text]
+    accept_s: float
+
+
+def write_texts(engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress) -> Written:
+    """The beginnings of answers to the built-in prompts, one after the other, until the time is over."""
+    begun = time.perf_counter()
+    config = config.with_(max_tokens=_TEXT_TOKENS)
+    texts, accept = [], [0.0]
+    for prompt in PROMPTS:
+        tokens: list[int] = []
+        chunks = engine.stream(prompt, config)
+        try:
+            for chunk in chunks:
+                tokens += chunk.tokens
+                if chunk.record is not None:
+                    accept.append(chunk.record.accept_s)
+                now = time.perf_counter()
+                on_progress("Letting the target write", min((now - begun) / seconds, 1.0))
+                if now > begun + seconds and len(tokens) >= _LEAST_TOKENS:
+                    break
+        finally:
+            chunks.close()
+        texts.append(Text(engine.encoder.encode(prompt), tokens))
+        if time.perf_counter() > begun + seconds:
+            break
+    return Written(texts, statistics.median(accept))
+
+
+@dataclass
+class Watched:
+    """What trees along known texts told.
+
+    Attributes:
+        yields: None if every text was too short.
         draft_s, steps, rows: of all drafts together: seconds, decodes, rows decoded.
     """
 
     yields: Yields | None = None
-    accept_s: float = 0.0
     draft_s: float = 0.0
     steps: int = 0
     rows: int = 0
 
 
-def watch_answers(
+def watch_trees(
     engine: Engine,
     config: GenerationConfig,
+    texts: Sequence[Text],
     budget: int,
     seconds: float,
     on_progress: Progress,
-    what: str = "Watching trees",
 ) -> Watched:
-    """Answer the built-in prompts in turn with trees of a fixed size, until the time is over."""
+    """Lead trees of a size along texts that the target wrote, as its passes would have.
+
+    A target that chooses by itself writes the same text whatever drafts it, so its part is known and only
+    the drafter runs. Every text is walked from its first token, then from its second, and so on, until the
+    time is over: from few slow passes come many that count.
+    """
     meter, watched = YieldMeter(), Watched()
-    accept: list[float] = []
     begun = time.perf_counter()
-    engine.set_tree_budget(budget)
-    try:
-        for number, prompt in enumerate(PROMPTS):
-            ends = begun + seconds * (number + 1) / len(PROMPTS)
-            for passes, tree, path, bonus in _rounds(engine, prompt, config, watched, accept):
-                meter.add(tree, path, bonus, engine.drafter.steps)
-                now = time.perf_counter()
-                on_progress(what, min((now - begun) / seconds, 1.0))
-                if now > ends and passes >= _LEAST_PASSES:
-                    break
-            if time.perf_counter() > begun + seconds:
+    limits = engine.limits
+    limits = replace(limits, budget=min(budget, limits.budget), depth=min(limits.depth, _DEEPEST))
+    longest = max((len(text.answer) for text in texts), default=0)
+    for start in range(longest):
+        for text in texts:
+            if time.perf_counter() > begun + seconds and meter.passes:
                 break
-    finally:
-        engine.set_tree_budget(None)
+            _walk(engine, config, text, start, limits, meter, watched)
+            done = (time.perf_counter() - begun) / seconds
+            on_progress(f"Watching trees of {limits.budget}", min(done, 1.0))
     watched.yields = meter.yields()
-    watched.accept_s = statistics.median(accept) if accept else 0.0
     return watched
 
 
-def _rounds(
-    engine: Engine, prompt: str, config: GenerationConfig, watched: Watched, accept: list[float]
-) -> Iterator[tuple[int, TokenTree, Sequence[int], int]]:
-    """Passes of an answer: their number, the tree, the accepted path, the token behind it."""
-    last = -1
-    passes = 0
-    chunks = engine.stream(prompt, config)
-    try:
-        for chunk in chunks:
-            if chunk.record is None or not chunk.tokens:
-                continue
-            record, bonus = chunk.record, int(chunk.tokens[-1])
-            passes += 1
-            accept.append(record.accept_s)
-            if passes > 1:  # the first draft also reads the prompt
-                watched.draft_s += record.draft_s
-                watched.steps += record.draft_steps
-                watched.rows += record.draft_rows
-            if record.nodes > 1 and engine.last_round is not None:
-                tree, accepted = engine.last_round
-                yield passes, tree, accepted.path, bonus
-            else:
-                yield passes, TokenTree.root_only(last), [0], bonus
-            last = bonus
-    finally:
-        chunks.close()
+def _walk(
+    engine: Engine,
+    config: GenerationConfig,
+    text: Text,
+    start: int,
+    limits: TreeLimits,
+    meter: YieldMeter,
+    watched: Watched,
+) -> None:
+    """One walk along a text; what is learned on the way is forgotten afterwards, as the text comes again."""
+    n_vocab = engine.target.model.vocabulary.n_tokens
+    policy = tree_policy(engine.policy.name)
+    method = method_for(config, n_vocab, config.seed or 0, engine.drafter, policy=policy)
+    tokens = text.prompt + text.answer
+    place = len(text.prompt) + start
+    first = True
+    # Where the text ends sooner than a path may, its length would not be known.
+    while place + limits.depth + 1 < len(tokens):
+        begun = time.perf_counter()
+        tree = method.drafting.draft(engine.drafter, tokens[: place + 1], limits).tree
+        taken = time.perf_counter() - begun
+        path = [0]
+        while (child := tree.child(path[-1], tokens[place + len(path)])) is not None:
+            path.append(child)
+        meter.add(tree, path, tokens[place + len(path)], engine.drafter.steps)
+        if not first:  # which also reads the text up to here
+            watched.draft_s += taken
+            watched.steps += engine.drafter.steps
+            watched.rows += engine.drafter.rows
+        first = False
+        place += len(path)
 
 
 def _time_passes(

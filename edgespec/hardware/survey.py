@@ -16,7 +16,8 @@ from edgespec.hardware.profiler import (
     measure_passes,
     measure_steps,
     streamed_bytes,
-    watch_answers,
+    watch_trees,
+    write_texts,
 )
 from edgespec.hardware.profiles import DiskProfile, DraftProfile, PassProfile, ProfileStore, disk_key
 from edgespec.hardware.reading import measure_reading, memory_bandwidth
@@ -28,7 +29,8 @@ Progress = Callable[[str, float], None]
 _SMALL_TREE = 12
 _SAMPLED = 1.0
 # How the time is shared out.
-_DISK, _PASSES, _LARGE, _SMALL, _AT_RANDOM = 0.12, 0.3, 0.25, 0.13, 0.2
+_DISK, _PASSES = 0.08, 0.25
+_WRITING, _LARGE, _SMALL = 0.5, 0.33, 0.17  # of what is left
 
 
 @dataclass(frozen=True)
@@ -109,28 +111,24 @@ def survey(
     if drafts:
         steps = measure_steps(engine.drafter, engine.limits.width, on_progress)
         most = engine.limits.budget
-        greedy_config = GenerationConfig(max_tokens=200)
-        large = watch_answers(engine, greedy_config, most, seconds * _LARGE, on_progress)
-        small = watch_answers(
-            engine,
-            greedy_config,
-            min(_SMALL_TREE, most),
-            seconds * _SMALL,
-            on_progress,
-            "Watching small trees",
-        )
-        sampled_config = GenerationConfig(max_tokens=200, temperature=_SAMPLED, seed=1)
-        drawn = watch_answers(
-            engine, sampled_config, most, seconds * _AT_RANDOM, on_progress, "Watching sampled text"
-        )
-        greedy, sampled = _with_steps(large, small), _with_steps(drawn, small)
+        watched = []
+        for sampled_at, share in ((0.0, 0.65), (_SAMPLED, 0.35)):
+            config = GenerationConfig(max_tokens=200, temperature=sampled_at, seed=1)
+            left = share * seconds * (1 - _DISK - _PASSES)
+            written = write_texts(engine, config, left * _WRITING, on_progress)
+            accept_s = written.accept_s
+            watched += [
+                watch_trees(engine, config, written.texts, budget, left * part, on_progress)
+                for budget, part in ((most, _LARGE), (min(_SMALL_TREE, most), _SMALL))
+            ]
+        greedy, sampled = _with_steps(*watched[:2]), _with_steps(*watched[2:])
         for temperature, yields in ((0.0, greedy), (_SAMPLED, sampled)):
             if yields is not None:
                 store.put(keys.yields(temperature), yields)
         if steps is not None:
-            steps = replace(steps, overhead=_overhead(steps, [large, small, drawn]))
+            steps = replace(steps, overhead=_overhead(steps, watched))
             store.put(keys.drafts, steps)
-        passes = replace(passes, accept_s=large.accept_s)
+        passes = replace(passes, accept_s=accept_s)
         store.put(keys.passes, passes)
     return Survey(
         model=engine.target.model.path.name,
