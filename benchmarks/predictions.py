@@ -1,6 +1,6 @@
 """Plans against what happens: predicted and measured tokens per second.
 
-    python -m benchmarks.predictions [--seconds 50] [--prompts 8] [--tokens 24]
+    python -m benchmarks.predictions [--seconds 50] [--prompts 6] [--passes 8]
 
 The target is the widened SmolLM2-135M-Instruct (Q4_0) of benchmarks.streaming. Every pair is profiled once,
 at one memory budget; then answers are timed at several budgets of memory and several trees, on prompts that
@@ -23,7 +23,8 @@ from platformdirs import user_cache_path
 
 import edgespec
 from benchmarks.workload import PROMPTS, dropped_four, q4_0, smollm2
-from edgespec.generation import GenerationConfig
+from edgespec.engine import Engine
+from edgespec.generation import GenerationConfig, PassRecord
 from edgespec.hardware.planning import Plan, PlanWish, plan_for
 from edgespec.hardware.probe import usable_cores
 from edgespec.hardware.survey import survey
@@ -138,10 +139,26 @@ def _measured(
         target, draft=draft, drafter=kind, memory=memory, context=CONTEXT, tree_budget=budget
     ) as engine:
         engine.generate(PROMPTS[-1], GenerationConfig(max_tokens=8))
-        tokens = options.tokens if draft != "none" else options.tokens // 4
-        config = GenerationConfig(max_tokens=tokens)
-        answers = [engine.generate(prompt, config) for prompt in PROMPTS[: options.prompts]]
-    return sum(len(a.tokens) for a in answers) / sum(a.timings.decode_s for a in answers)
+        records = [
+            record for prompt in PROMPTS[: options.prompts] for record in _passes(engine, prompt, options)
+        ]
+    return sum(record.accepted + 1 for record in records) / sum(record.seconds for record in records)
+
+
+def _passes(engine: Engine, prompt: str, options: argparse.Namespace) -> list[PassRecord]:
+    """The first passes of an answer, but for the very first, whose draft also reads the prompt.
+
+    So many passes and not so many tokens: the pass that reaches a number of tokens would be cut.
+    """
+    records = []
+    chunks = engine.stream(prompt, GenerationConfig(max_tokens=400))
+    for chunk in chunks:
+        if chunk.record is not None:
+            records.append(chunk.record)
+        if len(records) > options.passes:
+            break
+    chunks.close()
+    return records[1:]
 
 
 def _line(row: Row) -> str:
@@ -161,8 +178,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--memories", type=int, nargs="+", default=[900, 1140, 1500])
     parser.add_argument("--budgets", type=int, nargs="+", default=[8, 24])
     parser.add_argument("--seconds", type=float, default=50.0, help="of a profile")
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--passes", type=int, default=8, help="of each answer")
     return parser.parse_args()
 
 
