@@ -206,7 +206,8 @@ class _Planning:
         """The target's passes: its own, or derived from those of another model."""
         streams = holding.streamed_bytes > 0
         known = list(self._store.all_passes(**self._machine, model=seen.headers[0].fingerprint))
-        own = _preferred(known, streams)
+        # Streamed passes are padded, and tell nothing of how few rows do in memory.
+        own = _preferred([profile for profile in known if streams or not profile.streamed], streams)
         profile = own or self._reference(seen)
         compute = profile.compute if own else _derived(profile, seen)
         if streams and not profile.streamed:
@@ -221,10 +222,7 @@ class _Planning:
         return Passes(compute, rate, profile.accept_s, source, measured=own is not None)
 
     def _reference(self, seen: Seen) -> PassProfile:
-        """The model measured in memory here that is nearest in size; the default model is, if none was yet.
-
-        Streamed passes are padded, and tell nothing of how few rows do.
-        """
+        """The model measured in memory here that is nearest in size; the default model is, if none was yet."""
         known = self._measured_in_memory()
         if not known:
             import edgespec
