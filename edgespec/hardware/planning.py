@@ -222,7 +222,7 @@ class _Planning:
         return Passes(compute, rate, profile.accept_s, source, measured=own is not None)
 
     def _reference(self, seen: Seen) -> PassProfile:
-        """The model measured in memory here that is nearest in size; the default model is, if none was yet."""
+        """The model measured in memory here that is nearest in size; the default model, if none was yet."""
         known = self._measured_in_memory()
         if not known:
             import edgespec
