@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -18,6 +19,7 @@ import pyte
 import pytest
 
 DEADLINE_S = 60.0
+_BETWEEN_WORDS = r"(?:\s|\x1b\[[0-?]*[@-~])+"  # spaces, ends of lines, and what steers the terminal
 
 # A new session whose terminal is standard input, so that Ctrl-C reaches the program as at a desk.
 ON_A_TERMINAL = """
@@ -88,12 +90,13 @@ class Desk:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def wait_for(self, text: str) -> None:
-        """Read what the terminal shows until `text` does."""
+        """Read what the terminal shows until `text` does, over several lines where the window is narrow."""
         deadline = time.monotonic() + DEADLINE_S
-        while text not in self._seen:
+        words = re.compile(_BETWEEN_WORDS.join(map(re.escape, text.split(" "))))
+        while (found := words.search(self._seen)) is None:
             if not self._read(deadline - time.monotonic()):
                 pytest.fail(f"{text!r} did not come, but {self._seen!r}")
-        self.shown, _, self._seen = self._seen.partition(text)
+        self.shown, self._seen = self._seen[: found.start()], self._seen[found.end() :]
 
     def ask(self, text: str, until: str = ">>>") -> None:
         """Type a line when the program is ready for it, and wait for what follows."""

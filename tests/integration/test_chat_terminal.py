@@ -86,7 +86,8 @@ STREAMS = "layers are streamed from disk"
 @pytest.mark.parametrize("options", [[], STREAMED], ids=["in memory", "streaming"])
 def test_a_killed_chat_loses_only_the_answer_it_was_writing(options: list[str]) -> None:
     first = ["chat", "--session", "trip", "--max-tokens", "12", "--exact", *options]
-    with contextlib.closing(Desk(*first)) as desk:
+    # The answer must not be at its end before it is killed.
+    with contextlib.closing(Desk(*first, "--max-tokens", "500")) as desk:
         if options is STREAMED:
             desk.wait_for(STREAMS)
         desk.ask("Hi", until="tokens per pass")
@@ -118,7 +119,7 @@ def test_a_chat_killed_while_it_drafts_keeps_all_but_that_answer(q4_drafter_path
         desk.ask("Hi", until="tokens per pass")
         kept = session_messages("trip")
         assert len(kept) == 2
-        desk.ask("Tell a long story.", until="Once")  # most of a round is drafting, with so large a tree
+        desk.ask("Tell a long story.", until=" and ")  # most of a round is drafting, with so large a tree
         desk.kill()
     assert session_messages("trip") == kept
     with contextlib.closing(Desk("chat", "--session", "trip", *drafting[:-1], "4")) as desk:
