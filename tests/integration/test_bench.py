@@ -23,7 +23,10 @@ def test_the_default_model_in_memory(
     q4_drafter_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = ["--json", str(tmp_path / "bench.json"), "--html", str(tmp_path / "bench.html")]
-    assert main(["bench", "--draft", str(q4_drafter_path), "--exact", *SMALL, *files]) == 0
+    assert (
+        main(["bench", "--draft", str(q4_drafter_path), "--exact", *SMALL, *files, "--profile-seconds", "3"])
+        == 0
+    )
     out, err = capsys.readouterr()
     assert [line.split("|")[1].strip() for line in out.splitlines()] == [
         "row",
@@ -45,13 +48,17 @@ def test_the_default_model_in_memory(
     assert plain["peak_rss_bytes"] > 100e6
     assert list(document["curves"]["memory"]["passes"]) == ["1", "2", "4", "8", "16", "32", "48", "64"]
     page = (tmp_path / "bench.html").read_text()
-    assert page.count("<svg") == 3
+    assert plain["predicted_tokens_per_second"] > 0
+    assert page.count("<svg") == 4  # the last one holds predictions against measurements
     assert "in memory, tree 8" in page
 
 
 def test_a_row_that_takes_too_long_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--draft", "none", "--prompts", "2", "--repetitions", "5", "--max-tokens", "200"]
-    assert main(["bench", *asked, "--row-seconds", "1.5", "-o", "json", "--quiet"]) == 0
+    assert (
+        main(["bench", *asked, "--row-seconds", "1.5", "--profile-seconds", "0", "-o", "json", "--quiet"])
+        == 0
+    )
     document = json.loads(capsys.readouterr().out)
     (row,) = document["rows"]
     assert (row["cut"], row["error"]) == (True, None)
@@ -63,7 +70,7 @@ def test_a_row_that_takes_too_long_is_cut(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.skipif(cap_kind() == "none", reason="takes root, or systemd for the user")
 def test_a_widened_target_within_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capped = ["--synthesize", "200MiB", "--memory-cap", "400MiB", "--draft", "lookup"]
-    assert main(["bench", *capped, *SMALL, "--json", "-", "--quiet"]) == 0
+    assert main(["bench", *capped, *SMALL, "--profile-seconds", "0", "--json", "-", "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     document = json.loads(out)
