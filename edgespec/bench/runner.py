@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from edgespec.bench.capped import Capped, Killable, run_capped
 from edgespec.bench.figures import Disk, Row, fill_identical, fill_shares, spread
 from edgespec.bench.setting import Setting, preparing
 from edgespec.generation import GenerationConfig
+from edgespec.hardware.reading import forget_cached
 from edgespec.models.footprint import readable
 
 Progress = Callable[[str, float], None]
@@ -222,18 +223,9 @@ class Runner:
 
     def _forget_files(self) -> None:
         """Drop the target from the page cache: pages that others have read cost a capped process nothing."""
-        if not hasattr(os, "posix_fadvise"):
-            return
         for path in self._plan.files:
-            try:
-                descriptor = os.open(path, os.O_RDONLY)
-            except OSError:
-                continue
-            try:
-                os.fsync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+            with contextlib.suppress(OSError):
+                forget_cached(path)
 
 
 def why_it_failed(ended: Capped, cap: int | None) -> str:

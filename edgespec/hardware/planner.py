@@ -191,14 +191,12 @@ def advise(
 
     holding = chosen.holding
     tried = [(name, speed(other, passes, drafting)) for name, other in more_memory]
-    faster = replace(passes, compute=passes.compute.scaled(0.5))
+    quick = drafting
     if drafting.step is not None:
-        smaller = replace(drafting, step=drafting.step.scaled(0.5))
-        tried.append(("a drafter half as large that agrees as often", speed(holding, passes, smaller)))
-        both = replace(drafting, step=drafting.step.scaled(0.5))
-        tried.append(("twice the processor", speed(holding, faster, both)))
-    else:
-        tried.append(("twice the processor", speed(holding, faster, drafting)))
+        quick = replace(drafting, step=drafting.step.scaled(0.5))
+        tried.append(("a drafter half as large that agrees as often", speed(holding, passes, quick)))
+    faster = replace(passes, compute=passes.compute.scaled(0.5))
+    tried.append(("twice the processor", speed(holding, faster, quick)))
     if holding.streamed_bytes and passes.read_rate:
         quicker = replace(passes, read_rate=2 * passes.read_rate)
         tried.append(("a disk twice as fast", speed(holding, quicker, drafting)))

@@ -139,7 +139,7 @@ class _Planning:
         passes = self._passes(seen, plain_holding)
         most = MOST_ROWS if plain_holding.streamed_bytes else USUAL_NODES
         found: list[tuple[Drafting, Holding, Footprint | None]] = [(Drafting("none"), plain_holding, None)]
-        for drafting, size in self._draftings(seen, plain_holding):
+        for drafting, size in self._draftings(seen):
             try:
                 held = foresee([target, size], files, budget, streams=wish.streams) if size else plain_holding
             except MemoryLimitError:
@@ -253,7 +253,7 @@ class _Planning:
         self._store.put(disk_key(path), disk)
         return disk
 
-    def _draftings(self, seen: Seen, holding: Holding) -> list[tuple[Drafting, Footprint | None]]:
+    def _draftings(self, seen: Seen) -> list[tuple[Drafting, Footprint | None]]:
         """What could draft, with the memory it takes."""
         draft = self._wish.draft
         if draft == "none":
@@ -267,7 +267,7 @@ class _Planning:
                     found.append(self._with_model(seen, look_at(str(candidate.path)), candidate.top1))
                 except EdgeSpecError:
                     continue
-        yields = self._yields(seen, "lookup", holding)
+        yields = self._yields(seen, "lookup")
         source = "measured with this pair" if yields else "a guess, as it depends on the text"
         lookup = Drafting(
             "prompt lookup", yields or typical(_LOOKUP_AGREEMENT), source=source, measured=yields is not None
@@ -279,7 +279,7 @@ class _Planning:
         header = small.headers[0]
         keys = self._keys(seen, header.fingerprint)
         steps = self._store.drafts(keys.drafts)
-        yields = self._yields(seen, header.fingerprint, None)
+        yields = self._yields(seen, header.fingerprint)
         if yields is not None:
             source = "measured with this pair"
         elif top1 is not None:
@@ -300,7 +300,7 @@ class _Planning:
     def _keys(self, seen: Seen, drafter: str) -> Keys:
         return Keys.of(seen.headers[0].fingerprint, drafter, threads=self._wish.threads, mode="")
 
-    def _yields(self, seen: Seen, drafter: str, _holding: Holding | None) -> Yields | None:
+    def _yields(self, seen: Seen, drafter: str) -> Yields | None:
         """What trees of the pair yield at the wished temperature, if that was measured."""
         keys = self._keys(seen, drafter)
         greedy, sampled = (self._store.yields(keys.yields(t)) for t in (0.0, 1.0))

@@ -109,4 +109,5 @@ def forget_cached(path: Path) -> None:
     """Ask the system to drop the file from the page cache, where it can be asked; what is mapped stays."""
     if hasattr(os, "posix_fadvise"):
         with path.open("rb", buffering=0) as file:
+            os.fsync(file.fileno())  # what is not on the disk yet would stay
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
