@@ -15,6 +15,7 @@ from tests.desk import Desk
 pytestmark = pytest.mark.usefixtures("at_a_desk")
 
 SKY = "Why is the sky blue?"
+STORY = "Write a story of five hundred words about a lighthouse."  # far from its end when it is killed
 
 
 @pytest.fixture
@@ -86,18 +87,17 @@ STREAMS = "layers are streamed from disk"
 @pytest.mark.parametrize("options", [[], STREAMED], ids=["in memory", "streaming"])
 def test_a_killed_chat_loses_only_the_answer_it_was_writing(options: list[str]) -> None:
     first = ["chat", "--session", "trip", "--max-tokens", "12", "--exact", *options]
-    # The answer must not be at its end before it is killed.
     with contextlib.closing(Desk(*first, "--max-tokens", "500")) as desk:
         if options is STREAMED:
             desk.wait_for(STREAMS)
         desk.ask("Hi", until="tokens per pass")
-        desk.ask(SKY, until="sky is")
+        desk.ask(STORY, until=" and ")
         desk.kill()
     assert session_messages("trip") == ["Hi", "Hello! How can I help you today?"]
     with contextlib.closing(Desk(*first)) as desk:
         desk.wait_for("Going on with a conversation of 1 turn.")
         desk.wait_for("tokens put back.")
-        desk.wait_for(f"The last question got no answer: {SKY} /retry asks it again.")
+        desk.wait_for(f"The last question got no answer: {STORY} /retry asks it again.")
         desk.ask("/retry", until="tokens per pass")
         desk.wait_for(">>>")
         desk.kill()  # while nothing is written
@@ -105,7 +105,7 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing(options: list[str]) 
     whole = ["chat", "--session", "whole", "--max-tokens", "12", "--exact", *options]
     with contextlib.closing(Desk(*whole)) as desk:
         desk.ask("Hi", until="tokens per pass")
-        desk.ask(SKY, until="tokens per pass")
+        desk.ask(STORY, until="tokens per pass")
         desk.wait_for(">>>")
         desk.type("/bye\r")
         assert desk.leave() == 0
@@ -119,14 +119,14 @@ def test_a_chat_killed_while_it_drafts_keeps_all_but_that_answer(q4_drafter_path
         desk.ask("Hi", until="tokens per pass")
         kept = session_messages("trip")
         assert len(kept) == 2
-        desk.ask("Tell a long story.", until=" and ")  # most of a round is drafting, with so large a tree
+        desk.ask(STORY, until=" and ")  # most of a round is drafting, with so large a tree
         desk.kill()
     assert session_messages("trip") == kept
     with contextlib.closing(Desk("chat", "--session", "trip", *drafting[:-1], "4")) as desk:
-        desk.wait_for("The last question got no answer: Tell a long story.")
+        desk.wait_for(f"The last question got no answer: {STORY}")
         desk.ask("/retry", until="tokens per pass")
         desk.wait_for(">>>")
-    assert session_messages("trip")[:3] == [*kept, "Tell a long story."]
+    assert session_messages("trip")[:3] == [*kept, STORY]
 
 
 def test_a_chat_killed_while_it_reads_keeps_the_question(long_question: str) -> None:
