@@ -36,19 +36,32 @@ _LEARNED_BEFORE = _LEARNED.with_name("acceptance-before-measuring")
 
 
 @dataclass(frozen=True)
+class Speed:
+    """Means over passes: tokens, seconds of the draft, seconds of the whole round."""
+
+    tokens: float
+    draft_s: float
+    round_s: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.round_s
+
+
+@dataclass(frozen=True)
 class Row:
     """One configuration."""
 
     memory: int
     drafter: str
     budget: int
-    predicted: float
-    measured: float
+    predicted: Speed
+    measured: Speed
 
     @property
     def error(self) -> float:
         """Predicted over measured, less one."""
-        return self.predicted / self.measured - 1
+        return self.predicted.tokens_per_second / self.measured.tokens_per_second - 1
 
 
 def main() -> None:
@@ -71,8 +84,11 @@ def main() -> None:
                 measured = _measured(target, draft, megabytes * 10**6, budget, options)
                 rows.append(Row(megabytes, name, budget, _predicted(plan, budget), measured))
                 print(_line(rows[-1]), file=sys.stderr)
-    print("| memory, MB | drafter | nodes | predicted tokens/s | measured | error |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| memory, MB | drafter | nodes | predicted tokens/s | measured | error "
+        "| tokens a pass, predicted and measured | draft, s | round, s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(_line(row))
     errors = [abs(row.error) for row in rows]
@@ -82,10 +98,11 @@ def main() -> None:
     print(json.dumps([asdict(row) for row in rows]))
 
 
-def _predicted(plan: Plan, budget: int) -> float:
+def _predicted(plan: Plan, budget: int) -> Speed:
     """For trees of so many nodes; one node is plain decoding."""
     wanted = (p for p in plan.sizes if p.nodes == budget and (p.drafter == "none") == (budget == 1))
-    return next(wanted).tokens_per_second
+    found = next(wanted)
+    return Speed(found.tokens_per_pass, found.draft_s, found.round_s)
 
 
 def _compare_choices(
@@ -95,14 +112,15 @@ def _compare_choices(
     for row in rows:
         by_memory[row.memory].append(row)
     for megabytes, grid in by_memory.items():
-        best = max(grid, key=lambda row: row.measured)
-        chosen = max(grid, key=lambda row: row.predicted)
-        auto = _measured(target, drafters[best.drafter], megabytes * 10**6, None, options)
+        best = max(grid, key=lambda row: row.measured.tokens_per_second)
+        chosen = max(grid, key=lambda row: row.predicted.tokens_per_second)
+        most, got = best.measured.tokens_per_second, chosen.measured.tokens_per_second
+        auto = _measured(target, drafters[best.drafter], megabytes * 10**6, None, options).tokens_per_second
         print(
-            f"{megabytes} MB: best of the grid {best.drafter}, {best.budget} nodes, {best.measured:.2f} "
-            f"tokens/s; the plan's choice {chosen.drafter}, {chosen.budget} nodes, {chosen.measured:.2f} "
-            f"({chosen.measured / best.measured:.2f} of that); "
-            f"sized while running {auto:.2f} ({auto / best.measured:.2f})"
+            f"{megabytes} MB: best of the grid {best.drafter}, {best.budget} nodes, {most:.2f} tokens/s; "
+            f"the plan's choice {chosen.drafter}, {chosen.budget} nodes, {got:.2f} "
+            f"({got / most:.2f} of that); "
+            f"sized while running {auto:.2f} ({auto / most:.2f})"
         )
 
 
@@ -128,8 +146,8 @@ def _plan(target: Path, draft: str, memory: int) -> Plan:
 
 def _measured(
     target: Path, draft: str, memory: int, budget: int | None, options: argparse.Namespace
-) -> float:
-    """Tokens per second over several prompts, after one that is not counted.
+) -> Speed:
+    """Over several prompts, after one that is not counted.
 
     What was learned while profiling is known; what earlier measurements learned from these prompts is not.
     """
@@ -142,7 +160,11 @@ def _measured(
         records = [
             record for prompt in PROMPTS[: options.prompts] for record in _passes(engine, prompt, options)
         ]
-    return sum(record.accepted + 1 for record in records) / sum(record.seconds for record in records)
+    return Speed(
+        statistics.mean(record.accepted + 1 for record in records),
+        statistics.mean(record.draft_s for record in records),
+        statistics.mean(record.seconds for record in records),
+    )
 
 
 def _passes(engine: Engine, prompt: str, options: argparse.Namespace) -> list[PassRecord]:
@@ -163,8 +185,11 @@ def _passes(engine: Engine, prompt: str, options: argparse.Namespace) -> list[Pa
 
 def _line(row: Row) -> str:
     return (
-        f"| {row.memory} | {row.drafter} | {row.budget} | {row.predicted:.2f} | {row.measured:.2f} "
-        f"| {row.error:+.1%} |"
+        f"| {row.memory} | {row.drafter} | {row.budget} | {row.predicted.tokens_per_second:.2f} "
+        f"| {row.measured.tokens_per_second:.2f} | {row.error:+.1%} "
+        f"| {row.predicted.tokens:.2f} and {row.measured.tokens:.2f} "
+        f"| {row.predicted.draft_s:.3f} and {row.measured.draft_s:.3f} "
+        f"| {row.predicted.round_s:.3f} and {row.measured.round_s:.3f} |"
     )
 
 

@@ -30,6 +30,7 @@ from edgespec.generation import (
 from edgespec.hardware.curves import Costs
 from edgespec.hardware.probe import peak_rss
 from edgespec.hardware.profiles import Keys
+from edgespec.hardware.stream_rate import keep_stream_rate
 from edgespec.models.grammar import Grammars
 from edgespec.models.runtime import AbortFlag, DecodeAborted
 from edgespec.speculation.constraint import Constraint
@@ -248,6 +249,8 @@ class Engine:
 
     def close(self) -> None:
         """Free the models and their caches."""
+        if self.keys is not None:
+            keep_stream_rate(self.target, self.keys)
         self.encoder.close()
         self.drafter.close()
         self.target.close()

@@ -19,6 +19,7 @@ from edgespec.engine import Engine
 from edgespec.generation import GenerationConfig
 from edgespec.hardware.curves import Curve
 from edgespec.hardware.profiles import DraftProfile, PassProfile
+from edgespec.hardware.stream_rate import StreamRate, streamed_bytes
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
@@ -41,6 +42,7 @@ PROMPTS = (
 _TEXT = 32  # tokens before the rows that are timed
 _QUICK_ROWS = (1, 8, 32, 56)
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
+_FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # where there is no time for several passes of each size
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 7
 _NOISY = 0.15  # half the distance between quartiles, as a share of the median
@@ -80,12 +82,13 @@ def quick_passes(target: Target, seconds: float) -> PassProfile | None:
         DecodeAborted: stopped from outside.
     """
     rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
-    timed, whole = Timed(), Timed()
-    _time_passes(target, rows[:1], timed, whole, 1, seconds)
-    if whole.seconds[1][0] * 2 * len(rows) > seconds:
+    timed, arriving = Timed(), StreamRate(target)
+    begun = time.perf_counter()
+    _time_passes(target, rows[:1], timed, 1, seconds)
+    if (time.perf_counter() - begun) * len(rows) > seconds:  # two passes so far
         return None
-    _time_passes(target, rows[1:], timed, whole, 1, math.inf)
-    return replace(_profile(target, timed, whole), quick=True)
+    _time_passes(target, rows[1:], timed, 1, math.inf)
+    return replace(_profile(target, timed, arriving), quick=True)
 
 
 def quick_steps(drafter: Drafter, width: int) -> DraftProfile | None:
@@ -108,15 +111,19 @@ def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tup
     Raises:
         DecodeAborted: stopped from outside.
     """
-    rows = [r for r in _ROWS if r <= _most_rows(target)]
+    begun = time.perf_counter()
+    _time_passes(target, [1], Timed(), 1, seconds)
+    pass_s = (time.perf_counter() - begun) / 2
+    sizes = _ROWS if pass_s * len(_ROWS) * _ROUNDS < seconds / 2 else _FEW_ROWS
+    rows = [r for r in sizes if r <= _most_rows(target)]
     for attempt in range(2):
-        timed, whole = Timed(), Timed()
-        _time_passes(target, rows, timed, whole, _ROUNDS, seconds, on_progress)
+        timed, arriving = Timed(), StreamRate(target)
+        _time_passes(target, rows, timed, _ROUNDS, seconds, on_progress)
         if not timed.noisy:
             break
         if attempt == 0:
             on_progress("The machine is busy with other things; measuring again", 0.0)
-    return _profile(target, timed, whole), timed.noisy
+    return _profile(target, timed, arriving), timed.noisy
 
 
 def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftProfile | None:
@@ -260,7 +267,6 @@ def _time_passes(
     target: Target,
     rows: Sequence[int],
     timed: Timed,
-    whole: Timed,
     rounds: int,
     seconds: float,
     on_progress: Progress = lambda _what, _fraction: None,
@@ -268,22 +274,23 @@ def _time_passes(
     """Time passes of these sizes in turn; stops when the time is over, after one of one row at the least.
 
     Args:
-        timed: gets seconds but for waiting for the disk; `whole` gets all of them.
+        timed: gets seconds but for waiting for the disk.
     """
     ends = time.perf_counter() + seconds
     tokens = (
         np.random.default_rng(0).integers(0, target.model.vocabulary.n_tokens, _TEXT + max(rows)).tolist()
     )
+    latest: dict[int, float] = {}
     try:
         _time_pass(target, tokens, 1)  # the first one of all is slower
         for turn in range(rounds):
             for number, size in enumerate(rows):
-                last = whole.seconds.get(size) or whole.seconds.get(1) or [0.0]
-                if timed.seconds and time.perf_counter() + last[0] > ends:
+                expected = latest.get(size, latest.get(1, 0.0))
+                if timed.seconds and time.perf_counter() + expected > ends:
                     return
                 taken, waited = _time_pass(target, tokens, size)
                 timed.add(size, max(taken - waited, 0.0))
-                whole.add(size, taken)
+                latest[size] = taken
                 on_progress("Measuring passes", (turn + (number + 1) / len(rows)) / rounds)
     finally:
         target.rewind(0)
@@ -307,27 +314,16 @@ def _time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, flo
     return taken, waited
 
 
-def _profile(target: Target, timed: Timed, whole: Timed) -> PassProfile:
-    """What the passes tell.
-
-    Passes of one row tell how fast layers come, as nothing else takes so little; where even those need not
-    wait, layers come faster than that.
-    """
-    n_bytes = streamed_bytes(target)
-    rate = n_bytes / statistics.median(whole.seconds[1]) if n_bytes else 0.0
+def _profile(target: Target, timed: Timed, arriving: StreamRate) -> PassProfile:
+    """What the passes tell."""
     return PassProfile(
         timed.curve(),
         timed.spread,
-        streamed=n_bytes > 0,
-        read_rate=rate,
+        streamed=streamed_bytes(target) > 0,
+        read_rate=arriving.rate,
         weight_bytes=target.model.n_bytes,
         parameters=target.model.n_parameters,
     )
-
-
-def streamed_bytes(target: Target) -> int:
-    """Bytes that a pass reads from disk."""
-    return int(getattr(target.model.weights, "streamed_bytes", 0))
 
 
 def _most_rows(target: Target) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgespec.hardware.curves import Costs
-from edgespec.hardware.profiler import quick_passes, quick_steps, streamed_bytes
+from edgespec.hardware.profiler import quick_passes, quick_steps
 from edgespec.hardware.profiles import Keys, ProfileStore
+from edgespec.hardware.stream_rate import streamed_bytes
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.target import Target
 

@@ -15,12 +15,12 @@ from edgespec.hardware.profiler import (
     Watched,
     measure_passes,
     measure_steps,
-    streamed_bytes,
     watch_trees,
     write_texts,
 )
 from edgespec.hardware.profiles import DiskProfile, DraftProfile, PassProfile, ProfileStore, disk_key
 from edgespec.hardware.reading import measure_reading, memory_bandwidth
+from edgespec.hardware.stream_rate import StreamRate, streamed_bytes
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.yields import Yields
 
@@ -98,6 +98,7 @@ def survey(
     begun = time.perf_counter()
     drafts = not isinstance(engine.drafter, NoDrafter)
     file = _streamed_file(engine)
+    arriving = StreamRate(engine.target)
     try:
         disk = measure_reading(file, seconds * _DISK, on_progress)
         store.put(disk_key(file), disk)
@@ -128,7 +129,8 @@ def survey(
         if steps is not None:
             steps = replace(steps, overhead=_overhead(steps, watched))
             store.put(keys.drafts, steps)
-        passes = replace(passes, accept_s=accept_s)
+        # Of the whole time, which is longer than that of the passes: disks do not give the same all the time.
+        passes = replace(passes, accept_s=accept_s, read_rate=arriving.rate)
         store.put(keys.passes, passes)
     return Survey(
         model=engine.target.model.path.name,

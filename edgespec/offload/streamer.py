@@ -120,6 +120,8 @@ class LayerRing:
 
     Attributes:
         waited_s: seconds that passes have waited for layers, in all.
+        read_bytes: bytes read so far.
+        reading_s: seconds in which any of them were on their way.
     """
 
     def __init__(self, reader: StoreReader, order: Sequence[int], *, n_slots: int, n_threads: int) -> None:
@@ -136,6 +138,9 @@ class LayerRing:
         self._next = 0  # position of the layer that will be asked for next
         self._closing = False
         self.waited_s = 0.0
+        self.read_bytes = 0
+        self.reading_s = 0.0
+        self._readers, self._reading_since = 0, 0.0
         self._threads = [
             threading.Thread(target=self._work, name=f"edgespec-reader-{n}", daemon=True)
             for n in range(n_threads)
@@ -257,6 +262,7 @@ class LayerRing:
                     return
                 load, piece = self._jobs.popleft()
                 load.under_way += 1
+                self._count_readers(+1)
             error: BaseException | None = None
             try:
                 with self._area.view(load.slot * self._slot_bytes + piece.at, piece.n_bytes) as memory:
@@ -264,6 +270,8 @@ class LayerRing:
             except BaseException as caught:  # raised where the layer is needed
                 error = caught
             with self._changed:
+                self._count_readers(-1)
+                self.read_bytes += piece.n_bytes
                 load.under_way -= 1
                 load.missing -= 1
                 load.error = load.error or error
@@ -273,3 +281,10 @@ class LayerRing:
                         self._fill()
                 elif not load.missing or load.error:
                     self._changed.notify_all()
+
+    def _count_readers(self, change: int) -> None:
+        now = time.perf_counter()
+        if self._readers:
+            self.reading_s += now - self._reading_since
+        self._readers += change
+        self._reading_since = now

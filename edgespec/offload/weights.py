@@ -36,6 +36,7 @@ class StreamedWeights:
         resident_bytes: of the layers that stay, and of the ring.
         streamed_bytes: read for one pass.
         waited_s: seconds that passes have waited for weights, in all.
+        read_bytes, reading_s: bytes that the ring has read, and seconds in which any were on their way.
 
     Raises:
         UnsupportedBuild: this llama.cpp build is not as expected.
@@ -94,6 +95,16 @@ class StreamedWeights:
     def waited_s(self) -> float:
         """Seconds that passes have waited for weights, in all."""
         return self._ring.waited_s if self._ring else 0.0
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that the ring has read."""
+        return self._ring.read_bytes if self._ring else 0
+
+    @property
+    def reading_s(self) -> float:
+        """Seconds in which any of them were on their way."""
+        return self._ring.reading_s if self._ring else 0.0
 
     @contextmanager
     def loading(self, params: Any) -> Iterator[Path]:

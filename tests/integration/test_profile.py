@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edgespec
 from edgespec.cli.main import main
+from edgespec.generation import GenerationConfig
 from edgespec.hardware.profiles import ProfileStore
 from edgespec.models.removal import plan_removal
+from edgespec.offload.weights import StreamedWeights
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
 
@@ -39,7 +43,8 @@ def test_a_profile_is_measured_kept_and_planned_with(
     assert found["streamed_bytes_per_pass"] > 0
     assert found["passes"]["read_rate"] > 0
     rows = [row for row, _ in found["passes"]["compute"]]
-    assert rows[:4] == [1, 2, 4, 8]
+    assert rows[0] == 1
+    assert {8, 16, 32} <= set(rows)
     assert max(rows) <= 60
     assert found["disk"]["direct"] + found["disk"]["buffered"] > 0
     assert found["memory_bandwidth"] > 1e8
@@ -77,6 +82,26 @@ def test_the_first_start_measures_in_a_hurry_and_the_second_knows(smol_path: Pat
         assert known is not None
         assert known.quick
         assert any("Measuring" in what for what in told) is expected
+
+
+def test_how_fast_weights_came_is_kept_for_the_next_run(smol_path: Path) -> None:
+    store = ProfileStore()
+    streamed: dict[str, Any] = {"draft": "lookup", "memory": 330_000_000, "offload": "stream", "context": 256}
+    with edgespec.load(smol_path, **streamed) as engine:
+        assert engine.keys is not None
+        key = engine.keys.passes
+        first = store.passes(key)
+        assert first is not None
+        store.put(key, replace(first, read_rate=1.0))  # a disk that would give nothing
+    with edgespec.load(smol_path, **streamed) as engine:
+        engine.generate("Count to ten.", GenerationConfig(max_tokens=12))
+        weights = engine.target.model.weights
+        assert isinstance(weights, StreamedWeights)
+        assert weights.read_bytes >= 12 * weights.streamed_bytes
+        expected = weights.read_bytes / weights.reading_s
+    kept = store.passes(key)
+    assert kept is not None
+    assert kept.read_rate == pytest.approx(expected, rel=0.2)
 
 
 def test_plain_decoding_and_fixed_trees_need_no_figures(smol_path: Path) -> None:
