@@ -11,10 +11,14 @@ from typing import IO
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[IO[bytes]]:
+def written_whole(path: Path, *, lasting: bool = True) -> Iterator[IO[bytes]]:
     """A file to write to, which takes the place of `path` when everything is in it and on the disk.
 
     If the block raises, `path` stays what it was. Only its owner can read the new file.
+
+    Args:
+        lasting: wait until the disk has it, so that it also outlasts a power failure; what can be had again
+            need not.
 
     Raises:
         OSError: the folder is not there, or cannot be written.
@@ -23,7 +27,8 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         try:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
             file.close()
             Path(file.name).replace(path)
         except BaseException:

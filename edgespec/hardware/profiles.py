@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 import psutil
 from platformdirs import user_cache_path
 
+from edgespec.files import written_whole
 from edgespec.hardware.cores import probe_cores
 from edgespec.hardware.curves import Curve
 from edgespec.speculation.yields import Yields
@@ -226,14 +226,10 @@ class ProfileStore:
             "of": dict(key),
             "figures": profile.to_json(),
         }
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        try:
+        with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(record, indent=1), encoding="utf-8")
-            partial.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+            with written_whole(path, lasting=False) as file:
+                file.write(json.dumps(record, indent=1).encode())
 
     def all_passes(self, **wanted: str) -> Iterator[PassProfile]:
         """The passes of every target measured under keys that hold these values."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgespec.files import written_whole
 
 _VERSIONED = "2 "  # what names of tables begin with in this version of the file
 _CELLS, _VALUES, _SHAPE = " cells", " values", " shape"
@@ -59,15 +60,10 @@ class TableStore:
         """Write the tables; where that is not possible, they are learned again next time."""
         if self._path is None or not self._changed:
             return
-        partial = self._path.with_suffix(f".{os.getpid()}.partial")
-        try:
+        with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
+            with written_whole(self._path, lasting=False) as file:
                 np.savez(file, allow_pickle=False, **_packed(self._tables))
-            partial.replace(self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
         self._changed = False
 
 
