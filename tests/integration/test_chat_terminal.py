@@ -147,7 +147,7 @@ def test_ctrl_c_while_drafting_or_streaming(options: list[str]) -> None:
     with contextlib.closing(Desk("chat", *options, "--tree-budget", "8")) as desk:
         if options is STREAMED:
             desk.wait_for(STREAMS)
-        desk.ask(SKY, until="sky is")
+        desk.ask(STORY, until=" and ")
         desk.type("\x03")
         desk.wait_for("Stopped; what was said so far is kept.")
         desk.ask("Hi", until="tokens per pass")
