@@ -34,6 +34,7 @@ class ModelFacts:
         path: its first file; None if it is on the Hub only.
         described: as models.describe.describe.
         drafter, drafter_reason: what `--draft auto` would take; empty if nothing is known.
+        profiled: it was measured on this machine with care.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ModelFacts:
     described: dict[str, Any]
     drafter: str = ""
     drafter_reason: str = ""
+    profiled: bool = False
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -100,6 +102,7 @@ class Facts:
                 "path": str(model.path) if model.path else None,
                 "drafter": model.drafter or None,
                 "drafter_reason": model.drafter_reason or None,
+                "profiled": model.profiled,
                 **model.described,
             }
             if model
@@ -201,7 +204,18 @@ def _look_at_model(model: str, available: int, on_progress: Progress) -> ModelFa
         describe(seen.headers, available=available),
         drafter=str(taken.path) if taken else "",
         drafter_reason=taken.reason if taken else "",
+        profiled=_is_profiled(seen.headers[0].fingerprint),
     )
+
+
+def _is_profiled(fingerprint: str) -> bool:
+    from edgespec.hardware.profiles import ProfileStore, machine_identity
+
+    try:
+        known = ProfileStore().all_passes(**machine_identity(), model=fingerprint)
+    except (ImportError, OSError, RuntimeError, AttributeError):
+        return False  # there is no llama.cpp to have measured it with
+    return any(not profile.quick for profile in known)
 
 
 def _largest_here(hub: Hub) -> Path | None:

@@ -321,6 +321,14 @@ def _model(facts: Facts) -> Iterator[Finding]:
             "No drafter is known for this model: it is drafted for from the text itself.",
             f"edgespec draft make {model.name}",
         )
+    if model.path is not None and not model.profiled:
+        yield Finding(
+            HINT,
+            "profile",
+            "This model was not measured on this machine with care yet: its first trees are sized by a quick "
+            "look.",
+            f"edgespec profile {model.name}",
+        )
 
 
 _LOOKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (

@@ -52,7 +52,14 @@ def with_model(verdict: str, drafter: str = "/models/small.gguf") -> Facts:
         "title": "Big",
         "quantization": [{"types": {"Q4_K": 1, "F32": 1}}],
     }
-    return replace(WELL, model=ModelFacts("big", Path("/models/big.gguf"), described, drafter, "registered"))
+    model = ModelFacts("big", Path("/models/big.gguf"), described, drafter, "registered", profiled=True)
+    return replace(WELL, model=model)
+
+
+def not_profiled() -> Facts:
+    facts = with_model("fits")
+    assert facts.model is not None
+    return replace(facts, model=replace(facts.model, profiled=False))
 
 
 def wrong(facts: Facts) -> list[Finding]:
@@ -128,6 +135,7 @@ FAULTS = {
         "no model 'x'. Did you mean y",
     ),
     "a model that is too large": (with_model("too large"), ERROR, "30.0 GiB.*24.0 GiB are free"),
+    "a model that was not measured": (not_profiled(), HINT, "edgespec profile big"),
     "a model without a drafter": (with_model("fits", drafter=""), HINT, "edgespec draft make big"),
 }
 
