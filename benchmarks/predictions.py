@@ -3,9 +3,10 @@
     python -m benchmarks.predictions [--seconds 50] [--prompts 6] [--passes 8]
 
 The target is the widened SmolLM2-135M-Instruct (Q4_0) of benchmarks.streaming. Every pair is profiled once,
-at one memory budget; then answers are timed at several budgets of memory and several trees, on prompts that
-were not profiled with, in turn over the configurations. The last lines compare the plan's choice with the
-best of the grid.
+at one memory budget, and then used for a dozen answers, as a person would; then answers to other prompts are
+timed at several budgets of memory and several trees, each predicted just before. The last lines compare the
+plan's choice with the best of the grid. Nothing is known at the beginning, and what was known to EdgeSpec
+before comes back in the end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import json
 import shutil
 import statistics
 import sys
+import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,7 +36,7 @@ from edgespec.models.widen import widen
 
 CONTEXT = 1024
 _LEARNED = user_cache_path("edgespec") / "acceptance"
-_LEARNED_BEFORE = _LEARNED.with_name("acceptance-before-measuring")
+_KNOWN = (_LEARNED, user_cache_path("edgespec") / "profiles")
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,16 @@ def main() -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
         widen(q4_0(), target, options.target_bytes)
     drafters = {"none": "none", "Q4_1": str(smollm2()), "four layers dropped": str(dropped_four())}
-    for name, draft in drafters.items():
-        if draft != "none":
-            _profile(target, draft, options.profile_memory * 10**6, options.seconds)
-            print(f"profiled with {name}", file=sys.stderr)
-    _keep_learned()
+    with _knowing_nothing():
+        for name, draft in drafters.items():
+            if draft != "none":
+                _profile(target, draft, options.profile_memory * 10**6, options.seconds)
+                print(f"profiled with {name}", file=sys.stderr)
+                _use(target, draft, options.profile_memory * 10**6, options)
+        _measure_all(target, drafters, options)
+
+
+def _measure_all(target: Path, drafters: dict[str, str], options: argparse.Namespace) -> None:
     rows = []
     for megabytes in options.memories:
         for name, draft in drafters.items():
@@ -124,19 +133,47 @@ def _compare_choices(
         )
 
 
-def _keep_learned() -> None:
-    shutil.rmtree(_LEARNED_BEFORE, ignore_errors=True)
-    shutil.copytree(_LEARNED, _LEARNED_BEFORE)
+@contextmanager
+def _as_it_was(folder: Path) -> Iterator[None]:
+    """Afterwards the folder holds what it held before."""
+    with tempfile.TemporaryDirectory() as aside:
+        before = Path(aside) / folder.name
+        shutil.copytree(folder, before) if folder.exists() else before.mkdir()
+        try:
+            yield
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(before, folder)
 
 
-def _restore_learned() -> None:
-    shutil.rmtree(_LEARNED, ignore_errors=True)
-    shutil.copytree(_LEARNED_BEFORE, _LEARNED)
+@contextmanager
+def _knowing_nothing() -> Iterator[None]:
+    """With profiles and learned acceptance put aside; of a run that was killed, they come back now."""
+    for folder in _KNOWN:
+        aside = folder.with_name(folder.name + "-aside")
+        if not aside.exists() and folder.exists():
+            folder.rename(aside)
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield
+    finally:
+        for folder in _KNOWN:
+            shutil.rmtree(folder, ignore_errors=True)
+            aside = folder.with_name(folder.name + "-aside")
+            if aside.exists():
+                aside.rename(folder)
 
 
 def _profile(target: Path, draft: str, memory: int, seconds: float) -> None:
     with edgespec.load(target, draft=draft, drafter="model", memory=memory, context=CONTEXT) as engine:
         survey(engine, seconds, lambda _what, _fraction: None)
+
+
+def _use(target: Path, draft: str, memory: int, options: argparse.Namespace) -> None:
+    """Answers as a person would have them, after which more is known than from the profile."""
+    with edgespec.load(target, draft=draft, drafter="model", memory=memory, context=CONTEXT) as engine:
+        for prompt in PROMPTS[1::2]:
+            engine.generate(prompt, GenerationConfig(max_tokens=options.used_tokens))
 
 
 def _plan(target: Path, draft: str, memory: int) -> Plan:
@@ -149,17 +186,19 @@ def _measured(
 ) -> Speed:
     """Over several prompts, after one that is not counted.
 
-    What was learned while profiling is known; what earlier measurements learned from these prompts is not.
+    What was learned before is known; what these measurements would learn from their prompts is not kept.
     """
-    _restore_learned()
     kind = None if draft == "none" else "model"
-    with edgespec.load(
-        target, draft=draft, drafter=kind, memory=memory, context=CONTEXT, tree_budget=budget
-    ) as engine:
+    with (
+        _as_it_was(_LEARNED),
+        edgespec.load(
+            target, draft=draft, drafter=kind, memory=memory, context=CONTEXT, tree_budget=budget
+        ) as engine,
+    ):
         engine.generate(PROMPTS[-1], GenerationConfig(max_tokens=8))
-        records = [
-            record for prompt in PROMPTS[: options.prompts] for record in _passes(engine, prompt, options)
-        ]
+        prompts = PROMPTS[::2][: options.prompts]
+        records = [record for prompt in prompts for record in _passes(engine, prompt, options)]
+        engine.observed.forget()
     return Speed(
         statistics.mean(record.accepted + 1 for record in records),
         statistics.mean(record.draft_s for record in records),
@@ -203,7 +242,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--memories", type=int, nargs="+", default=[900, 1140, 1500])
     parser.add_argument("--budgets", type=int, nargs="+", default=[8, 24])
     parser.add_argument("--seconds", type=float, default=50.0, help="of a profile")
-    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--used-tokens", type=int, default=64, help="of each answer before measuring")
+    parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--passes", type=int, default=8, help="of each answer")
     return parser.parse_args()
 

@@ -28,9 +28,9 @@ from edgespec.generation import (
     PassRecord,
 )
 from edgespec.hardware.curves import Costs
+from edgespec.hardware.observed import Observed
 from edgespec.hardware.probe import peak_rss
 from edgespec.hardware.profiles import Keys
-from edgespec.hardware.stream_rate import keep_stream_rate
 from edgespec.models.grammar import Grammars
 from edgespec.models.runtime import AbortFlag, DecodeAborted
 from edgespec.speculation.constraint import Constraint
@@ -53,6 +53,7 @@ class Engine:
         policy: how trees grow.
         load_s: seconds that loading took.
         keys: what the figures of this pair on this machine are kept under, where they are.
+        observed: what this run saw of them.
         notes: what a person might wonder about, in plain sentences.
         last_generation: the latest answer.
         last_round: the latest tree that held drafts, and what became of it.
@@ -94,6 +95,7 @@ class Engine:
         self.limits = most
         self.policy = policy or tree_policy()
         self.keys = keys
+        self.observed = Observed(keys)
         self._costs = costs
         self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs)
         self._plain_s = costs.verify.at(1) if costs else 0.0
@@ -249,8 +251,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the models and their caches."""
-        if self.keys is not None:
-            keep_stream_rate(self.target, self.keys)
+        self.observed.keep(self.target)
         self.encoder.close()
         self.drafter.close()
         self.target.close()
@@ -289,6 +290,8 @@ class Engine:
             timings.prefill_s = time.perf_counter() - start
             for record in self.passes(text, method, most):
                 answer.passes.append(record)
+                if config.rule.kind.invariant and config.grammar is None:
+                    self.observed.add(record, config.temperature)
                 timings.draft_s += record.draft_s
                 timings.verify_s += record.verify_s
                 timings.io_wait_s += record.wait_s

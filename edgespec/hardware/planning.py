@@ -302,12 +302,7 @@ class _Planning:
 
     def _yields(self, seen: Seen, drafter: str) -> Yields | None:
         """What trees of the pair yield at the wished temperature, if that was measured."""
-        keys = self._keys(seen, drafter)
-        greedy, sampled = (self._store.yields(keys.yields(t)) for t in (0.0, 1.0))
-        share = min(self._wish.temperature, 1.0)
-        if greedy is None or sampled is None:
-            return sampled if share > 0.5 else greedy
-        return greedy.mixed(sampled, share)
+        return self._store.yields_at(self._keys(seen, drafter), self._wish.temperature)
 
     def _more_memory(
         self, prints: list[Footprint], files: ModelFiles, chosen: Prediction

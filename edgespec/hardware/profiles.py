@@ -212,6 +212,14 @@ class ProfileStore:
         """What trees of a pair yield."""
         return _read(self._path("yield", key), Yields.from_json)
 
+    def yields_at(self, keys: Keys, temperature: float) -> Yields | None:
+        """The same at any temperature, between what greedy and sampled trees yield."""
+        greedy, sampled = (self.yields(keys.yields(t)) for t in (0.0, 1.0))
+        share = min(temperature, 1.0)
+        if greedy is None or sampled is None:
+            return sampled if share > 0.5 else greedy
+        return greedy.mixed(sampled, share)
+
     def disk(self, key: Key) -> DiskProfile | None:
         """How fast a disk is."""
         return _read(self._path("disk", key), DiskProfile.from_json)

@@ -1,15 +1,8 @@
-"""How fast streamed weights arrive. Of all figures this one changes most from day to day, so each run that
-reads enough keeps it for the next.
-"""
+"""How fast streamed weights arrive."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from edgespec.hardware.profiles import Keys, ProfileStore
 from edgespec.target import Target
-
-_ENOUGH = 4  # passes' bytes that tell how fast the disk is
 
 
 def streamed_bytes(target: Target) -> int:
@@ -39,12 +32,3 @@ class StreamRate:
         if not getattr(self._weights, "streamed_bytes", 0):
             return 0, 0.0
         return int(getattr(self._weights, "read_bytes", 0)), float(getattr(self._weights, "reading_s", 0.0))
-
-
-def keep_stream_rate(target: Target, keys: Keys, store: ProfileStore | None = None) -> None:
-    """How fast weights came in this run, for the next one."""
-    arriving = StreamRate(target, since_loading=True)
-    store = store or ProfileStore()
-    passes = store.passes(keys.passes)
-    if passes is not None and arriving.n_bytes >= _ENOUGH * streamed_bytes(target) > 0:
-        store.put(keys.passes, replace(passes, read_rate=arriving.rate))

@@ -132,6 +132,7 @@ def survey(
         # Of the whole time, which is longer than that of the passes: disks do not give the same all the time.
         passes = replace(passes, accept_s=accept_s, read_rate=arriving.rate)
         store.put(keys.passes, passes)
+    engine.observed.forget()  # these passes are in what was just kept
     return Survey(
         model=engine.target.model.path.name,
         drafter=engine.drafter.name,

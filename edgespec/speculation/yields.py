@@ -18,6 +18,7 @@ from edgespec.speculation.tree import TokenTree
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60, 96, 128)
 _RANKS, _DEPTHS = 8, 16
 _WIDTH = 8  # nodes that a draft step usually reads at most
+_MOST_PASSES = 400  # that the past counts for: texts change
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,15 @@ class Yields:
             self,
             passes=self.passes + other.passes,
             tokens={b: (1 - share) * self.at(b) + share * other.at(b) for b in budgets},
+        )
+
+    def corrected(self, ratio: float, passes: int) -> Yields:
+        """These yields after so many more passes that accepted `ratio` times what they say."""
+        factor = (self.passes + ratio * passes) / (self.passes + passes)
+        return replace(
+            self,
+            passes=min(self.passes + passes, _MOST_PASSES),
+            tokens={budget: 1 + (tokens - 1) * factor for budget, tokens in self.tokens.items()},
         )
 
     def to_json(self) -> dict[str, Any]:

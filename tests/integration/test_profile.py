@@ -69,6 +69,20 @@ def test_a_profile_is_measured_kept_and_planned_with(
     assert "measured with this model here" in out
     assert [f for f in plan_removal(smol_path).files if f.kind == "profile"]
 
+    # What an answer's trees yield is kept with what the profile's did.
+    with edgespec.load(smol_path, draft=q4_drafter_path, tree_budget=8, context=256) as engine:
+        assert engine.keys is not None
+        known = ProfileStore().yields(engine.keys.yields(0.0))
+        passes = engine.generate("Why is the sky blue?", GenerationConfig(max_tokens=40)).passes
+    assert known is not None
+    assert known.passes == found["greedy"]["passes"]
+    trees = [record for record in passes if record.nodes > 1]
+    ratio = sum(r.accepted for r in trees) / sum(known.at(r.nodes) - 1 for r in trees)
+    now = ProfileStore().yields(engine.keys.yields(0.0))
+    assert now is not None
+    assert now.passes == known.passes + len(trees)
+    assert now.at(8) == pytest.approx(known.corrected(ratio, len(trees)).at(8), rel=1e-3)
+
 
 def test_the_first_start_measures_in_a_hurry_and_the_second_knows(smol_path: Path) -> None:
     told: list[str] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -64,6 +66,16 @@ def test_yields_survive_a_file_and_can_be_mixed() -> None:
     assert yields.mixed(other, 0).at(16) == yields.at(16)
     assert yields.mixed(other, 1).at(16) == pytest.approx(other.at(16))
     assert yields.mixed(other, 0.5).at(16) == pytest.approx((yields.at(16) + other.at(16)) / 2)
+
+
+def test_yields_follow_what_is_seen_later_the_more_the_longer_it_was() -> None:
+    yields = replace(typical(0.7), passes=30)
+    assert yields.corrected(1.0, 50).tokens == pytest.approx(yields.tokens)
+    drafted = yields.at(16) - 1
+    assert yields.corrected(1.5, 30).at(16) - 1 == pytest.approx(1.25 * drafted)
+    assert yields.corrected(1.5, 10**6).at(16) - 1 == pytest.approx(1.5 * drafted, rel=1e-3)
+    # However long the past was, what is seen now still counts.
+    assert yields.corrected(1.0, 10**6).corrected(2.0, 400).at(16) - 1 == pytest.approx(1.5 * drafted)
 
 
 @pytest.mark.parametrize("record", [{}, {"passes": 1, "tokens": {"a": 1}, "steps": {}, "by_rank": []}])
