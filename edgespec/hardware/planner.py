@@ -1,8 +1,8 @@
 """From what was measured to a plan: how fast a target would run, held and drafted for in each possible way.
 
 A round takes as long as its draft and its pass. A pass takes as long as its arithmetic or its reading,
-whichever is longer; what the ring read ahead while the drafter worked need not be waited for. Tokens a pass
-come from what trees of this pair were seen to yield.
+whichever is longer, and a part of the other; what the ring read ahead while the drafter worked need not be
+waited for. Tokens a pass come from what trees of this pair were seen to yield.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ class Passes:
         compute: seconds of arithmetic by rows.
         read_rate: bytes of weights that arrive a second; 0 if that is not known.
         accept_s: seconds of a round outside draft and pass.
-        source: where the figures come from, as the end of a sentence.
+        in_turn: the part of reading or of arithmetic, whichever is shorter, that does not go on beside the
+            other: readers need the processor too.
         measured: they are this model's, and not derived from another's.
     """
 
     compute: Curve
     read_rate: float = 0.0
     accept_s: float = 0.0
-    source: str = ""
+    in_turn: float = 0.0
     measured: bool = True
 
 
@@ -64,7 +65,7 @@ class Drafting:
         if self.yields is None or self.step is None or nodes < 2:
             return 0.0
         steps = self.yields.steps_at(nodes)
-        rows = min(max((nodes - 1) / steps, 1.0), self.width) if steps else 1.0
+        rows = min(max(self.yields.rows_at(nodes) / steps, 1.0), self.width) if steps else 1.0
         return steps * self.step.at(rows) * self.overhead
 
 
@@ -127,7 +128,7 @@ def predict(holding: Holding, passes: Passes, drafting: Drafting, nodes: int) ->
     if holding.streamed_bytes and passes.read_rate:
         ahead = min(holding.n_slots * holding.slot_bytes, passes.read_rate * draft_s)
         read_s = (holding.streamed_bytes - ahead) / passes.read_rate
-    pass_s = max(read_s, compute_s)
+    pass_s = max(read_s, compute_s) + passes.in_turn * min(read_s, compute_s)
     tokens = drafting.yields.at(nodes) if drafting.yields is not None else 1.0
     return Prediction(
         holding=holding,

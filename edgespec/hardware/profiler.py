@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgespec.engine import Engine
-from edgespec.generation import GenerationConfig
+from edgespec.generation import GenerationConfig, PassRecord
 from edgespec.hardware.curves import Curve
 from edgespec.hardware.profiles import DraftProfile, PassProfile
 from edgespec.hardware.stream_rate import StreamRate, streamed_bytes
@@ -82,13 +82,12 @@ def quick_passes(target: Target, seconds: float) -> PassProfile | None:
         DecodeAborted: stopped from outside.
     """
     rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
-    timed, arriving = Timed(), StreamRate(target)
-    begun = time.perf_counter()
-    _time_passes(target, rows[:1], timed, 1, seconds)
-    if (time.perf_counter() - begun) * len(rows) > seconds:  # two passes so far
+    timed, whole, arriving = Timed(), Timed(), StreamRate(target)
+    _time_passes(target, rows[:1], timed, whole, 1, seconds)
+    if whole.seconds[1][0] * 2 * len(rows) > seconds:
         return None
-    _time_passes(target, rows[1:], timed, 1, math.inf)
-    return replace(_profile(target, timed, arriving), quick=True)
+    _time_passes(target, rows[1:], timed, whole, 1, math.inf)
+    return replace(_profile(target, timed, whole, arriving.rate), quick=True)
 
 
 def quick_steps(drafter: Drafter, width: int) -> DraftProfile | None:
@@ -111,19 +110,18 @@ def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tup
     Raises:
         DecodeAborted: stopped from outside.
     """
-    begun = time.perf_counter()
-    _time_passes(target, [1], Timed(), 1, seconds)
-    pass_s = (time.perf_counter() - begun) / 2
-    sizes = _ROWS if pass_s * len(_ROWS) * _ROUNDS < seconds / 2 else _FEW_ROWS
+    whole = Timed()
+    _time_passes(target, [1], Timed(), whole, 1, seconds)
+    sizes = _ROWS if whole.seconds[1][0] * len(_ROWS) * _ROUNDS < seconds / 2 else _FEW_ROWS
     rows = [r for r in sizes if r <= _most_rows(target)]
     for attempt in range(2):
-        timed, arriving = Timed(), StreamRate(target)
-        _time_passes(target, rows, timed, _ROUNDS, seconds, on_progress)
+        timed, whole, arriving = Timed(), Timed(), StreamRate(target)
+        _time_passes(target, rows, timed, whole, _ROUNDS, seconds, on_progress)
         if not timed.noisy:
             break
         if attempt == 0:
             on_progress("The machine is busy with other things; measuring again", 0.0)
-    return _profile(target, timed, arriving), timed.noisy
+    return _profile(target, timed, whole, arriving.rate), timed.noisy
 
 
 def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftProfile | None:
@@ -154,25 +152,29 @@ class Written:
 
     Attributes:
         accept_s: seconds of a round outside draft and pass, median.
+        passes: of all answers but for each one's first, whose draft also reads the prompt.
     """
 
     texts: list[Text]
     accept_s: float
+    passes: list[PassRecord]
 
 
 def write_texts(engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress) -> Written:
     """The beginnings of answers to the built-in prompts, one after the other, until the time is over."""
     begun = time.perf_counter()
     config = config.with_(max_tokens=_TEXT_TOKENS)
-    texts, accept = [], [0.0]
+    texts: list[Text] = []
+    passes: list[PassRecord] = []
     for prompt in PROMPTS:
         tokens: list[int] = []
+        records: list[PassRecord] = []
         chunks = engine.stream(prompt, config)
         try:
             for chunk in chunks:
                 tokens += chunk.tokens
                 if chunk.record is not None:
-                    accept.append(chunk.record.accept_s)
+                    records.append(chunk.record)
                 now = time.perf_counter()
                 on_progress("Letting the target write", min((now - begun) / seconds, 1.0))
                 if now > begun + seconds and len(tokens) >= _LEAST_TOKENS:
@@ -180,9 +182,10 @@ def write_texts(engine: Engine, config: GenerationConfig, seconds: float, on_pro
         finally:
             chunks.close()
         texts.append(Text(engine.encoder.encode(prompt), tokens))
+        passes += records[1:]
         if time.perf_counter() > begun + seconds:
             break
-    return Written(texts, statistics.median(accept))
+    return Written(texts, statistics.median([r.accept_s for r in passes] or [0.0]), passes)
 
 
 @dataclass
@@ -254,7 +257,7 @@ def _walk(
         path = [0]
         while (child := tree.child(path[-1], tokens[place + len(path)])) is not None:
             path.append(child)
-        meter.add(tree, path, tokens[place + len(path)], engine.drafter.steps)
+        meter.add(tree, path, tokens[place + len(path)], engine.drafter.steps, engine.drafter.rows)
         if not first:  # which also reads the text up to here
             watched.draft_s += taken
             watched.steps += engine.drafter.steps
@@ -267,6 +270,7 @@ def _time_passes(
     target: Target,
     rows: Sequence[int],
     timed: Timed,
+    whole: Timed,
     rounds: int,
     seconds: float,
     on_progress: Progress = lambda _what, _fraction: None,
@@ -274,23 +278,22 @@ def _time_passes(
     """Time passes of these sizes in turn; stops when the time is over, after one of one row at the least.
 
     Args:
-        timed: gets seconds but for waiting for the disk.
+        timed: gets seconds but for waiting for the disk; `whole` gets all of them.
     """
     ends = time.perf_counter() + seconds
     tokens = (
         np.random.default_rng(0).integers(0, target.model.vocabulary.n_tokens, _TEXT + max(rows)).tolist()
     )
-    latest: dict[int, float] = {}
     try:
         _time_pass(target, tokens, 1)  # the first one of all is slower
         for turn in range(rounds):
             for number, size in enumerate(rows):
-                expected = latest.get(size, latest.get(1, 0.0))
-                if timed.seconds and time.perf_counter() + expected > ends:
+                expected = whole.seconds.get(size) or whole.seconds.get(1) or [0.0]
+                if timed.seconds and time.perf_counter() + expected[0] > ends:
                     return
                 taken, waited = _time_pass(target, tokens, size)
                 timed.add(size, max(taken - waited, 0.0))
-                latest[size] = taken
+                whole.add(size, taken)
                 on_progress("Measuring passes", (turn + (number + 1) / len(rows)) / rounds)
     finally:
         target.rewind(0)
@@ -314,16 +317,27 @@ def _time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, flo
     return taken, waited
 
 
-def _profile(target: Target, timed: Timed, arriving: StreamRate) -> PassProfile:
+def _profile(target: Target, timed: Timed, whole: Timed, read_rate: float) -> PassProfile:
     """What the passes tell."""
+    n_bytes = streamed_bytes(target)
     return PassProfile(
         timed.curve(),
         timed.spread,
-        streamed=streamed_bytes(target) > 0,
-        read_rate=arriving.rate,
+        streamed=n_bytes > 0,
+        read_rate=read_rate,
+        in_turn=_in_turn(timed.curve(), whole.curve(), n_bytes / read_rate) if n_bytes and read_rate else 0.0,
         weight_bytes=target.model.n_bytes,
         parameters=target.model.n_parameters,
     )
+
+
+def _in_turn(compute: Curve, whole: Curve, read_s: float) -> float:
+    """How much of what is shorter, reading or arithmetic, passes took on top of what is longer."""
+    shares = [
+        (taken - max(read_s, busy)) / max(min(read_s, busy), 1e-9)
+        for busy, taken in zip(compute.seconds, whole.seconds, strict=True)
+    ]
+    return min(max(statistics.median(shares), 0.0), 1.0)
 
 
 def _most_rows(target: Target) -> int:

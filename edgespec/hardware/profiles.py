@@ -25,7 +25,7 @@ from edgespec.hardware.cores import probe_cores
 from edgespec.hardware.curves import Curve
 from edgespec.speculation.yields import Yields
 
-_VERSION = 1
+_VERSION = 2
 _T = TypeVar("_T")
 
 Key = Mapping[str, str]
@@ -100,6 +100,8 @@ class PassProfile:
         streamed: whether layers were streamed meanwhile.
         read_rate: bytes of weights that arrive from disk a second while a pass runs; 0 if none do.
         weight_bytes, parameters: the model's size.
+        in_turn: the part of reading or of arithmetic, whichever is shorter, that does not go on beside the
+            other.
         load_s: seconds from start to ready.
         quick: whether this was measured in a hurry.
     """
@@ -111,6 +113,7 @@ class PassProfile:
     read_rate: float = 0.0
     weight_bytes: int = 0
     parameters: int = 0
+    in_turn: float = 0.0
     load_s: float = 0.0
     quick: bool = False
 
@@ -130,6 +133,7 @@ class PassProfile:
             float(record["read_rate"]),
             int(record["weight_bytes"]),
             int(record["parameters"]),
+            float(record["in_turn"]),
             float(record["load_s"]),
             bool(record["quick"]),
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgespec.engine import Engine
 from edgespec.errors import StreamError
-from edgespec.generation import GenerationConfig
+from edgespec.generation import GenerationConfig, PassRecord
 from edgespec.hardware.profiler import (
     Watched,
     measure_passes,
@@ -28,6 +28,7 @@ Progress = Callable[[str, float], None]
 
 _SMALL_TREE = 12
 _SAMPLED = 1.0
+_ENOUGH_DRAFTS = 10
 # How the time is shared out.
 _DISK, _PASSES = 0.08, 0.25
 _WRITING, _LARGE, _SMALL = 0.5, 0.33, 0.17  # of what is left
@@ -112,12 +113,14 @@ def survey(
     if drafts:
         steps = measure_steps(engine.drafter, engine.limits.width, on_progress)
         most = engine.limits.budget
-        watched = []
+        watched: list[Watched] = []
+        rounds: list[PassRecord] = []
         for sampled_at, share in ((0.0, 0.65), (_SAMPLED, 0.35)):
             config = GenerationConfig(max_tokens=200, temperature=sampled_at, seed=1)
             left = share * seconds * (1 - _DISK - _PASSES)
             written = write_texts(engine, config, left * _WRITING, on_progress)
             accept_s = written.accept_s
+            rounds += written.passes
             watched += [
                 watch_trees(engine, config, written.texts, budget, left * part, on_progress)
                 for budget, part in ((most, _LARGE), (min(_SMALL_TREE, most), _SMALL))
@@ -127,7 +130,7 @@ def survey(
             if yields is not None:
                 store.put(keys.yields(temperature), yields)
         if steps is not None:
-            steps = replace(steps, overhead=_overhead(steps, watched))
+            steps = replace(steps, overhead=_overhead(steps, rounds, watched))
             store.put(keys.drafts, steps)
         # Of the whole time, which is longer than that of the passes: disks do not give the same all the time.
         passes = replace(passes, accept_s=accept_s, read_rate=arriving.rate)
@@ -162,8 +165,14 @@ def _with_steps(watched: Watched, small: Watched) -> Yields | None:
     return watched.yields.along(small.yields)
 
 
-def _overhead(steps: DraftProfile, watched: list[Watched]) -> float:
-    """Seconds of growing trees over those of the decodes in it."""
-    grown = sum(w.draft_s for w in watched)
-    decoded = sum(w.steps * steps.step.at(w.rows / w.steps) for w in watched if w.steps)
+def _overhead(steps: DraftProfile, rounds: list[PassRecord], watched: list[Watched]) -> float:
+    """Seconds of growing trees over those of the decodes in it.
+
+    In real rounds, if there were enough: what is read ahead meanwhile takes its part of the processor.
+    """
+    drafts = [(r.draft_s, r.draft_steps, r.draft_rows) for r in rounds if r.draft_steps]
+    if len(drafts) < _ENOUGH_DRAFTS:
+        drafts = [(w.draft_s, w.steps, w.rows) for w in watched if w.steps]
+    grown = sum(seconds for seconds, _, _ in drafts)
+    decoded = sum(n * steps.step.at(rows / n) for _, n, rows in drafts)
     return max(grown / decoded, 1.0) if decoded > 0 else 1.0

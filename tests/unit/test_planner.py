@@ -37,6 +37,8 @@ def test_a_streamed_pass_takes_the_longer_of_reading_and_arithmetic() -> None:
     small = predict(STREAMED, passes, Drafting("none"), 1)
     assert small.pass_s == pytest.approx(1.0)
     assert small.bound == "disk"
+    in_part = predict(STREAMED, replace(passes, in_turn=0.5), Drafting("none"), 1)
+    assert in_part.pass_s == pytest.approx(1.05)
     large = predict(STREAMED, replace(passes, read_rate=20e9), Drafting("none"), 64)
     assert large.pass_s == pytest.approx(1.0)
     assert large.bound == "compute"
@@ -73,9 +75,10 @@ def test_there_must_be_something_to_choose_from() -> None:
 
 def test_what_binds_is_what_would_help() -> None:
     passes = Passes(Curve.through([(1, 0.01), (64, 0.02)]), read_rate=1e9)
-    chosen = best(alternatives(STREAMED, passes, DRAFTER, 60))
+    drafter = replace(DRAFTER, step=Curve.through([(1, 0.001), (8, 0.002)]))
+    chosen = best(alternatives(STREAMED, passes, drafter, 60))
     more = replace(STREAMED, streamed_bytes=500_000_000)
-    advice = advise(chosen, passes, DRAFTER, 60, [("1 GiB more memory", more)])
+    advice = advise(chosen, passes, drafter, 60, [("1 GiB more memory", more)])
     assert [a.what for a in advice][:2] == ["1 GiB more memory", "a disk twice as fast"]
     assert all(a.gain >= 0.05 for a in advice)
     assert "twice the processor" not in [a.what for a in advice]

@@ -21,7 +21,7 @@ def test_a_smaller_budget_would_have_accepted_what_of_the_path_its_own_tree_hold
     node = int(np.random.default_rng(seed).integers(len(tree)))
     path = tree.path(node)
     meter = YieldMeter()
-    meter.add(tree, path, bonus=0, steps=3)
+    meter.add(tree, path, bonus=0, steps=3, rows=5)
     yields = meter.yields()
     assert yields is not None
     for budget, tokens in yields.tokens.items():
@@ -34,14 +34,14 @@ def test_a_smaller_budget_would_have_accepted_what_of_the_path_its_own_tree_hold
             here, held = child, held + 1
         assert tokens == held
     assert yields.at(len(tree)) <= len(path)
-    assert yields.steps_at(len(tree)) == 3 or len(tree) == 1
+    assert (yields.steps_at(len(tree)), yields.rows_at(len(tree))) == (3, 5) or len(tree) == 1
 
 
 def test_ranks_and_depths_are_counted_along_the_path() -> None:
     # The root's second candidate is taken, then its first, and then the target chooses what is no candidate.
     tree = TokenTree.build([0, 1, 2, 3, 4, 5], [-1, 0, 0, 2, 2, 3], [0, -0.1, -0.5, -0.6, -0.9, -0.7])
     meter = YieldMeter()
-    meter.add(tree, [0, 2, 3], bonus=9, steps=2)
+    meter.add(tree, [0, 2, 3], bonus=9, steps=2, rows=6)
     yields = meter.yields()
     assert yields is not None
     assert yields.by_rank[:3] == pytest.approx((1 / 3, 1 / 3, 0))
