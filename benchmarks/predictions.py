@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import sys
@@ -31,6 +32,7 @@ from edgespec.engine import Engine
 from edgespec.generation import GenerationConfig, PassRecord
 from edgespec.hardware.planning import Plan, PlanWish, plan_for
 from edgespec.hardware.probe import usable_cores
+from edgespec.hardware.stream_rate import StreamRate
 from edgespec.hardware.survey import survey
 from edgespec.models.widen import widen
 
@@ -41,11 +43,12 @@ _KNOWN = (_LEARNED, user_cache_path("edgespec") / "profiles")
 
 @dataclass(frozen=True)
 class Speed:
-    """Means over passes: tokens, seconds of the draft, seconds of the whole round."""
+    """Means over passes: tokens, seconds of the draft, of the whole round; and the disk's bytes a second."""
 
     tokens: float
     draft_s: float
     round_s: float
+    read_rate: float
 
     @property
     def tokens_per_second(self) -> float:
@@ -95,9 +98,9 @@ def _measure_all(target: Path, drafters: dict[str, str], options: argparse.Names
                 print(_line(rows[-1]), file=sys.stderr)
     print(
         "| memory, MB | drafter | nodes | predicted tokens/s | measured | error "
-        "| tokens a pass, predicted and measured | draft, s | round, s |"
+        "| tokens a pass, predicted and measured | draft, s | round, s | disk, GB/s |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(_line(row))
     errors = [abs(row.error) for row in rows]
@@ -111,7 +114,8 @@ def _predicted(plan: Plan, budget: int) -> Speed:
     """For trees of so many nodes; one node is plain decoding."""
     wanted = (p for p in plan.sizes if p.nodes == budget and (p.drafter == "none") == (budget == 1))
     found = next(wanted)
-    return Speed(found.tokens_per_pass, found.draft_s, found.round_s)
+    read_s = found.read_s or math.inf
+    return Speed(found.tokens_per_pass, found.draft_s, found.round_s, found.holding.streamed_bytes / read_s)
 
 
 def _compare_choices(
@@ -196,27 +200,30 @@ def _measured(
         ) as engine,
     ):
         engine.generate(PROMPTS[-1], GenerationConfig(max_tokens=8))
-        prompts = PROMPTS[::2][: options.prompts]
+        # Plain decoding is slow, and takes as long for every text.
+        prompts = PROMPTS[::2][: options.prompts if kind else 2]
         records = [record for prompt in prompts for record in _passes(engine, prompt, options)]
         engine.observed.forget()
+        rate = StreamRate(engine.target, since_loading=True).rate
     return Speed(
         statistics.mean(record.accepted + 1 for record in records),
         statistics.mean(record.draft_s for record in records),
         statistics.mean(record.seconds for record in records),
+        rate,
     )
 
 
 def _passes(engine: Engine, prompt: str, options: argparse.Namespace) -> list[PassRecord]:
-    """The first passes of an answer, but for the very first, whose draft also reads the prompt.
+    """The passes of an answer's beginning, but for the first, whose draft also reads the prompt.
 
-    So many passes and not so many tokens: the pass that reaches a number of tokens would be cut.
+    The answer itself is longer, as the last pass of a whole one is cut.
     """
     records = []
     chunks = engine.stream(prompt, GenerationConfig(max_tokens=400))
     for chunk in chunks:
         if chunk.record is not None:
             records.append(chunk.record)
-        if len(records) > options.passes:
+        if sum(record.accepted + 1 for record in records) >= options.tokens:
             break
     chunks.close()
     return records[1:]
@@ -228,7 +235,8 @@ def _line(row: Row) -> str:
         f"| {row.measured.tokens_per_second:.2f} | {row.error:+.1%} "
         f"| {row.predicted.tokens:.2f} and {row.measured.tokens:.2f} "
         f"| {row.predicted.draft_s:.3f} and {row.measured.draft_s:.3f} "
-        f"| {row.predicted.round_s:.3f} and {row.measured.round_s:.3f} |"
+        f"| {row.predicted.round_s:.3f} and {row.measured.round_s:.3f} "
+        f"| {row.predicted.read_rate / 1e9:.2f} and {row.measured.read_rate / 1e9:.2f} |"
     )
 
 
@@ -242,9 +250,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--memories", type=int, nargs="+", default=[900, 1140, 1500])
     parser.add_argument("--budgets", type=int, nargs="+", default=[8, 24])
     parser.add_argument("--seconds", type=float, default=50.0, help="of a profile")
-    parser.add_argument("--used-tokens", type=int, default=64, help="of each answer before measuring")
+    parser.add_argument("--used-tokens", type=int, default=48, help="of each answer before measuring")
     parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--passes", type=int, default=8, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=40, help="of each answer")
     return parser.parse_args()
 
 

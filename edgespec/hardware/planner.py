@@ -1,12 +1,13 @@
 """From what was measured to a plan: how fast a target would run, held and drafted for in each possible way.
 
-A round takes as long as its draft and its pass. A pass takes as long as its arithmetic or its reading,
-whichever is longer, and a part of the other; what the ring read ahead while the drafter worked need not be
-waited for. Tokens a pass come from what trees of this pair were seen to yield.
+A round takes as long as its draft and its pass. A pass takes about as long as its arithmetic or its reading,
+whichever is longer; what the ring read ahead while the drafter worked need not be waited for. Tokens a pass
+come from what trees of this pair were seen to yield.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -28,15 +29,14 @@ class Passes:
         compute: seconds of arithmetic by rows.
         read_rate: bytes of weights that arrive a second; 0 if that is not known.
         accept_s: seconds of a round outside draft and pass.
-        in_turn: the part of reading or of arithmetic, whichever is shorter, that does not go on beside the
-            other: readers need the processor too.
+        overlap: how well the longer of reading and arithmetic hides the other; see `together`.
         measured: they are this model's, and not derived from another's.
     """
 
     compute: Curve
     read_rate: float = 0.0
     accept_s: float = 0.0
-    in_turn: float = 0.0
+    overlap: float = math.inf
     measured: bool = True
 
 
@@ -128,7 +128,7 @@ def predict(holding: Holding, passes: Passes, drafting: Drafting, nodes: int) ->
     if holding.streamed_bytes and passes.read_rate:
         ahead = min(holding.n_slots * holding.slot_bytes, passes.read_rate * draft_s)
         read_s = (holding.streamed_bytes - ahead) / passes.read_rate
-    pass_s = max(read_s, compute_s) + passes.in_turn * min(read_s, compute_s)
+    pass_s = together(read_s, compute_s, passes.overlap)
     tokens = drafting.yields.at(nodes) if drafting.yields is not None else 1.0
     return Prediction(
         holding=holding,
@@ -141,6 +141,19 @@ def predict(holding: Holding, passes: Passes, drafting: Drafting, nodes: int) ->
         compute_s=compute_s,
         round_s=draft_s + pass_s + passes.accept_s,
     )
+
+
+def together(read_s: float, compute_s: float, overlap: float) -> float:
+    """Seconds of a pass from those of its reading and of its arithmetic.
+
+    The longer of the two where they differ much. Where they are alike, now a layer is waited for and now a
+    slot, as neither takes always the same, and readers need the processor too: then it is more, by the norm
+    of this exponent.
+    """
+    longer, shorter = max(read_s, compute_s), min(read_s, compute_s)
+    if shorter <= 0 or overlap == math.inf:
+        return longer
+    return float(longer * (1 + (shorter / longer) ** overlap) ** (1 / overlap))
 
 
 def alternatives(

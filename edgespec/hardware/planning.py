@@ -15,6 +15,7 @@ from edgespec.hardware.curves import Curve
 from edgespec.hardware.planner import Advice, Drafting, Passes, Prediction, advise, alternatives, best
 from edgespec.hardware.probe import available_memory
 from edgespec.hardware.profiles import (
+    USUAL_OVERLAP,
     DiskProfile,
     Keys,
     PassProfile,
@@ -39,7 +40,6 @@ Progress = Callable[[str, float], None]
 _MARGIN = 0.05  # of free memory, as when loading
 _DIRECT_SHARE = 0.95  # of the disk's speed that reaches passes
 _BESIDE_READS = 1.05  # how much longer arithmetic takes while layers are read
-_USUAL_IN_TURN = 0.1  # of reading and arithmetic, as seen
 _PLAIN_KERNELS = 2.5  # the same without the kernels' own layout: seen from 2.3 to 2.9
 _USUAL_AGREEMENT, _LOOKUP_AGREEMENT = 0.7, 0.2
 _DISK_S = 1.0
@@ -217,11 +217,11 @@ class _Planning:
         if streams:
             rate, rate_source = self._read_rate(seen, own)
         source = "Passes: measured with this model here" if own else "Passes: derived from another model's"
-        in_turn = profile.in_turn if profile.streamed else _USUAL_IN_TURN
+        overlap = profile.overlap if profile.streamed else USUAL_OVERLAP
         if own and own.quick:
             source += ", in a hurry"
         self._notes.append(f"{source}{rate_source}.")
-        return Passes(compute, rate, profile.accept_s, in_turn, measured=own is not None)
+        return Passes(compute, rate, profile.accept_s, overlap, measured=own is not None)
 
     def _reference(self, seen: Seen) -> PassProfile:
         """The model measured in memory here that is nearest in size; the default model, if none was yet."""

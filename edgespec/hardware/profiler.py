@@ -18,7 +18,8 @@ import numpy as np
 from edgespec.engine import Engine
 from edgespec.generation import GenerationConfig, PassRecord
 from edgespec.hardware.curves import Curve
-from edgespec.hardware.profiles import DraftProfile, PassProfile
+from edgespec.hardware.planner import together
+from edgespec.hardware.profiles import USUAL_OVERLAP, DraftProfile, PassProfile
 from edgespec.hardware.stream_rate import StreamRate, streamed_bytes
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
@@ -45,6 +46,7 @@ _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
 _FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # where there is no time for several passes of each size
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 7
+_OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 _NOISY = 0.15  # half the distance between quartiles, as a share of the median
 _DEEPEST = 16  # of trees that are watched
 _TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # of an answer, for trees along it to mean anything
@@ -325,19 +327,23 @@ def _profile(target: Target, timed: Timed, whole: Timed, read_rate: float) -> Pa
         timed.spread,
         streamed=n_bytes > 0,
         read_rate=read_rate,
-        in_turn=_in_turn(timed.curve(), whole.curve(), n_bytes / read_rate) if n_bytes and read_rate else 0.0,
+        overlap=_overlap(timed.curve(), whole.curve(), n_bytes / read_rate) if read_rate else USUAL_OVERLAP,
         weight_bytes=target.model.n_bytes,
         parameters=target.model.n_parameters,
     )
 
 
-def _in_turn(compute: Curve, whole: Curve, read_s: float) -> float:
-    """How much of what is shorter, reading or arithmetic, passes took on top of what is longer."""
-    shares = [
-        (taken - max(read_s, busy)) / max(min(read_s, busy), 1e-9)
-        for busy, taken in zip(compute.seconds, whole.seconds, strict=True)
-    ]
-    return min(max(statistics.median(shares), 0.0), 1.0)
+def _overlap(compute: Curve, whole: Curve, read_s: float) -> float:
+    """How well reading and arithmetic hid each other in passes of all sizes."""
+
+    def off(overlap: float) -> float:
+        return sum(
+            math.log(taken / together(read_s, busy, overlap)) ** 2
+            for busy, taken in zip(compute.seconds, whole.seconds, strict=True)
+            if busy > 0 and taken > 0
+        )
+
+    return min(_OVERLAPS, key=off)
 
 
 def _most_rows(target: Target) -> int:

@@ -26,6 +26,7 @@ from edgespec.hardware.curves import Curve
 from edgespec.speculation.yields import Yields
 
 _VERSION = 2
+USUAL_OVERLAP = 4.0
 _T = TypeVar("_T")
 
 Key = Mapping[str, str]
@@ -100,8 +101,7 @@ class PassProfile:
         streamed: whether layers were streamed meanwhile.
         read_rate: bytes of weights that arrive from disk a second while a pass runs; 0 if none do.
         weight_bytes, parameters: the model's size.
-        in_turn: the part of reading or of arithmetic, whichever is shorter, that does not go on beside the
-            other.
+        overlap: how well reading and arithmetic hide each other; see planner.together.
         load_s: seconds from start to ready.
         quick: whether this was measured in a hurry.
     """
@@ -113,7 +113,7 @@ class PassProfile:
     read_rate: float = 0.0
     weight_bytes: int = 0
     parameters: int = 0
-    in_turn: float = 0.0
+    overlap: float = USUAL_OVERLAP
     load_s: float = 0.0
     quick: bool = False
 
@@ -133,7 +133,7 @@ class PassProfile:
             float(record["read_rate"]),
             int(record["weight_bytes"]),
             int(record["parameters"]),
-            float(record["in_turn"]),
+            float(record["overlap"]),
             float(record["load_s"]),
             bool(record["quick"]),
         )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.hardware.curves import Curve
-from edgespec.hardware.planner import Drafting, Passes, advise, alternatives, best, predict
+from edgespec.hardware.planner import Drafting, Passes, advise, alternatives, best, predict, together
 from edgespec.offload.budget import Holding
 from edgespec.speculation.yields import typical
 
@@ -37,11 +37,20 @@ def test_a_streamed_pass_takes_the_longer_of_reading_and_arithmetic() -> None:
     small = predict(STREAMED, passes, Drafting("none"), 1)
     assert small.pass_s == pytest.approx(1.0)
     assert small.bound == "disk"
-    in_part = predict(STREAMED, replace(passes, in_turn=0.5), Drafting("none"), 1)
-    assert in_part.pass_s == pytest.approx(1.05)
     large = predict(STREAMED, replace(passes, read_rate=20e9), Drafting("none"), 64)
     assert large.pass_s == pytest.approx(1.0)
     assert large.bound == "compute"
+
+
+@given(st.floats(1e-4, 100), st.floats(1e-4, 100), st.floats(1.5, 16))
+def test_reading_and_arithmetic_take_from_each_other_most_where_they_are_alike(
+    read_s: float, compute_s: float, overlap: float
+) -> None:
+    taken = together(read_s, compute_s, overlap)
+    assert max(read_s, compute_s) <= taken <= read_s + compute_s
+    assert taken == pytest.approx(together(compute_s, read_s, overlap))
+    alike = max(read_s, compute_s)
+    assert taken <= together(alike, alike, overlap) == pytest.approx(alike * 2 ** (1 / overlap))
 
 
 def test_what_is_read_while_the_drafter_works_need_not_be_waited_for() -> None:
