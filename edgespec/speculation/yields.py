@@ -184,7 +184,8 @@ class YieldMeter:
 
 
 def _between(known: Mapping[int, float], budget: int) -> float:
-    return float(np.interp(budget, list(known), list(known.values())))
+    """Between what is known of smaller and of larger budgets, by doublings: the first nodes matter most."""
+    return float(np.interp(np.log(budget), np.log(list(known)), list(known.values())))
 
 
 def _best_nodes(chances: Sequence[float], count: int) -> tuple[list[float], list[int]]:
