@@ -87,9 +87,16 @@ def _agreement(
 
 
 def _end_to_end(target: Path, drafter: Path, options: argparse.Namespace) -> tuple[float, float]:
-    """Tokens per second and per pass of a streamed target, the trees sized while running."""
+    """Tokens per second and per pass of a streamed target."""
     records: list[PassRecord] = []
-    with edgespec.load(target, draft=drafter, drafter="model", memory=options.memory, context=512) as engine:
+    with edgespec.load(
+        target,
+        draft=drafter,
+        drafter="model",
+        memory=options.memory,
+        context=512,
+        tree_budget=options.tree_budget,
+    ) as engine:
         engine.generate(OTHER_PROMPTS[-1], GenerationConfig(max_tokens=8))
         engine.policy = tree_policy()  # what other runs learned is no merit of this drafter
         for prompt in OTHER_PROMPTS[: options.prompts]:
@@ -118,6 +125,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--widened-bytes", type=int, help="of the streamed target; none without this")
     parser.add_argument("--memory", type=int, default=1_200_000_000, help="bytes for everything")
+    parser.add_argument("--tree-budget", type=int, help="of these trees; sized by cost without this")
     parser.add_argument("--prompts", type=int, default=4, help="of answers end to end")
     parser.add_argument("--answer-rounds", type=int, default=2)
     return parser.parse_args()

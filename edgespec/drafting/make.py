@@ -34,7 +34,7 @@ class Made:
 
     Attributes:
         agreement: on text that it was not chosen by.
-        step_s: seconds for one token.
+        step_s: seconds of a draft step, which reads a few tokens.
         expected: what the search expected of it.
         pass_s: seconds of a target pass that it was chosen for.
     """

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgespec.drafting.agreement import Agreement, Reader, Text, Written
+from edgespec.drafting.agreement import STEP_ROWS, Agreement, Reader, Text, Written
 from edgespec.drafting.masking import MaskedCopy
 from edgespec.drafting.search import Recipe
 from edgespec.errors import OutputError
@@ -80,7 +80,7 @@ class Workshop:
 
     def step_s(self, recipe: Recipe) -> float:
         """As `Measurements`: that of the whole model, less the share of the bytes that are left out."""
-        key = f"step {recipe.quantization}"
+        key = f"step of {STEP_ROWS} {recipe.quantization}"
         if key not in self._state.values:
             with Reader(self._file(recipe.quantization), self._texts[:1], repack=True) as reader:
                 self._state.keep(key, reader.step_s())
