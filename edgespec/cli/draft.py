@@ -76,8 +76,8 @@ def make(
     results().text(f"{made.path}\n")
     terminal.note(
         f"Made from {made.target.name}: {made.recipe}. It has {readable(made.n_bytes)}, takes "
-        f"{made.step_s * 1000:.1f} ms a draft step, and agrees on {made.agreement.top1:.0%} of tokens at once "
-        f"and {made.agreement.top4:.0%} within four ({made.agreement.tokens} tokens). --draft auto takes it."
+        f"{made.step_s * 1000:.1f} ms a step, and agrees on {made.agreement.top1:.0%} of tokens at once and "
+        f"{made.agreement.top4:.0%} within four ({made.agreement.tokens} tokens). --draft auto takes it."
     )
 
 
