@@ -90,6 +90,8 @@ class Engine:
             budget=min(tree_budget or most.budget, target.max_nodes),
             leaves=min(most.leaves, target.max_leaves),
         )
+        if target.rule is not None:
+            most = replace(most, rows=target.rule.multiple)
         if most.leaves == 1:
             most = replace(most, width=1, branching=1)
         self.limits = most

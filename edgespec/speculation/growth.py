@@ -149,6 +149,7 @@ class TreeLimits:
         branching: most children a node gets.
         min_logprob: drafted nodes whose path does not score above this are not worth their cost.
         free: nodes, the root included, that cost nothing, however they score.
+        rows: what a pass rounds its nodes up to: the last few of a tree must be worth so many.
         min_gain: accepted tokens that a draft step must promise to be worth its cost; `row_gain` the same of
             every node it reads.
         steps: most draft steps.
@@ -162,6 +163,7 @@ class TreeLimits:
     branching: int = 8
     min_logprob: float = -np.inf
     free: int = 1
+    rows: int = 1
     min_gain: float = 0.0
     row_gain: float = 0.0
     steps: int = 1 << 16
@@ -234,7 +236,7 @@ def growing(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Ch
             if expected - before <= growth.least_gain:
                 break
     # What was free when it was found may not be, now that better nodes are there.
-    worth = max(int(np.count_nonzero(scores > limits.min_logprob)), limits.free)
+    worth = max(_worth(scores, limits), limits.free)
     yield TokenTree(tokens, parents, depths, scores).trimmed(min(worth, limits.budget), limits.leaves)
 
 
@@ -243,6 +245,17 @@ def _bar(scores: FloatArray, budget: int) -> float:
     if len(scores) < budget:
         return -np.inf
     return float(np.partition(scores, len(scores) - budget)[len(scores) - budget])
+
+
+def _worth(scores: FloatArray, limits: TreeLimits) -> int:
+    """Nodes that are worth what they cost, counted in whole rows."""
+    worth = min(int(np.count_nonzero(scores > limits.min_logprob)), limits.budget)
+    last = worth % limits.rows
+    if last and worth < limits.budget:
+        chances = np.exp(np.sort(scores)[::-1][worth - last : worth])
+        if chances.sum() < limits.rows * np.exp(limits.min_logprob):
+            return worth - last
+    return worth
 
 
 def _expected(scores: FloatArray, budget: int) -> float:

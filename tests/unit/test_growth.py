@@ -129,6 +129,21 @@ def test_free_nodes_are_kept_however_they_score(
     assert sorted(tree.logprobs.tolist(), reverse=True) == scores[: min(good, budget)]
 
 
+@given(_DRAFTERS, st.integers(1, 60), st.integers(2, 8), st.integers(1, 4), st.floats(-6, -0.01))
+def test_the_last_nodes_of_a_tree_are_worth_the_rows_that_a_pass_takes_for_them(
+    drafter: _Drafter, budget: int, rows: int, depth: int, least: float
+) -> None:
+    limits = TreeLimits(budget, depth=depth, leaves=1000, min_logprob=least)
+    whole = sorted(grow(_ROOT, drafter.expand, limits).logprobs.tolist(), reverse=True)
+    kept = sorted(grow(_ROOT, drafter.expand, replace(limits, rows=rows)).logprobs.tolist(), reverse=True)
+    last = len(whole) % rows
+    worth = sum(math.exp(score) for score in whole[len(whole) - last :])
+    if len(whole) == budget or not last or worth > rows * math.exp(least) * (1 + 1e-5):
+        assert kept == whole
+    elif worth < rows * math.exp(least) * (1 - 1e-5):
+        assert kept == whole[: max(len(whole) - last, 1)]
+
+
 @given(
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(_KINDS),
