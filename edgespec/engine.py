@@ -91,7 +91,8 @@ class Engine:
             leaves=min(most.leaves, target.max_leaves),
         )
         if target.rule is not None:
-            most = replace(most, rows=target.rule.multiple)
+            # Passes are padded to these rows anyway.
+            most = replace(most, rows=target.rule.multiple, free=min(target.rule.minimum, most.budget))
         if most.leaves == 1:
             most = replace(most, width=1, branching=1)
         self.limits = most

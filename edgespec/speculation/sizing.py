@@ -79,7 +79,7 @@ class AdaptiveSizer:
         return replace(
             self._most,
             min_logprob=math.log(chance),
-            free=min(self._cost.free, self._most.budget),
+            free=min(max(self._cost.free, self._most.free), self._most.budget),
             min_gain=gain,
             row_gain=row_gain,
         )
