@@ -19,6 +19,8 @@ import pyte
 import pytest
 
 DEADLINE_S = 60.0
+# Its answer is far from its end when it is killed or stopped, also on a quick machine.
+STORY = "Write a story of five hundred words about a lighthouse."
 _BETWEEN_WORDS = r"(?:\s|\x1b\[[0-?]*[@-~])+"  # spaces, ends of lines, and what steers the terminal
 
 # A new session whose terminal is standard input, so that Ctrl-C reaches the program as at a desk.

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from edgespec.saved import sessions_folder
-from tests.desk import Desk
+from tests.desk import STORY, Desk
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
 
 SKY = "Why is the sky blue?"
-STORY = "Write a story of five hundred words about a lighthouse."  # far from its end when it is killed
 
 
 @pytest.fixture
@@ -144,7 +143,7 @@ def test_a_chat_killed_while_it_reads_keeps_the_question(long_question: str) -> 
 
 @pytest.mark.parametrize("options", [["--draft", "lookup"], STREAMED], ids=["drafting", "streaming"])
 def test_ctrl_c_while_drafting_or_streaming(options: list[str]) -> None:
-    with contextlib.closing(Desk("chat", *options, "--tree-budget", "8")) as desk:
+    with contextlib.closing(Desk("chat", *options, "--tree-budget", "8", "--max-tokens", "400")) as desk:
         if options is STREAMED:
             desk.wait_for(STREAMS)
         desk.ask(STORY, until=" and ")
