@@ -184,8 +184,15 @@ class YieldMeter:
 
 
 def _between(known: Mapping[int, float], budget: int) -> float:
-    """Between what is known of smaller and of larger budgets, by doublings: the first nodes matter most."""
-    return float(np.interp(np.log(budget), np.log(list(known)), list(known.values())))
+    """Between what is known of smaller and of larger budgets.
+
+    On a line below the smallest that was measured, by doublings from there on: small trees are chains, and
+    of large ones each further node adds less.
+    """
+    budgets, values = list(known), list(known.values())
+    if len(budgets) < 2 or budget <= budgets[1]:
+        return float(np.interp(budget, budgets, values))
+    return float(np.interp(np.log(budget), np.log(budgets), values))
 
 
 def _best_nodes(chances: Sequence[float], count: int) -> tuple[list[float], list[int]]:
