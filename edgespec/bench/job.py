@@ -21,7 +21,7 @@ from edgespec.generation import GenerationConfig
 from edgespec.hardware.probe import available_memory, usable_cores
 from edgespec.loading import DEFAULT_CONTEXT
 from edgespec.models import catalog
-from edgespec.models.footprint import footprint, readable
+from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, footprint, readable
 from edgespec.models.gguf import GGUFHeader, read_header
 from edgespec.models.siblings import candidates
 from edgespec.offload.budget import bytes_needed
@@ -29,8 +29,6 @@ from edgespec.offload.layout import ModelFiles, round_up
 
 Progress = Callable[[str, float], None]
 
-_NODES = 64  # that a target is always loaded for
-_SPARE_CELLS = 512
 _TEMPLATE_TOKENS = 128
 
 
@@ -160,9 +158,9 @@ def _bytes_needed(
 ) -> int:
     """Memory for everything with all weights in it, as loading will count it."""
     budgets = [tree for tree in trees if isinstance(tree, int)]
-    cells = context + _SPARE_CELLS + max(budgets, default=0)
+    cells = context + SPARE_CELLS + max(budgets, default=0)
     headers = [header, *([read_header(drafter)] if drafter else [])]
-    prints = [footprint(h, n_cells=cells, n_outputs=max([_NODES, *budgets])) for h in headers]
+    prints = [footprint(h, n_cells=cells, n_outputs=max([USUAL_NODES, *budgets])) for h in headers]
     return bytes_needed([replace(prints[0], weights=files.tensor_bytes), *prints[1:]])
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, with_options
-from edgespec.cli.terminal import Terminal, results, table
+from edgespec.cli.terminal import Terminal, format_gigabytes, results, table
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ def _report(plan: Plan) -> str:
     chosen = plan.chosen
     holding = chosen.holding
     about = "about " if plan.uncertain else ""
-    rows = [("model", plan.model), ("memory", _gb(holding.budget))]
+    rows = [("model", plan.model), ("memory", format_gigabytes(holding.budget))]
     if holding.streamed_bytes:
-        rows.append(("stays in memory", _gb(holding.resident_bytes)))
-        ring = f"{holding.n_slots} slots of {_gb(holding.slot_bytes)}"
-        rows.append(("streamed a pass", f"{_gb(holding.streamed_bytes)}, through {ring}"))
+        rows.append(("stays in memory", format_gigabytes(holding.resident_bytes)))
+        ring = f"{holding.n_slots} slots of {format_gigabytes(holding.slot_bytes)}"
+        rows.append(("streamed a pass", f"{format_gigabytes(holding.streamed_bytes)}, through {ring}"))
     else:
-        rows.append(("stays in memory", f"all of it; {_gb(holding.needed)} are needed"))
+        rows.append(("stays in memory", f"all of it; {format_gigabytes(holding.needed)} are needed"))
     if chosen.nodes > 1:
         rows.append(("drafter", chosen.drafter))
         rows.append(("tree", f"{chosen.nodes} nodes, {chosen.tokens_per_pass:.1f} tokens a pass"))
@@ -111,10 +111,6 @@ def _table(rows: list[tuple[str, Prediction]], name: str) -> str:
             for label, way in rows
         ],
     )
-
-
-def _gb(n_bytes: float) -> str:
-    return f"{n_bytes / 1e9:.2f} GB"
 
 
 def _seconds(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.options import LoadOptions, OutputOptions, with_options
-from edgespec.cli.terminal import Terminal, results, table
+from edgespec.cli.terminal import Terminal, format_gigabytes, results, table
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _passes(passes: PassProfile, streamed: int) -> str:
     whole = curve.floored(read_s)
     knee = f"Up to {whole.knee(0.1)} rows a pass takes about as long as one row."
     if streamed:
-        knee += f" It reads {_gb(streamed)} at {_rate(passes.read_rate)}."
+        knee += f" It reads {format_gigabytes(streamed)} at {_rate(passes.read_rate)}."
     return table(headings, rows) + knee + "\n"
 
 
@@ -113,11 +113,7 @@ def _yields(name: str, yields: Yields) -> str:
 
 
 def _rate(bytes_per_second: float) -> str:
-    return f"{_gb(bytes_per_second)}/s"
-
-
-def _gb(n_bytes: float) -> str:
-    return f"{n_bytes / 1e9:.2f} GB"
+    return f"{format_gigabytes(bytes_per_second)}/s"
 
 
 def _seconds(seconds: float) -> str:

@@ -288,6 +288,11 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def format_gigabytes(n_bytes: float) -> str:
+    """Such as 1.84 GB, of 10^9 bytes, as disks are sold."""
+    return f"{n_bytes / 1e9:.2f} GB"
+
+
 def format_statistics(generation: Generation) -> str:
     """The figures of an answer in one line."""
     count = len(generation.tokens)

@@ -15,6 +15,7 @@ from platformdirs import user_cache_path
 from edgespec.errors import EdgeSpecError
 from edgespec.hardware.disks import Disk, disk_of
 from edgespec.hardware.probe import Machine, probe
+from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES
 
 if TYPE_CHECKING:
     from edgespec.models.build import Build
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, float], None]
 
-_CONTEXT, _OUTPUTS = 4096 + 512, 64  # what loading takes where nobody asks for something else
+_CONTEXT = 4096  # what loading takes where nobody asks for something else
 _WORTH_READING = 64 << 20  # bytes: of a smaller file no speed can be told
 
 
@@ -195,8 +196,8 @@ def _look_at_model(model: str, available: int, on_progress: Progress) -> ModelFa
         seen.headers[0],
         sum(header.tensor_bytes for header in seen.headers),
         budget=available,
-        n_cells=_CONTEXT,
-        n_outputs=_OUTPUTS,
+        n_cells=_CONTEXT + SPARE_CELLS,
+        n_outputs=USUAL_NODES,
     )
     return ModelFacts(
         model,
