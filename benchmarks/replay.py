@@ -34,8 +34,7 @@ from edgespec.speculation.tree import IntArray
 # A context: so many tokens of the text, and the tokens off it that follow them.
 Key = tuple[int, tuple[int, ...]]
 
-_BATCH = 64  # contexts read at once
-_FEW = 8  # of those whose parents have to be read again: with them they must find room
+_BATCH = 64  # contexts read at once: with as many parents of theirs they must find room in _SEQUENCES
 _AHEAD = 32  # tokens that one way may be ahead of another
 _COLUMNS = 16  # candidates by probability that are remembered
 _SEQUENCES = 256
@@ -133,10 +132,6 @@ class Contexts:
                     lost.append(parent)
             if not lost:
                 break
-            if len(keys) > _FEW:
-                for start in range(0, len(keys), _FEW):
-                    self._read(keys[start : start + _FEW])
-                return
             self._read(lost)
         while len(self._ends) + len(keys) >= _SEQUENCES:
             self._free(next(iter(self._ends)))

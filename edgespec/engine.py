@@ -293,8 +293,10 @@ class Engine:
             timings.prefill_s = time.perf_counter() - start
             for record in self.passes(text, method, most):
                 answer.passes.append(record)
-                if config.rule.kind.invariant and config.grammar is None:
-                    self.observed.add(record, config.temperature)
+                if record.nodes > 1 and config.rule.kind.invariant and config.grammar is None:
+                    assert self.last_round is not None
+                    tree, accepted = self.last_round
+                    self.observed.add(tree, accepted.path, config.temperature)
                 timings.draft_s += record.draft_s
                 timings.verify_s += record.verify_s
                 timings.io_wait_s += record.wait_s

@@ -6,25 +6,49 @@ more: they move its figures, the more the longer they were.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from edgespec.generation import PassRecord
+import numpy as np
+
 from edgespec.hardware.profiles import Keys, ProfileStore
 from edgespec.hardware.stream_rate import StreamRate, streamed_bytes
-from edgespec.speculation.yields import Yields
+from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.yields import BUDGETS, Yields, taken_within
 from edgespec.target import Target
 
 _ENOUGH_PASSES = 4  # whose bytes tell how fast the disk is
 
 
-@dataclass
 class _Seen:
-    """Passes with trees: how many, tokens that were accepted, and that were to be expected by the profile."""
+    """Passes with trees, against what a profile expected of them.
 
-    yields: Yields
-    passes: int = 0
-    accepted: float = 0.0
-    expected: float = 0.0
+    Attributes:
+        passes: how many.
+    """
+
+    def __init__(self, yields: Yields) -> None:
+        self.passes = 0
+        self._yields = yields
+        self._expected = np.array([yields.at(budget) - 1 for budget in BUDGETS])
+        self._accepted = np.zeros(len(BUDGETS))
+
+    def add(self, tree: TokenTree, path: Sequence[int]) -> None:
+        """Count a pass: what it accepted tells of smaller trees too, and of larger ones by proportion."""
+        accepted = taken_within(tree, path) - 1.0
+        expected = self._yields.at(len(tree)) - 1
+        if expected > 0:
+            larger = np.array(BUDGETS) > len(tree)
+            accepted[larger] *= self._expected[larger] / expected
+        self.passes += 1
+        self._accepted += accepted
+
+    @property
+    def ratios(self) -> dict[int, float]:
+        """Accepted over expected, by budget."""
+        expected = self.passes * self._expected
+        ratios = np.divide(self._accepted, expected, out=np.ones(len(BUDGETS)), where=expected > 0)
+        return dict(zip(BUDGETS, ratios.tolist(), strict=True))
 
 
 class Observed:
@@ -39,18 +63,15 @@ class Observed:
         self._store = store or ProfileStore()
         self._seen: dict[float, _Seen | None] = {}
 
-    def add(self, record: PassRecord, temperature: float) -> None:
-        """Count a pass of a text that was sampled at this temperature."""
-        if record.nodes < 2 or self._keys is None:
+    def add(self, tree: TokenTree, path: Sequence[int], temperature: float) -> None:
+        """Count a pass of a text that was sampled at this temperature, and the path it accepted."""
+        if len(tree) < 2 or self._keys is None:
             return
         if temperature not in self._seen:
             yields = self._store.yields_at(self._keys, temperature)
             self._seen[temperature] = _Seen(yields) if yields is not None else None
-        seen = self._seen[temperature]
-        if seen is not None:
-            seen.passes += 1
-            seen.accepted += record.accepted
-            seen.expected += seen.yields.at(record.nodes) - 1
+        if (seen := self._seen[temperature]) is not None:
+            seen.add(tree, path)
 
     def forget(self) -> None:
         """Begin anew, as with a profile that was just made from these passes."""
@@ -64,8 +85,8 @@ class Observed:
         for temperature, seen in self._seen.items():
             key = self._keys.yields(temperature)
             known = self._store.yields(key)
-            if seen is not None and seen.expected > 0 and known is not None:
-                self._store.put(key, known.corrected(seen.accepted / seen.expected, seen.passes))
+            if seen is not None and known is not None:
+                self._store.put(key, known.corrected(seen.ratios, seen.passes))
         self.forget()
 
     def _keep_rate(self, target: Target, keys: Keys) -> None:

@@ -217,7 +217,7 @@ def watch_trees(
 
     A target that chooses by itself writes the same text whatever drafts it, so its part is known and only
     the drafter runs. Every text is walked from its first token, then from its second, and so on, until the
-    time is over: from few slow passes come many that count.
+    time is over. Walks of one text are alike, so their passes count for no more than those of one.
     """
     meter, watched = YieldMeter(), Watched()
     begun = time.perf_counter()
@@ -231,7 +231,9 @@ def watch_trees(
             _walk(engine, config, text, start, limits, meter, watched)
             done = (time.perf_counter() - begun) / seconds
             on_progress(f"Watching trees of {limits.budget}", min(done, 1.0))
-    watched.yields = meter.yields()
+    if (yields := meter.yields()) is not None:
+        once = sum(len(text.answer) for text in texts) / yields.at(limits.budget)
+        watched.yields = replace(yields, passes=min(yields.passes, max(round(once), 1)))
     return watched
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.tree import IntArray, TokenTree
 
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60, 96, 128)
 _RANKS, _DEPTHS = 8, 16
@@ -27,7 +27,7 @@ class Yields:
     """Means over passes.
 
     Attributes:
-        passes: how many were seen.
+        passes: for how many they count.
         tokens: accepted tokens a pass, the bonus token included, by budget.
         steps: draft steps a pass, by the budgets that trees were grown with.
         rows: nodes that the drafter reads a pass, by the same: those of the tree, those that better ones
@@ -72,14 +72,13 @@ class Yields:
             tokens={b: (1 - share) * self.at(b) + share * other.at(b) for b in budgets},
         )
 
-    def corrected(self, ratio: float, passes: int) -> Yields:
-        """These yields after so many more passes that accepted `ratio` times what they say."""
-        factor = (self.passes + ratio * passes) / (self.passes + passes)
-        return replace(
-            self,
-            passes=min(self.passes + passes, _MOST_PASSES),
-            tokens={budget: 1 + (tokens - 1) * factor for budget, tokens in self.tokens.items()},
-        )
+    def corrected(self, ratios: Mapping[int, float], passes: int) -> Yields:
+        """These yields after so many more passes, which accepted `ratios` times what they say, by budget."""
+        moved, most = {}, 1.0
+        for budget, tokens in self.tokens.items():
+            factor = (self.passes + ratios[budget] * passes) / (self.passes + passes)
+            moved[budget] = most = max(1 + (tokens - 1) * factor, most)  # larger trees hold the smaller
+        return replace(self, passes=min(self.passes + passes, _MOST_PASSES), tokens=moved)
 
     def to_json(self) -> dict[str, Any]:
         """For a file."""
@@ -122,13 +121,25 @@ def typical(agreement: float) -> Yields:
     return Yields(0, tokens, steps, tuple(chances))
 
 
+def taken_within(tree: TokenTree, path: Sequence[int]) -> IntArray:
+    """Nodes of an accepted path, the root included, that trees of each of BUDGETS nodes would have held.
+
+    Returns:
+        (len(BUDGETS),) counts; the whole path for budgets that the tree does not fill.
+    """
+    places = np.empty(len(tree), dtype=np.int32)
+    places[np.argsort(-tree.logprobs, kind="stable")] = np.arange(len(tree))
+    furthest = np.maximum.accumulate(places[list(path)])
+    return np.searchsorted(furthest, BUDGETS).astype(np.int32)
+
+
 class YieldMeter:
     """Watches trees and what became of them."""
 
     def __init__(self) -> None:
         self.passes = 0
         self._most = 1
-        self._tokens = dict.fromkeys(BUDGETS, 0.0)
+        self._tokens = np.zeros(len(BUDGETS))
         self._steps = self._rows = 0
         self._ranks = np.zeros(_RANKS + 1)
         self._reached, self._went_on = np.zeros(_DEPTHS), np.zeros(_DEPTHS)
@@ -145,12 +156,7 @@ class YieldMeter:
         self._steps += steps
         self._rows += rows
         self._most = max(self._most, len(tree))
-        order = np.argsort(-tree.logprobs, kind="stable")
-        places = np.empty(len(tree), dtype=np.int64)
-        places[order] = np.arange(len(tree))
-        furthest = np.maximum.accumulate(places[list(path)])
-        for budget in BUDGETS:
-            self._tokens[budget] += np.count_nonzero(furthest < budget)
+        self._tokens += taken_within(tree, path)
         tokens = [*(int(tree.tokens[node]) for node in path[1:]), bonus]
         for depth, (node, token) in enumerate(zip(path, tokens, strict=True)):
             self._count(tree, int(node), token, depth, depth + 1 < len(path))
@@ -170,12 +176,12 @@ class YieldMeter:
         """The means, for budgets up to the largest tree; None before the first pass."""
         if not self.passes:
             return None
-        seen = [b for b in BUDGETS if b <= self._most] or [1]
+        tokens = dict(zip(BUDGETS, (self._tokens / self.passes).tolist(), strict=True))
         ranks = self._ranks[:-1] / max(self._ranks.sum(), 1)
         went_on = self._went_on / np.maximum(self._reached, 1)
         return Yields(
             self.passes,
-            {b: self._tokens[b] / self.passes for b in seen},
+            {budget: mean for budget, mean in tokens.items() if budget <= self._most},
             {self._most: self._steps / self.passes},
             tuple(ranks.tolist()),
             tuple(went_on[self._reached > 0].tolist()),

@@ -69,13 +69,25 @@ def test_yields_survive_a_file_and_can_be_mixed() -> None:
 
 
 def test_yields_follow_what_is_seen_later_the_more_the_longer_it_was() -> None:
+    def all_times(ratio: float) -> dict[int, float]:
+        return dict.fromkeys(BUDGETS, ratio)
+
     yields = replace(typical(0.7), passes=30)
-    assert yields.corrected(1.0, 50).tokens == pytest.approx(yields.tokens)
+    assert yields.corrected(all_times(1.0), 50).tokens == pytest.approx(yields.tokens)
     drafted = yields.at(16) - 1
-    assert yields.corrected(1.5, 30).at(16) - 1 == pytest.approx(1.25 * drafted)
-    assert yields.corrected(1.5, 10**6).at(16) - 1 == pytest.approx(1.5 * drafted, rel=1e-3)
+    assert yields.corrected(all_times(1.5), 30).at(16) - 1 == pytest.approx(1.25 * drafted)
+    assert yields.corrected(all_times(1.5), 10**6).at(16) - 1 == pytest.approx(1.5 * drafted, rel=1e-3)
     # However long the past was, what is seen now still counts.
-    assert yields.corrected(1.0, 10**6).corrected(2.0, 400).at(16) - 1 == pytest.approx(1.5 * drafted)
+    long = yields.corrected(all_times(1.0), 10**6)
+    assert long.corrected(all_times(2.0), 400).at(16) - 1 == pytest.approx(1.5 * drafted)
+
+
+@given(st.lists(st.floats(0, 3), min_size=len(BUDGETS), max_size=len(BUDGETS)), st.integers(1, 500))
+def test_corrected_yields_never_fall_with_the_budget(ratios: list[float], passes: int) -> None:
+    yields = replace(typical(0.6), passes=50)
+    moved = list(yields.corrected(dict(zip(BUDGETS, ratios, strict=True)), passes).tokens.values())
+    assert moved == sorted(moved)
+    assert moved[0] == 1
 
 
 @pytest.mark.parametrize("record", [{}, {"passes": 1, "tokens": {"a": 1}, "steps": {}, "by_rank": []}])
