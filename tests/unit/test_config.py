@@ -9,9 +9,7 @@ import pytest
 
 from edgespec.cli.main import main
 from edgespec.generation import GenerationConfig
-from tests.unit.test_cli import TalkingEngine, engine
-
-__all__ = ["engine"]
+from tests.unit.talking import TalkingEngine
 
 
 @pytest.fixture

@@ -1,0 +1,86 @@
+"""An engine that only talks, and what its tests read and write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import ContextLengthError
+from edgespec.generation import Chunk, Generation, GenerationConfig, PassRecord
+
+ANSWER = "Blue as ever."
+
+
+class TalkingEngine:
+    """Answers every prompt with the same words, one a pass."""
+
+    has_chat_template = True
+    context = 4096
+    description = "talker, drafted by nobody"
+    notes = ("It only talks.",)
+
+    def __init__(self) -> None:
+        self.words = ["Blue", " as", " ever."]
+        self.asked: list[tuple[Any, GenerationConfig, bool]] = []
+        self.loaded_with: dict[str, Any] = {}
+        self.last_generation: Generation | None = None
+        self.on_word: Callable[[int], None] = lambda _: None
+        self.on_load: Callable[[Callable[[str, float], None]], None] = lambda _: None
+        self.closed = False
+        self.full = False
+        self.says_yes = False
+        self.last_round = None
+        self.cancelled = False
+
+    def load(self, **arguments: Any) -> TalkingEngine:
+        self.loaded_with = arguments
+        self.on_load(arguments["on_progress"])
+        return self
+
+    def close(self) -> None:
+        self.closed = True
+
+    def stream(
+        self,
+        prompt: Any,
+        config: GenerationConfig | None = None,
+        *,
+        raw: bool = False,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Chunk]:
+        self.asked.append((prompt, config or GenerationConfig(), raw))
+        if prompt == "too long":
+            raise ContextLengthError("The prompt has 9 tokens.", "Shorten it.")
+        self.cancelled = False
+        answer = self.last_generation = Generation(prompt_tokens=3, context_full=self.full)
+        for number, word in enumerate(self.words):
+            self.on_word(number)
+            if self.cancelled:
+                answer.finish_reason = "cancelled"
+                break
+            answer.tokens.append(number)
+            answer.text += word
+            answer.passes.append(PassRecord(4, 0, 0.0, 0.0, 0.0))
+            yield Chunk(word, (number,), answer.passes[-1])
+        yield Chunk("", generation=answer)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def __enter__(self) -> TalkingEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def write_lines(path: Path, *lines: object) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(text + "\n" for text in texts))
+    return path

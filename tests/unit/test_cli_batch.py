@@ -1,0 +1,231 @@
+"""`edgespec generate --input`: lines that are answered, told and gone on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tracemalloc
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.jobs import read_jobs
+from edgespec.cli.main import main
+from edgespec.generation import Generation, GenerationConfig
+from tests.unit.talking import ANSWER, TalkingEngine, records, write_lines
+
+
+def test_lines_are_answered_in_order(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = [{"role": "user", "content": "Hm?"}]
+    prompts = write_lines(
+        tmp_path / "in.jsonl",
+        {"id": "a", "prompt": "Hi", "temperature": 0.5, "stop": "x"},
+        "",
+        {"messages": messages, "max_tokens": 2},
+    )
+    assert main(["generate", "--input", str(prompts), "--top-k", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert [(r["id"], r["prompt"], r["text"]) for r in records(out)] == [
+        ("a", "Hi", "Blue as ever."),
+        (3, messages, "Blue as ever."),
+    ]
+    assert [config for _, config, _ in engine.asked] == [
+        GenerationConfig(top_k=3, temperature=0.5, stop=("x",)),
+        GenerationConfig(top_k=3, max_tokens=2),
+    ]
+    assert err == "2 answered.\n"
+
+
+BAD_LINES = {
+    "{": "It is not valid JSON: Expecting property name enclosed in double quotes at column 2.",
+    "[1]": 'It is not a JSON object. Write {"prompt": "..."}.',
+    "{}": 'It must have either "prompt" or "messages".',
+    '{"prompt": "a", "messages": []}': 'It must have either "prompt" or "messages".',
+    '{"prompt": 3}': "The prompt is not a text, or empty.",
+    '{"prompt": "\\ud800"}': "The text holds half a surrogate pair.",
+    '{"messages": []}': "The messages are not a list, or empty.",
+    '{"messages": [{"role": "boss", "content": ""}]}': "A message is wrong. It must have a "
+    '"role" (system, user, assistant, tool) and a text as "content".',
+    '{"prompt": "a", "temprature": 1}': "There is no field 'temprature'. Did you mean 'temperature'?",
+    '{"prompt": "a", "top_k": "few"}': "The field 'top_k' is \"few\", which is of the wrong kind.",
+    '{"prompt": "a", "max_tokens": 1.5}': "The field 'max_tokens' is 1.5, which is of the wrong kind.",
+    '{"prompt": "a", "stop": [1]}': "The field 'stop' is [1], which is of the wrong kind.",
+    '{"prompt": "a", "n": 0}': "The field 'n' is 0. It must be from 1 to 1000.",
+    '{"prompt": "a", "top_p": 2}': "top_p is 2. It must be above 0 and at most 1.",
+    '{"prompt": "a", "id": true}': "The id is true. It must be a text or a whole number.",
+    '{"prompt": "a", "id": "good"}': "The id 'good' is that of line 1 too.",
+    '{"prompt": "too long"}': "The prompt has 9 tokens. Shorten it.",
+    "[" * 100_000: "It is not JSON that can be read.",
+}
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD_LINES.items(), ids=[line[:40] for line in BAD_LINES])
+def test_a_bad_line_is_told_and_the_others_are_done(
+    bad: str, reason: str, engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = {"id": "good", "prompt": "Hi"}
+    prompts = write_lines(tmp_path / "in.jsonl", good, bad, good | {"id": "last"})
+    assert main(["generate", "--input", str(prompts)]) == 1
+    out, err = capsys.readouterr()
+    assert err == f"line 2: {reason}\n2 answered, 1 failed.\n"
+    assert [r["finish_reason"] for r in records(out)] == ["stop", "error", "stop"]
+    assert records(out)[1]["error"] == f"line 2: {reason}"
+
+
+def test_a_second_run_goes_on(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_lines(tmp_path / "in.jsonl", *({"id": i, "prompt": f"Q{i}"} for i in "abcd"))
+    done, failed = Generation(text="old").to_json("Qa", "a"), Generation(finish_reason="error")
+    answers = write_lines(tmp_path / "out.jsonl", done, failed.to_json("Qb", "b"))
+    with answers.open("a") as file:
+        file.write('{"id": "c", "prompt": "Q')
+    assert main(["generate", "--input", str(prompts), "--output", str(answers)]) == 0
+    assert capsys.readouterr() == ("", "3 answered, 1 were there already.\n")
+    assert [prompt for prompt, _, _ in engine.asked] == ["Qb", "Qc", "Qd"]
+    written = [(r["id"], r["text"]) for r in records(answers.read_text())]
+    assert written == [("a", "old")] + [(i, "Blue as ever.") for i in "bcd"]
+
+
+def test_an_interrupted_run_goes_on(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_lines(tmp_path / "in.jsonl", {"prompt": "Q1"}, {"prompt": "Q2"}, {"prompt": "Q3"})
+    command = ["generate", "--input", str(prompts), "--output", str(tmp_path / "out.jsonl")]
+
+    def interrupt(word: int) -> None:
+        if len(engine.asked) == 2 and word == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine.on_word = interrupt
+    assert main(command) == 130
+    assert capsys.readouterr().err == "Interrupted at line 2. 1 answered.\n"
+    engine.on_word = lambda _: None
+    assert main(command) == 0
+    results = records((tmp_path / "out.jsonl").read_text())
+    assert [(r["id"], r["finish_reason"]) for r in results] == [(1, "stop"), (2, "stop"), (3, "stop")]
+
+
+def test_a_failed_line_is_tried_again_and_has_one_result_in_its_place(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_lines(
+        tmp_path / "in.jsonl", {"id": 1, "prompt": "too long"}, "{", {"id": 3, "prompt": "Q"}
+    )
+    answers = tmp_path / "out.jsonl"
+    other = Generation(text="other").to_json("?", "another line")
+    write_lines(answers, other)
+    command = ["generate", "--input", str(prompts), "--output", str(answers)]
+    for _ in range(2):
+        assert main(command) == 1
+        results = [(r["id"], r["finish_reason"]) for r in records(answers.read_text())]
+        assert results == [("another line", "stop"), (1, "error"), (2, "error"), (3, "stop")]
+    write_lines(prompts, {"id": 1, "prompt": "short"}, "{", {"id": 3, "prompt": "Q"})
+    assert main(command) == 1
+    assert capsys.readouterr().err.endswith("1 answered, 1 were there already, 1 failed.\n")
+    results = [(r["id"], r["finish_reason"]) for r in records(answers.read_text())]
+    assert results == [("another line", "stop"), (1, "stop"), (2, "error"), (3, "stop")]
+
+
+def test_several_answers_to_a_line(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_lines(
+        tmp_path / "in.jsonl", {"id": "a", "prompt": "Q"}, {"prompt": "R", "n": 1, "seed": 9}
+    )
+    command = [
+        "generate",
+        "--input",
+        str(prompts),
+        "--output",
+        str(tmp_path / "out"),
+        "--n",
+        "3",
+        "--seed",
+        "5",
+    ]
+    for told in ("4 answered.\n", "0 answered, 4 were there already.\n"):
+        assert main(command) == 0
+        assert capsys.readouterr().err == told
+    results = records((tmp_path / "out").read_text())
+    assert [(r["id"], r.get("index")) for r in results] == [("a", 0), ("a", 1), ("a", 2), (2, None)]
+    assert [config.seed for _, config, _ in engine.asked] == [5, 6, 7, 9]
+
+
+def test_several_answers_to_one_prompt(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-p", "Hi", "--n", "2"]) == 0
+    assert capsys.readouterr().out == f"{ANSWER}\n\n{ANSWER}\n"
+    assert main(["generate", "-p", "Hi", "--n", "0"]) == 2
+    assert capsys.readouterr().err == "Error: --n is 0.\nIt must be from 1 to 1000.\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["my notes\n", '{"settings": 1}', '{"id": 1}\n', '"text"\n'],
+    ids=["text", "json", "other", "str"],
+)
+def test_a_file_of_something_else_is_left_alone(
+    content: str, engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precious = tmp_path / "notes"
+    precious.write_text(content)
+    assert main(["generate", "-p", "Hi", "--output", str(precious)]) == 1
+    assert precious.read_text() == content
+    assert engine.loaded_with == {}
+    what = f"{precious} holds something else than results, on line 1."
+    assert capsys.readouterr().err.startswith(f"Error: {what}\n")
+
+
+def test_outputs_that_cannot_be_written(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_lines(tmp_path / "in.jsonl", {"prompt": "Q1"})
+    reasons = {
+        tmp_path
+        / "no"
+        / "x": f"cannot be written: there is no folder {tmp_path / 'no'}.\nMake the folder first.",
+        tmp_path: "cannot be written: Is a directory.\nGive another name to --output.",
+        prompts: "is the input file.\nGive another name to --output.",
+    }
+    for path, reason in reasons.items():
+        assert main(["generate", "--input", str(prompts), "--output", str(path)]) == 1
+        assert capsys.readouterr() == ("", f"Error: {path} {reason}\n")
+    assert engine.loaded_with == {}
+
+
+def test_one_prompt_into_a_file(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = tmp_path / "out.jsonl"
+    for _ in range(2):
+        assert main(["generate", "-p", "Hi", "--output", str(answers)]) == 0
+    assert capsys.readouterr().out == ""
+    assert [r["text"] for r in records(answers.read_text())] == ["Blue as ever."] * 2
+
+
+def test_memory_does_not_grow_with_the_lines(
+    engine: TalkingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for their ids: a few hundred bytes a line."""
+    monkeypatch.setattr(engine, "asked", deque(maxlen=1))
+    peaks = []
+    for lines in (200, 1200):
+        prompts = write_lines(tmp_path / f"{lines}.jsonl", *({"prompt": "x" * 2000} for _ in range(lines)))
+        tracemalloc.start()
+        assert main(["generate", "--input", str(prompts), "--output", str(tmp_path / f"{lines}.out")]) == 0
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (peaks[1] - peaks[0]) / 1000 < 400
+
+
+def test_lines_are_read_one_by_one() -> None:
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield b'\xef\xbb\xbf{"prompt": "Hi"}\n'
+
+    jobs = read_jobs(endless())
+    assert [next(jobs).identifier for _ in range(3)] == [1, 2, 3]

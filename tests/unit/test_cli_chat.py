@@ -1,0 +1,255 @@
+"""`edgespec chat`, with an engine that only talks and a friend who types."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli.chat import Talk
+from edgespec.cli.commands import TypedChat
+from edgespec.cli.main import main
+from edgespec.cli.prompting import join_lines
+from edgespec.cli.terminal import (
+    ResultStream,
+    Terminal,
+)
+from edgespec.generation import Chunk, GenerationConfig
+from tests.unit.talking import ANSWER, TalkingEngine
+
+
+class TalkingSession:
+    """A session whose answers are the engine's."""
+
+    def __init__(self, engine: TalkingEngine) -> None:
+        self.engine = engine
+        self.system: str | None = None
+        self.file = None
+        self.unsaved = ""
+        self.messages: list[dict[str, str]] = []
+
+    def ask(self, text: str, config: GenerationConfig | None = None, **more: Any) -> Iterator[Chunk]:
+        yield from self.engine.stream(text, config, **more)
+        assert self.engine.last_generation is not None
+        self.messages += [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": self.engine.last_generation.text},
+        ]
+
+    def clear(self) -> None:
+        self.messages.clear()
+
+    @property
+    def turns(self) -> int:
+        return len(self.messages) // 2
+
+    def drop_oldest(self, text: str = "", room: int = 256) -> int:
+        dropped = self.turns - 1
+        del self.messages[:-2]
+        self.engine.full = False
+        return dropped
+
+    def undo(self) -> bool:
+        had = bool(self.messages)
+        del self.messages[-2:]
+        return had
+
+
+class TypingFriend:
+    """A keyboard with everything already typed."""
+
+    def __init__(self, messages: Sequence[str], says_yes: bool) -> None:
+        self._messages = messages
+        self._says_yes = says_yes
+
+    def messages(self) -> Iterator[str]:
+        yield from self._messages
+
+    def confirm(self, question: str) -> bool:
+        print(question, file=sys.stderr)
+        return self._says_yes
+
+
+@pytest.fixture
+def typed(
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[list[str], list[str], TalkingSession]]:
+    """Runs a chat in which these messages are typed; gives the lines of stdout and stderr."""
+
+    def run(*messages: str) -> tuple[list[str], list[str], TalkingSession]:
+        session: Any = TalkingSession(engine)
+        results = ResultStream(sys.stdout, "Standard output")
+        talk = Talk(session, engine, GenerationConfig(), Terminal(), results)  # type: ignore[arg-type]
+        TypedChat(talk).run(TypingFriend(messages, engine.says_yes))
+        out, err = capsys.readouterr()
+        return out.splitlines(), err.splitlines(), session
+
+    return run
+
+
+def test_answers_go_to_stdout_and_commands_to_stderr(typed: Any) -> None:
+    out, err, session = typed("Hi", "/undo", "/undo", "/nothing here", "/bye", "never read")
+    assert out == [ANSWER]
+    assert err[:2] == ["The last turn is taken back.", "There is nothing to undo."]
+    assert session.messages == []
+
+
+@pytest.mark.parametrize(
+    ("command", "reply"),
+    [
+        ("/clera", "There is no command /clera. Did you mean /clear?"),
+        ("/xyzzy", "There is no command /xyzzy. /help lists the commands."),
+        ("/retry", "There is nothing to retry."),
+        ("/stats", "There is no answer yet."),
+        ("/system", "There is no system prompt."),
+        ("/clear", "The conversation starts over."),
+    ],
+)
+def test_replies_of_commands(command: str, reply: str, typed: Any) -> None:
+    assert typed(command)[:2] == ([], [reply])
+
+
+def test_a_path_is_no_command(typed: Any, engine: TalkingEngine) -> None:
+    typed("/etc/passwd holds what?")
+    assert engine.asked[0][0] == "/etc/passwd holds what?"
+
+
+def test_retry_replaces_the_answer(typed: Any, engine: TalkingEngine) -> None:
+    out, err, session = typed("Hi", "/retry")
+    assert out == [ANSWER, ANSWER]
+    assert err == ["The answer will be the same; /set temperature 0.7 without a seed varies it."]
+    assert [message["role"] for message in session.messages] == ["user", "assistant"]
+
+
+def test_system_sets_the_prompt(typed: Any) -> None:
+    _, err, session = typed("/system Be  brief.", "/system")
+    assert err == ["The system prompt is set.", "Be  brief."]
+    assert session.system == "Be  brief."
+
+
+def test_ctrl_c_in_an_answer_keeps_the_conversation(typed: Any, engine: TalkingEngine) -> None:
+    engine.on_word = lambda word: (
+        os.kill(os.getpid(), signal.SIGINT) if word == 1 and len(engine.asked) == 1 else None
+    )
+    out, err, session = typed("Hi", "Go on")
+    assert out == ["Blue", ANSWER]
+    assert err == ["Stopped; what was said so far is kept."]
+    assert len(session.messages) == 4
+
+
+def test_a_full_context_says_how_to_go_on(typed: Any, engine: TalkingEngine) -> None:
+    engine.full = True
+    go_on = "/undo takes back the last turn, /clear starts over, and --context makes it larger."
+    full = "The context of 4096 tokens is full, so the answer ends early."
+    assert typed("Hi")[1] == [full, go_on]
+    assert typed("too long")[1] == ["The prompt has 9 tokens. Shorten it."]
+    offer = "Drop the oldest turns to make room?"
+    assert typed("Hi", "Hi")[1] == [full, go_on, full, offer, go_on]
+    engine.says_yes = True
+    _, err, session = typed("Hi", "Hi", "Hi")
+    assert err == [full, go_on, full, offer, "1 turn dropped, 1 kept."]
+    assert session.turns == 2
+
+
+def test_settings_can_be_changed_and_shown(typed: Any, engine: TalkingEngine) -> None:
+    _, err, _ = typed(
+        "/set temperature 0.5", "/set stop X", "/set top_k few", "/set temprature 1", "/show", "Hi"
+    )
+    assert err[:4] == [
+        "temperature is 0.5 from now on.",
+        "stop is X from now on.",
+        "top_k is 'few'. It must be a number.",
+        "There is no setting 'temprature'. Did you mean temperature?",
+    ]
+    assert "temperature        0.5" in err
+    assert "session            not saved" in err
+    assert engine.asked[0][1] == GenerationConfig(temperature=0.5, stop=("X",))
+
+
+def test_files_go_with_the_next_question(typed: Any, engine: TalkingEngine, tmp_path: Path) -> None:
+    notes, code = tmp_path / "notes.md", tmp_path / "a.py"
+    notes.write_text("Buy ```milk```.\n")
+    code.write_text("print()\n")
+    _, err, _ = typed(f"/file {notes}", f"What about @{code}? And @nobody?", "Hi", "/file none.txt")
+    asked = "notes.md:\n````\nBuy ```milk```.\n````\n\na.py:\n```\nprint()\n```\n\n"
+    asked += f"What about @{code}? And @nobody?"
+    assert [prompt for prompt, _, _ in engine.asked] == [asked, "Hi"]
+    assert err == [
+        f"{notes} (16 characters) goes with the next question.",
+        f"Attached: {notes}, {code}",
+        "none.txt cannot be read: No such file or directory. Check the path.",
+    ]
+
+
+def test_a_file_that_is_named_twice_goes_once(typed: Any, engine: TalkingEngine, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.md"
+    notes.write_text("Buy milk.")
+    _, err, _ = typed(f"/file {notes}", f"What do @{notes} and @{tmp_path}/./notes.md say?")
+    assert err[-1] == f"Attached: {notes}"
+    assert engine.asked[0][0].count("Buy milk.") == 1
+
+
+def test_a_binary_file_is_not_attached(typed: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(b"\x89PNG\xff")
+    _, err, _ = typed(f"/file {tmp_path / 'x.png'}")
+    assert err == [f"{tmp_path / 'x.png'} is no text. Only text files can be attached, in UTF-8."]
+
+
+@pytest.mark.parametrize(
+    ("before", "offers"),
+    [
+        ("/st", ["/stats "]),
+        ("/se", ["/set", "/sessions"]),
+        ("/set tem", ["temperature "]),
+        ("/copy ", ["code"]),
+        ("/clear ", []),
+        ("Hello /st", []),
+        ("see @no", ["notes.md"]),
+        ("/file no", ["notes.md"]),
+        ("see @sub", ["sub/"]),
+    ],
+)
+def test_what_tab_offers(
+    before: str, offers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.md").touch()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    chat = TypedChat(Talk(None, None, GenerationConfig(), Terminal(), ResultStream(sys.stdout, "")))  # type: ignore[arg-type]
+    found = [offer.text for offer in chat.completer(before)]
+    assert found == (["/stats"] if before == "/st" else offers)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["Hi"], "Hi"),
+        (["one \\", "two\\", "three"], "one \ntwo\nthree"),
+        (['"""', "one", "", 'two"""'], "one\n\ntwo"),
+        (['"""one line"""'], "one line"),
+    ],
+)
+def test_lines_of_one_message(lines: list[str], message: str) -> None:
+    prompts: list[str] = []
+    typed = iter(lines)
+
+    def read_line(prompt: str) -> str:
+        prompts.append(prompt)
+        return next(typed)
+
+    assert join_lines(read_line) == message
+    assert prompts == [">>> "] + ["... "] * (len(lines) - 1)
+
+
+def test_a_model_without_a_template_cannot_chat(
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.has_chat_template = False
+    assert main(["chat"]) == 1
+    what = "The model has no chat template, so it cannot chat."
+    assert capsys.readouterr().err.startswith(f"Error: {what}\n")

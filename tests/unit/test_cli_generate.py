@@ -1,0 +1,149 @@
+"""`edgespec generate`: prompts, answers, signals and rules, with an engine that only talks."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.jobs import read_jobs
+from edgespec.cli.main import main
+from edgespec.cli.terminal import (
+    details,
+    format_statistics,
+)
+from edgespec.generation import Generation
+from tests.unit.talking import TalkingEngine, write_lines
+
+
+def test_text_goes_to_stdout_and_nothing_else_does(
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "-p", "Hi"]) == 0
+    assert capsys.readouterr() == ("Blue as ever.\n", "")
+
+
+def test_verbose_tells_on_stderr(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.full = True
+    assert main(["generate", "-p", "Hi", "--verbose"]) == 0
+    assert capsys.readouterr() == (
+        "Blue as ever.\n",
+        "talker, drafted by nobody\nIt only talks.\n"
+        "3 tokens, 0.0 tokens/s, 1.00 tokens per pass, bound by disk, not bit-exact\n"
+        "The context of 4096 tokens is full; --context makes it larger.\n",
+    )
+
+
+def test_a_prompt_from_stdin(engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Grüß\n\n".encode())))
+    assert main(["generate", "--raw"]) == 0
+    assert engine.asked[0][0] == "Grüß\n"
+    assert engine.asked[0][2] is True
+
+
+@pytest.mark.parametrize(("data", "what"), [(b"", "empty"), (b"\xff", "not valid UTF-8")])
+def test_a_wrong_prompt_from_stdin(
+    data: bytes, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert main(["generate"]) == 2
+    assert capsys.readouterr().err.startswith(f"Error: The prompt is {what}.\n")
+
+
+def test_a_system_prompt_makes_messages(engine: TalkingEngine) -> None:
+    assert main(["generate", "-p", "Hi", "--system", "Be brief."]) == 0
+    expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert engine.asked[0][0] == expected
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_what_was_written(
+    number: signal.Signals, code: int, engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.on_word = lambda word: os.kill(os.getpid(), number) if word == 1 else None
+    assert main(["generate", "-p", "Hi"]) == code
+    assert capsys.readouterr() == ("Blue\n", "Interrupted: the answer ends early.\n")
+
+
+def test_ctrl_c_while_the_model_loads(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """A load that hears of it stops at once; one that does not is closed when it is done."""
+
+    def swallow(_on_progress: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def hear(on_progress: Callable[[str, float], None]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        on_progress("Loading", 0.5)
+        raise AssertionError("on_progress did not stop the load")
+
+    for engine.on_load in (swallow, hear):
+        assert main(["generate", "-p", "Hi"]) == 130
+    assert engine.closed
+    assert engine.asked == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_rule_is_a_setting_of_each_answer(engine: TalkingEngine, tmp_path: Path) -> None:
+    flags = ["--temperature", "0.8", "--verify", "recursive", "--quiet"]
+    lines = write_lines(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b", "verify": "block"})
+    assert main(["generate", "--input", str(lines), "--output", str(tmp_path / "out.jsonl"), *flags]) == 0
+    assert [config.verify for _, config, _ in engine.asked] == ["recursive", "block"]
+
+
+def test_a_rule_of_the_wrong_kind_on_a_line(
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job,) = read_jobs([b'{"prompt": "a", "verify": 3}'])
+    assert job.error == "The field 'verify' is 3, which is of the wrong kind."
+
+
+def test_lossy_output_is_labelled(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "--verify lenience:factor=0.5 is lossy: the text may differ from the model's own.\n"
+    flags = ["--temperature", "0.8", "--verify", "lenience"]
+    for arguments in (["generate", "-p", "Hi"], ["generate", "-p", "Hi", "--quiet"]):
+        assert main([*arguments, *flags]) == 0
+        assert capsys.readouterr() == ("Blue as ever.\n", told)
+    answer = Generation(verify="lenience:factor=0.5", lossy=True)
+    assert format_statistics(answer).endswith(", lossy (lenience:factor=0.5)")
+    assert details(answer)["mode"] == "lossy (lenience:factor=0.5)"
+    assert answer.to_json("Hi")["speculation"]["lossy"] is True
+
+
+def test_a_chat_says_that_it_is_lossy(
+    engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["chat", "--verify", "topk-gap"]) == 0
+    err = capsys.readouterr().err
+    assert err == "--verify topk-gap:k=3,gap=1 is lossy: the text may differ from the model's own.\n"
+
+
+def test_lossless_rules_say_nothing(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (["--temperature", "0.8", "--verify", "recursive"], ["--verify", "typical"]):
+        assert main(["generate", "-p", "Hi", *flags]) == 0  # at temperature 0 typical acceptance is greedy
+        assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--verify recursiv", "There is no rule 'recursiv' to verify by.\nDid you mean recursive?"),
+        (
+            "--verify greedy --temperature 1",
+            "The rule 'greedy' takes the likeliest token, and temperature is 1.0.\nLeave out one of them.",
+        ),
+        (
+            "--verify block --temperature 1 --exact",
+            "The text depends on the drafter with --verify block, and with --exact it must not.\n"
+            "Leave out one of them.",
+        ),
+    ],
+)
+def test_rules_that_cannot_be_had(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-p", "Hi", *flags.split()]) == 2
+    assert capsys.readouterr() == ("", f"Error: {message}\n")

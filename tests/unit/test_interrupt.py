@@ -1,0 +1,64 @@
+"""Ctrl-C and other signals, while an answer is written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+
+import pytest
+
+from edgespec.cli.interrupt import cancelling
+
+
+class Witness:
+    """Remembers which threads called for an end."""
+
+    def __init__(self) -> None:
+        self.callers: list[threading.Thread] = []
+
+    def cancel(self) -> None:
+        self.callers.append(threading.current_thread())
+
+
+def test_ctrl_c_cancels_during_a_long_c_call() -> None:
+    witness = Witness()
+    with cancelling(witness) as interruption:
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)  # a second or so without Python code
+        timer.join()
+    assert interruption.signal == signal.SIGINT
+    assert interruption.exit_code == 130
+    assert witness.callers[0] is not threading.main_thread()
+
+
+def test_a_second_ctrl_c_ends_more_than_the_answer() -> None:
+    witness = Witness()
+    with cancelling(witness):
+        signal.raise_signal(signal.SIGINT)
+        assert witness.callers
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_afterwards_signals_do_what_they_did() -> None:
+    earlier = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with cancelling(Witness(), signal.SIGTERM):
+        assert signal.getsignal(signal.SIGTERM) != earlier[1]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == earlier
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_outside_the_main_thread_nothing_is_touched() -> None:
+    seen: list[object] = []
+
+    def work() -> None:
+        with cancelling(Witness()) as interruption:
+            seen.extend([bool(interruption), signal.getsignal(signal.SIGINT)])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False, signal.default_int_handler]
