@@ -35,6 +35,7 @@ from edgespec.speculation.tree import IntArray
 Key = tuple[int, tuple[int, ...]]
 
 _BATCH = 64  # contexts read at once: with as many parents of theirs they must find room in _SEQUENCES
+_ROWS = 512  # of a batch: those and what is not in the cache above them
 _AHEAD = 32  # tokens that one way may be ahead of another
 _COLUMNS = 16  # candidates by probability that are remembered
 _SEQUENCES = 256
@@ -47,7 +48,7 @@ class Contexts:
         self._context = Context(
             model,
             n_cells=n_cells,
-            n_rows=512,
+            n_rows=_ROWS,
             n_outputs=64,
             n_sequences=_SEQUENCES,
             n_threads=n_threads,
@@ -117,47 +118,67 @@ class Contexts:
                 del self._places[key]
 
     def _read(self, keys: Sequence[Key]) -> None:
-        """Read contexts behind what is in the cache of them; of what is not, their parents come first."""
-        while True:
-            keys = [key for key in keys if key not in self._places]
-            if not keys:
-                return
-            parents = [(length, off[:-1]) for length, off in keys]
-            lost = []
-            for parent in dict.fromkeys(parents):
-                if parent in self._places:  # used now: the last to be freed
-                    sequence = self._places[parent]
-                    self._ends[sequence] = self._ends.pop(sequence)
-                elif parent[1]:
-                    lost.append(parent)
-            if not lost:
-                break
-            self._read(lost)
-        while len(self._ends) + len(keys) >= _SEQUENCES:
+        """Read contexts behind what is in the cache of them, in one batch with what is not."""
+        above = self._above([key for key in keys if key not in self._places])
+        if len(above) > _ROWS:
+            for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+                self._read(half)
+            return
+        parents = set(above.values())
+        leaves = [key for key in above if key not in parents]
+        while len(self._ends) + len(leaves) >= _SEQUENCES:
             self._free(next(iter(self._ends)))
-        free = (sequence for sequence in range(1, _SEQUENCES) if sequence not in self._ends)
-        sequences = []
-        for key, parent in zip(keys, parents, strict=True):
-            above = self._places.get(parent, 0)
-            if not above or self._ends[above] != parent:
-                sequence = next(free)
-                self._context.copy(above, sequence, 0, parent[0] + len(parent[1]))
-            else:
-                sequence = above
-            self._places[key] = sequence
-            self._ends[sequence] = key
-            self._keys[sequence].append(key)
-            sequences.append(sequence)
+        within: dict[Key, list[int]] = {key: [] for key in above}
+        for leaf in leaves:
+            path = [leaf]
+            while above[path[-1]] in above:
+                path.append(above[path[-1]])
+            sequence = self._sequence_behind(above[path[-1]])
+            self._ends[sequence] = leaf
+            for key in path:
+                within[key].append(sequence)
+                if self._places.setdefault(key, sequence) == sequence:
+                    self._keys[sequence].append(key)
+        order = sorted(above, key=lambda key: len(key[1]))
+        wanted = set(keys)
         self._context.decode(
             Batch(
-                tokens=np.array([off[-1] for _, off in keys], dtype=np.int32),
-                positions=np.array([length + len(off) - 1 for length, off in keys], dtype=np.int32),
-                sequence_ids=np.array(sequences, dtype=np.int32),
-                offsets=np.arange(len(keys) + 1, dtype=np.int64),
-                wants_logits=np.ones(len(keys), dtype=np.bool_),
+                tokens=np.array([off[-1] for _, off in order], dtype=np.int32),
+                positions=np.array([length + len(off) - 1 for length, off in order], dtype=np.int32),
+                sequence_ids=np.array([s for key in order for s in within[key]], dtype=np.int32),
+                offsets=np.cumsum([0, *(len(within[key]) for key in order)], dtype=np.int64),
+                wants_logits=np.array([key in wanted for key in order], dtype=np.bool_),
             )
         )
-        self._remember(keys)
+        self._remember([key for key in order if key in wanted])
+
+    def _above(self, keys: Sequence[Key]) -> dict[Key, Key]:
+        """The parents of contexts, and of those above them that are not in the cache any more.
+
+        What is in the cache and needed is marked as used now: it is the last to be freed.
+        """
+        above: dict[Key, Key] = {}
+        for key in keys:
+            while key not in above:
+                length, off = key
+                parent = above[key] = (length, off[:-1])
+                if not parent[1]:
+                    break
+                if parent in self._places:
+                    sequence = self._places[parent]
+                    self._ends[sequence] = self._ends.pop(sequence)
+                    break
+                key = parent
+        return above
+
+    def _sequence_behind(self, parent: Key) -> int:
+        """A sequence that ends with a context on the text or in the cache."""
+        sequence = self._places.get(parent, 0)
+        if sequence and self._ends[sequence] == parent:
+            return sequence
+        free = next(s for s in range(1, _SEQUENCES) if s not in self._ends)
+        self._context.copy(sequence, free, 0, parent[0] + len(parent[1]))
+        return free
 
     def _remember(self, keys: Sequence[Key]) -> None:
         logits = torch.from_numpy(self._context.logits())
