@@ -31,7 +31,6 @@ _CURVE_ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
 _CURVE_ROUNDS = 3
 _CURVE_S = 20.0  # most for one row count
 _READ_BYTES = 8 << 30  # of a large file; more would not make the speed any truer
-_READERS = 2
 
 
 def main() -> None:
@@ -99,32 +98,13 @@ def render(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def disk(task: dict[str, Any]) -> dict[str, Any]:
-    """Plain sequential reads of a file, direct where that works, two at a time."""
-    from concurrent.futures import ThreadPoolExecutor
+    """How fast a file comes from its disk, from its beginning on."""
+    from edgespec.hardware.reading import sequential_speed
 
-    from edgespec.offload.layout import PIECE_BYTES
-    from edgespec.offload.memory import Area
-    from edgespec.offload.reader import FileReader
-
-    reader = FileReader(Path(task["path"]))
-    slots = 4 * _READERS
-    area = Area(slots * PIECE_BYTES)
-    pieces = -(-min(reader.n_bytes, _READ_BYTES) // PIECE_BYTES)
-
-    def read(first: int) -> int:
-        done = 0
-        for piece in range(first, pieces, _READERS):
-            with area.view(piece % slots * PIECE_BYTES, PIECE_BYTES) as memory:
-                done += reader.read_into(memory, piece * PIECE_BYTES)
-        return done
-
-    _report(f"Reading {reader.path.name} as fast as the disk can", 0.0)
-    start = time.perf_counter()
-    with ThreadPoolExecutor(_READERS) as pool:
-        n_bytes = sum(pool.map(read, range(_READERS)))
-    seconds = time.perf_counter() - start
-    reader.close()
-    return {"path": task["path"], "bytes_per_s": n_bytes / seconds, "direct": reader.direct}
+    path = Path(task["path"])
+    _report(f"Reading {path.name} as fast as the disk can", 0.0)
+    speed, direct = sequential_speed(path, most_bytes=_READ_BYTES)
+    return {"path": str(path), "bytes_per_s": speed, "direct": direct}
 
 
 def answers(task: dict[str, Any]) -> dict[str, Any]:

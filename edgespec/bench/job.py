@@ -23,7 +23,7 @@ from edgespec.loading import DEFAULT_CONTEXT
 from edgespec.models import catalog
 from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, footprint, readable
 from edgespec.models.gguf import GGUFHeader, read_header
-from edgespec.models.siblings import candidates
+from edgespec.models.siblings import drafter_to_take
 from edgespec.offload.budget import bytes_needed
 from edgespec.offload.layout import ModelFiles, round_up
 
@@ -103,19 +103,18 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
             )
         header = read_header(target)
         marks: tuple[str, ...] = ("widened",) if "edgespec.widened_from" in header.metadata else ()
-        drafter = _drafter(header, load.get("draft", "auto"), on_progress)
-        if load.get("draft") not in (None, "auto", "none", "lookup"):
-            load["draft"] = str(drafter)
-        programs = None
-        if request.compare:
-            programs = find_programs(request.compare, speculative=drafter is not None)
         files = ModelFiles.of(header)
         wishes = Wishes(target, load, request.trees, request.memory, request.cap, request.offload, marks)
         room = available_memory()
+        limit = min(wishes.limit or room, room)
+        drafter = _drafter(header, files, load, limit, request.trees, on_progress)
+        if drafter is not None:
+            load["draft"] = str(drafter)  # the same one for every row
+        programs = None
+        if request.compare:
+            programs = find_programs(request.compare, speculative=drafter is not None)
         needed = _bytes_needed(header, files, drafter, load["context"], request.trees)
-        settings = rows_for(
-            wishes, fits=needed <= min(wishes.limit or room, room), fits_machine=needed <= room
-        )
+        settings = rows_for(wishes, fits=needed <= limit, fits_machine=needed <= room)
         plan = Plan(
             request.config,
             texts,
@@ -140,13 +139,23 @@ def context_for(prompts: Sequence[str], max_tokens: int) -> int:
     return min(round_up(longest + _TEMPLATE_TOKENS + max_tokens, 256), DEFAULT_CONTEXT)
 
 
-def _drafter(header: GGUFHeader, draft: str, on_progress: Progress) -> Path | None:
-    """The drafter's file, where a model drafts."""
+def _drafter(
+    header: GGUFHeader,
+    files: ModelFiles,
+    load: dict[str, Any],
+    limit: int,
+    trees: Sequence[int | str],
+    on_progress: Progress,
+) -> Path | None:
+    """The drafter's file, where a model drafts; with "auto" what loading within the limit would take."""
+    draft = load.get("draft", "auto")
     if draft in ("none", "lookup"):
         return None
-    if draft == "auto":
-        return next((found.path for found in candidates(header)), None)
-    return catalog.find(draft, on_progress)
+    if draft != "auto":
+        return catalog.find(draft, on_progress)
+    n_cells, n_outputs = _sizes(load["context"], trees)
+    found = drafter_to_take(header, files.tensor_bytes, budget=limit, n_cells=n_cells, n_outputs=n_outputs)
+    return found.path if found is not None else None
 
 
 def _bytes_needed(
@@ -157,11 +166,16 @@ def _bytes_needed(
     trees: Sequence[int | str],
 ) -> int:
     """Memory for everything with all weights in it, as loading will count it."""
-    budgets = [tree for tree in trees if isinstance(tree, int)]
-    cells = context + SPARE_CELLS + max(budgets, default=0)
+    n_cells, n_outputs = _sizes(context, trees)
     headers = [header, *([read_header(drafter)] if drafter else [])]
-    prints = [footprint(h, n_cells=cells, n_outputs=max([USUAL_NODES, *budgets])) for h in headers]
+    prints = [footprint(h, n_cells=n_cells, n_outputs=n_outputs) for h in headers]
     return bytes_needed([replace(prints[0], weights=files.tensor_bytes), *prints[1:]])
+
+
+def _sizes(context: int, trees: Sequence[int | str]) -> tuple[int, int]:
+    """Cells and outputs of contexts that hold the largest trees."""
+    budgets = [tree for tree in trees if isinstance(tree, int)]
+    return context + SPARE_CELLS + max(budgets, default=0), max([USUAL_NODES, *budgets])
 
 
 def _llama_cpp(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import statistics
@@ -46,6 +47,21 @@ def measure_reading(path: Path, seconds: float, on_progress: Callable[[str, floa
     with closing(FileReader(path, direct=False)) as reader:
         buffered = _speed(reader, _BLOCKS[1], 2, 2 * share)
     return DiskProfile(best, buffered, *how)
+
+
+def sequential_speed(path: Path, *, most_bytes: int) -> tuple[float, bool]:
+    """Bytes a second of reading a file from its beginning, once, two blocks at a time.
+
+    Returns:
+        The speed, and whether reads went past the page cache, as they do wherever that works.
+
+    Raises:
+        StreamError: the file cannot be read.
+    """
+    block = _BLOCKS[-1]
+    with closing(FileReader(path)) as reader:
+        blocks = -(-min(reader.n_bytes, most_bytes) // block)
+        return _speed(reader, block, 2, math.inf, blocks), reader.direct
 
 
 def read_speed(path: Path, *, most_bytes: int = 256 << 20, seconds: float = 1.0) -> float | None:
