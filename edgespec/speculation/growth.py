@@ -149,7 +149,8 @@ class TreeLimits:
         branching: most children a node gets.
         min_logprob: drafted nodes whose path does not score above this are not worth their cost.
         free: nodes, the root included, that cost nothing, however they score.
-        rows: what a pass rounds its nodes up to: the last few of a tree must be worth so many.
+        rows: what a pass rounds its nodes up to: the last few of a tree must be worth so many, and the next
+            best fill them up.
         min_gain: accepted tokens that a draft step must promise to be worth its cost; `row_gain` the same of
             every node it reads.
         steps: most draft steps.
@@ -207,7 +208,8 @@ def growing(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Ch
     is_open = np.ones(1, dtype=np.bool_)
     expected = 1.0
     for step in range(limits.steps):
-        bar = max(_bar(scores, limits.budget), min(limits.min_logprob, _bar(scores, limits.free)))
+        enters = _bar(scores, limits.budget)
+        bar = max(enters, min(limits.min_logprob, _bar(scores, limits.free)))
         eligible = is_open & (depths < limits.depth) & (scores > bar)
         if growth.by_level:
             eligible &= depths == step
@@ -224,7 +226,7 @@ def growing(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Ch
         if step and growth.later_branching is not None:
             edges[:, growth.later_branching :] = -np.inf
         found = (scores[chosen, None] + edges).ravel()
-        keep = found > bar
+        keep = found > (enters if limits.rows > 1 else bar)  # what is not worth a row may fill one
         tokens = np.concatenate([tokens, children.tokens.ravel()[keep]])
         new_parents = np.repeat(chosen, children.tokens.shape[1])[keep]
         parents = np.concatenate([parents, new_parents])
@@ -248,14 +250,15 @@ def _bar(scores: FloatArray, budget: int) -> float:
 
 
 def _worth(scores: FloatArray, limits: TreeLimits) -> int:
-    """Nodes that are worth what they cost, counted in whole rows."""
+    """Nodes that are worth what they cost, in whole rows: the last few fill theirs, or are left out."""
     worth = min(int(np.count_nonzero(scores > limits.min_logprob)), limits.budget)
     last = worth % limits.rows
-    if last and worth < limits.budget:
-        chances = np.exp(np.sort(scores)[::-1][worth - last : worth])
-        if chances.sum() < limits.rows * np.exp(limits.min_logprob):
-            return worth - last
-    return worth
+    if not last or worth == limits.budget:
+        return worth
+    filled = min(worth - last + limits.rows, limits.budget, int(np.count_nonzero(scores > -np.inf)))
+    chances = np.exp(np.sort(scores)[::-1][worth - last : filled])
+    enough = limits.rows * np.exp(limits.min_logprob)
+    return filled if chances.sum() >= enough else worth - last
 
 
 def _expected(scores: FloatArray, budget: int) -> float:

@@ -137,9 +137,19 @@ def test_the_last_nodes_of_a_tree_are_worth_the_rows_that_a_pass_takes_for_them(
     whole = sorted(grow(_ROOT, drafter.expand, limits).logprobs.tolist(), reverse=True)
     kept = sorted(grow(_ROOT, drafter.expand, replace(limits, rows=rows)).logprobs.tolist(), reverse=True)
     last = len(whole) % rows
-    worth = sum(math.exp(score) for score in whole[len(whole) - last :])
-    if len(whole) == budget or not last or worth > rows * math.exp(least) * (1 + 1e-5):
+    if len(whole) == budget or not last:
         assert kept == whole
+        return
+    # The next best of the children of nodes that were expanded fill the last row: others were not looked at.
+    seen = {
+        path: score
+        for path, score in drafter.everything(depth).items()
+        if path[:-1] in drafter.expanded or path == (_ROOT,)
+    }
+    filled = sorted(seen.values(), reverse=True)[: min(len(whole) - last + rows, budget)]
+    worth = sum(math.exp(score) for score in filled[len(whole) - last :])
+    if worth > rows * math.exp(least) * (1 + 1e-5):
+        assert kept == filled
     elif worth < rows * math.exp(least) * (1 - 1e-5):
         assert kept == whole[: max(len(whole) - last, 1)]
 
