@@ -296,7 +296,7 @@ class Engine:
                 if record.nodes > 1 and config.rule.kind.invariant and config.grammar is None:
                     assert self.last_round is not None
                     tree, accepted = self.last_round
-                    self.observed.add(tree, accepted.path, config.temperature)
+                    self.observed.add(tree, accepted.path, record.draft_steps, config.temperature)
                 timings.draft_s += record.draft_s
                 timings.verify_s += record.verify_s
                 timings.io_wait_s += record.wait_s

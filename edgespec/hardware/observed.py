@@ -32,8 +32,9 @@ class _Seen:
         self._yields = yields
         self._expected = np.array([yields.at(budget) - 1 for budget in BUDGETS])
         self._accepted = np.zeros(len(BUDGETS))
+        self._steps = self._expected_steps = 0.0
 
-    def add(self, tree: TokenTree, path: Sequence[int]) -> None:
+    def add(self, tree: TokenTree, path: Sequence[int], steps: int) -> None:
         """Count a pass: what it accepted tells of smaller trees too, and of larger ones by proportion."""
         accepted = taken_within(tree, path) - 1.0
         expected = self._yields.at(len(tree)) - 1
@@ -42,6 +43,13 @@ class _Seen:
             accepted[larger] *= self._expected[larger] / expected
         self.passes += 1
         self._accepted += accepted
+        self._steps += steps
+        self._expected_steps += self._yields.steps_at(len(tree))
+
+    @property
+    def steps(self) -> float:
+        """Draft steps over what was expected."""
+        return self._steps / self._expected_steps if self._expected_steps > 0 else 1.0
 
     @property
     def ratios(self) -> dict[int, float]:
@@ -63,15 +71,20 @@ class Observed:
         self._store = store or ProfileStore()
         self._seen: dict[float, _Seen | None] = {}
 
-    def add(self, tree: TokenTree, path: Sequence[int], temperature: float) -> None:
-        """Count a pass of a text that was sampled at this temperature, and the path it accepted."""
+    def add(self, tree: TokenTree, path: Sequence[int], steps: int, temperature: float) -> None:
+        """Count a pass of a text that was sampled at this temperature.
+
+        Args:
+            path: of the tree, what was accepted.
+            steps: draft steps that the tree took.
+        """
         if len(tree) < 2 or self._keys is None:
             return
         if temperature not in self._seen:
             yields = self._store.yields_at(self._keys, temperature)
             self._seen[temperature] = _Seen(yields) if yields is not None else None
         if (seen := self._seen[temperature]) is not None:
-            seen.add(tree, path)
+            seen.add(tree, path, steps)
 
     def forget(self) -> None:
         """Begin anew, as with a profile that was just made from these passes."""
@@ -86,7 +99,7 @@ class Observed:
             key = self._keys.yields(temperature)
             known = self._store.yields(key)
             if seen is not None and known is not None:
-                self._store.put(key, known.corrected(seen.ratios, seen.passes))
+                self._store.put(key, known.corrected(seen.ratios, seen.passes, seen.steps))
         self.forget()
 
     def _keep_rate(self, target: Target, keys: Keys) -> None:

@@ -72,13 +72,26 @@ class Yields:
             tokens={b: (1 - share) * self.at(b) + share * other.at(b) for b in budgets},
         )
 
-    def corrected(self, ratios: Mapping[int, float], passes: int) -> Yields:
-        """These yields after so many more passes, which accepted `ratios` times what they say, by budget."""
-        moved, most = {}, 1.0
-        for budget, tokens in self.tokens.items():
-            factor = (self.passes + ratios[budget] * passes) / (self.passes + passes)
-            moved[budget] = most = max(1 + (tokens - 1) * factor, most)  # larger trees hold the smaller
-        return replace(self, passes=min(self.passes + passes, _MOST_PASSES), tokens=moved)
+    def corrected(self, ratios: Mapping[int, float], passes: int, steps: float = 1.0) -> Yields:
+        """These yields after so many more passes.
+
+        Args:
+            ratios: tokens that those passes accepted over what is said here, by budget.
+            steps: draft steps that they took over what is said here.
+        """
+
+        def moved(ratio: float) -> float:
+            return (self.passes + ratio * passes) / (self.passes + passes)
+
+        tokens, most = {}, 1.0
+        for budget, before in self.tokens.items():
+            tokens[budget] = most = max(1 + (before - 1) * moved(ratios[budget]), most)  # larger hold smaller
+        return replace(
+            self,
+            passes=min(self.passes + passes, _MOST_PASSES),
+            tokens=tokens,
+            steps={budget: before * moved(steps) for budget, before in self.steps.items()},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """For a file."""

@@ -83,7 +83,9 @@ def test_a_profile_is_measured_kept_and_planned_with(
     assert now is not None
     assert now.passes == known.passes + len(trees)
     ratio = sum(r.accepted for r in trees) / (len(trees) * (known.at(8) - 1))
-    moved = known.corrected(dict.fromkeys(BUDGETS, ratio), len(trees))
+    steps = sum(r.draft_steps for r in trees) / sum(known.steps_at(r.nodes) for r in trees)
+    moved = known.corrected(dict.fromkeys(BUDGETS, ratio), len(trees), steps)
+    assert now.steps_at(8) == pytest.approx(moved.steps_at(8), rel=1e-3)
     assert now.at(8) == pytest.approx(moved.at(8), rel=0.02)  # the last tree may be smaller
     assert all(
         now.at(b) == pytest.approx(moved.at(b), rel=0.02) for b in BUDGETS if b in now.tokens and b > 8

@@ -77,6 +77,10 @@ def test_yields_follow_what_is_seen_later_the_more_the_longer_it_was() -> None:
     drafted = yields.at(16) - 1
     assert yields.corrected(all_times(1.5), 30).at(16) - 1 == pytest.approx(1.25 * drafted)
     assert yields.corrected(all_times(1.5), 10**6).at(16) - 1 == pytest.approx(1.5 * drafted, rel=1e-3)
+    assert yields.corrected(all_times(1.0), 30).steps_at(16) == yields.steps_at(16)
+    assert yields.corrected(all_times(1.0), 30, steps=0.5).steps_at(16) == pytest.approx(
+        0.75 * yields.steps_at(16)
+    )
     # However long the past was, what is seen now still counts.
     long = yields.corrected(all_times(1.0), 10**6)
     assert long.corrected(all_times(2.0), 400).at(16) - 1 == pytest.approx(1.5 * drafted)
