@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,13 @@ from edgespec.bench.capped import run_capped
 from edgespec.engine import Engine
 from edgespec.generation import GenerationConfig
 from edgespec.hardware.probe import usable_cores
+from edgespec.hardware.reading import sequential_speed
 from edgespec.models.batch import Batch
 from edgespec.models.gguf import read_header
 from edgespec.models.runtime import Context, Model, start_backend
 from edgespec.models.widen import widen
-from edgespec.offload.layout import PIECE_BYTES, ModelFiles
-from edgespec.offload.memory import Area
+from edgespec.offload.layout import ModelFiles
 from edgespec.offload.pack import build_pack, content_fingerprint, pack_path
-from edgespec.offload.reader import FileReader
 
 ROWS = (1, 32, 64)
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -158,18 +156,8 @@ def run(arguments: list[str], cap: int | None) -> dict[str, Any]:
 
 def disk(target: Path, _budget: int) -> dict[str, Any]:
     """Plain sequential direct reads of the whole file, two at a time."""
-    reader = FileReader(target)
-    slots = 8
-    area = Area(slots * PIECE_BYTES)
-
-    def read(piece: int) -> int:
-        with area.view(piece % slots * PIECE_BYTES, PIECE_BYTES) as memory:
-            return reader.read_into(memory, piece * PIECE_BYTES)
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(2) as pool:
-        n_bytes = sum(pool.map(read, range(-(-reader.n_bytes // PIECE_BYTES))))
-    return {"bytes_per_s": n_bytes / (time.perf_counter() - start), "direct": reader.direct}
+    speed, direct = sequential_speed(target, most_bytes=target.stat().st_size)
+    return {"bytes_per_s": speed, "direct": direct}
 
 
 def pack(target: Path, _budget: int) -> dict[str, Any]:
