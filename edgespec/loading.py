@@ -19,7 +19,9 @@ from edgespec.hardware.curves import Costs
 from edgespec.hardware.probe import available_memory, usable_cores
 from edgespec.hardware.profiles import Keys
 from edgespec.hardware.starting import starting_costs
+from edgespec.kernels.kept import known_report, notes, tried_report
 from edgespec.models import catalog, gguf
+from edgespec.models.build import current_build
 from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
 from edgespec.models.identity import cache_identity
 from edgespec.models.pairing import differs
@@ -202,8 +204,12 @@ class _Loader:
 
     def _load(self, path: Path, draft: str, kind: str | None, start: float) -> Engine:
         wish = self._wish
+        _check_gpu(wish.gpu_layers)
         header = gguf.read_header(path)
         files = ModelFiles.of(header)
+        if known_report() is None:
+            self._on_progress("Trying the processor's kernels (once)", 0.0)
+        self._notes += notes(tried_report())
         draft_path = _draft_path(draft, kind, self._on_progress) or self._known_drafter(files, draft, kind)
         if draft_path is not None:
             # Over a second, which it can spend while the weights are read.
@@ -451,6 +457,23 @@ def _draft_path(draft: str, kind: str | None, on_progress: Progress | None = Non
     if kind in ("model", "merged") and draft in ("none", "lookup"):
         raise UsageError(f"The {kind} drafter needs a model.", "Name it with --draft PATH.")
     return None if draft in _NO_MODEL else catalog.find(draft, on_progress)
+
+
+def _check_gpu(layers: int) -> None:
+    """Refuse layers for a GPU that is not there; llama.cpp would compute them on the processor.
+
+    Raises:
+        UsageError: layers are asked for, and llama.cpp has nothing to give them to.
+    """
+    if layers == 0:
+        return
+    build = current_build()
+    if not build.gpus:
+        why = "finds no GPU here" if build.offloads else "is compiled for the processor alone"
+        raise UsageError(
+            f"The gpu layers are {layers}, and this llama.cpp build {why}.",
+            "Leave out --gpu-layers, or see 'edgespec doctor' for how to compile llama.cpp for a GPU.",
+        )
 
 
 def _sequences(model: Model, nodes: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
@@ -13,6 +14,7 @@ import platformdirs
 import pytest
 
 from edgespec.kernels import setting as kernels_setting
+from edgespec.kernels.kept import reports_folder, tried_report
 from edgespec.models.factory import KEEP, make_drafter
 
 # Before any test moves the user folders. Kept between runs, because the files take seconds to make.
@@ -27,10 +29,21 @@ def pytest_configure(config: pytest.Config) -> None:
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
+@pytest.fixture(scope="session")
+def tried_kernels() -> Path:
+    """The folder of what is known of the processor's kernels: tried once, as that takes seconds."""
+    tried_report()
+    return reports_folder()
+
+
 @pytest.fixture(autouse=True)
-def own_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_environment(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tried_kernels: Path
+) -> None:
     """Keep the user's settings, caches and tokens out of the tests, and the tests out of them."""
     home = tmp_path_factory.mktemp("home")
+    if tried_kernels.exists():
+        shutil.copytree(tried_kernels, home / "cache" / "edgespec" / tried_kernels.name)
     for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(home / kind.lower()))
     for name in list(os.environ):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from edgespec.bench.capped import Capped, Killable, run_capped
 from edgespec.bench.figures import Disk, Row, fill_identical, fill_shares, spread
 from edgespec.bench.setting import Setting, preparing
+from edgespec.ending import crash, told
 from edgespec.generation import GenerationConfig
 from edgespec.hardware.reading import forget_cached
 from edgespec.models.footprint import readable
@@ -233,5 +234,5 @@ def why_it_failed(ended: Capped, cap: int | None) -> str:
     if ended.killed:
         return f"Killed: out of memory within {readable(cap)}." if cap else "Killed: out of memory, it seems."
     last = next((line.strip() for line in reversed(ended.errors.splitlines()) if line.strip()), "")
-    how = f"by signal {-ended.status}" if ended.status < 0 else f"with status {ended.status}"
-    return f"Ended {how}{f': {last}' if last else '.'}"
+    advice = " Likely llama.cpp is at fault: see 'edgespec doctor'." if crash(ended.status) else ""
+    return f"The process {told(ended.status)}{f': {last}' if last else '.'}{advice}"

@@ -18,6 +18,7 @@ from edgespec import __version__, settings
 from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
 from edgespec.cli.config import WITHOUT_SETTINGS, config, defaults_from
+from edgespec.cli.crash import announce_crashes
 from edgespec.cli.doctor import doctor
 from edgespec.cli.draft import app as draft_app
 from edgespec.cli.generate import generate
@@ -26,6 +27,8 @@ from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
 from edgespec.cli.serve import serve
 from edgespec.errors import EdgeSpecError
+
+_IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # what runs no native code that may crash
 
 app = typer.Typer(
     name="edgespec",
@@ -83,7 +86,11 @@ def _start(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:  # run as a program
+        arguments = sys.argv[1:]
+        if not _IN_PYTHON_ALONE.issuperset(arguments[:1]):
+            announce_crashes(verbose=_verbose(arguments))
+    arguments = list(arguments)
     _escape_what_cannot_be_printed()
     try:
         code = app(

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from edgespec.ending import told
 from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, OutputError, UsageError
 
 KEEP = "keep"
@@ -126,8 +127,8 @@ def _run_worker(request: dict[str, Any]) -> dict[str, Any]:
     if child.returncode == 0:
         failure: dict[str, Any] = json.loads(child.stdout)
         return failure
-    last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-    return {"stage": "crash", "reason": f"exit status {child.returncode}, {last}"}
+    last = (child.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+    return {"stage": "crash", "reason": f"its process {told(child.returncode)}: {last}"}
 
 
 def _explain(

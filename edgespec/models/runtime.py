@@ -10,8 +10,8 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from edgespec.errors import BackendError, MemoryLimitError, ModelFileError
 from edgespec.models.batch import Batch
 from edgespec.models.vocabulary import Vocabulary
-from edgespec.offload.kernels import kernels_identity, restrict_loader
+from edgespec.offload.directing import directed
+from edgespec.offload.ggml import overrides
+from edgespec.offload.kernels import kernels_identity, offer_to_loader
 
 FloatArray = NDArray[np.float32]
 
@@ -130,12 +132,22 @@ class OutsideWeights(Protocol):
 
     @property
     def waited_s(self) -> float: ...
-    def loading(self, params: Any) -> AbstractContextManager[Path]: ...
+    def loading(self, params: Any, patterns: list[tuple[str, int]]) -> AbstractContextManager[Path]: ...
     def loaded(self) -> None: ...
     def attach(self, params: Any) -> None: ...
     def start_pass(self, stop: Callable[[], bool]) -> None: ...
     def end_pass(self) -> BaseException | None: ...
     def close(self) -> None: ...
+
+
+@contextmanager
+def _directing(path: Path, params: Any, patterns: list[tuple[str, int]]) -> Iterator[Path]:
+    """While a model is loaded: weights whose names match go into these buffer types."""
+    table = overrides(patterns)
+    if patterns:
+        params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
+    yield path
+    params.tensor_buft_overrides = None
 
 
 class Model:
@@ -153,7 +165,7 @@ class Model:
     Raises:
         ModelFileError: llama.cpp cannot load the file.
         MemoryLimitError: there is not enough memory.
-        UsageError: EDGESPEC_KERNELS cannot be obeyed.
+        UsageError, BackendError: EDGESPEC_KERNELS cannot be obeyed, or llama.cpp does not work here.
     """
 
     def __init__(
@@ -175,7 +187,12 @@ class Model:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
-        params.use_extra_bufts = repack and restrict_loader()
+        patterns: list[tuple[str, int]] = []
+        if repack and not vocabulary_only:
+            params.use_extra_bufts = offer_to_loader()
+            patterns = directed(path, gpu_layers)
+        else:
+            params.use_extra_bufts = False
         params.vocab_only = vocabulary_only
         interrupted: list[BaseException] = []
         if on_progress is not None:
@@ -190,7 +207,9 @@ class Model:
                 return True
 
             params.progress_callback = report
-        with weights.loading(params) if weights else nullcontext(path) as load_path:
+        with (
+            weights.loading(params, patterns) if weights else _directing(path, params, patterns) as load_path
+        ):
             self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(load_path), params)
         if interrupted:
             self.close()

@@ -116,6 +116,17 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_view_1d": (_POINTER, [_POINTER, _POINTER, ctypes.c_int64, _SIZE]),
     "ggml_mul_mat": (_POINTER, [_POINTER, _POINTER, _POINTER]),
     "ggml_mul_mat_id": (_POINTER, [_POINTER, _POINTER, _POINTER, _POINTER]),
+    "ggml_quantize_chunk": (_SIZE, [ctypes.c_int, *[_POINTER] * 2, *[ctypes.c_int64] * 3, _POINTER]),
+    "ggml_quantize_requires_imatrix": (ctypes.c_bool, [ctypes.c_int]),
+    "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
+    "ggml_graph_overhead_custom": (_SIZE, [_SIZE, ctypes.c_bool]),
+    "ggml_new_graph_custom": (_POINTER, [_POINTER, _SIZE, ctypes.c_bool]),
+    "ggml_build_forward_expand": (None, [_POINTER, _POINTER]),
+    "ggml_backend_dev_init": (_POINTER, [_POINTER, ctypes.c_char_p]),
+    "ggml_backend_cpu_set_n_threads": (None, [_POINTER, ctypes.c_int]),
+    "ggml_backend_graph_compute": (ctypes.c_int, [_POINTER, _POINTER]),
+    "ggml_backend_free": (None, [_POINTER]),
+    "ggml_backend_tensor_get": (None, [_POINTER, _POINTER, _SIZE, _SIZE]),
     "ggml_backend_cpu_buffer_type": (_POINTER, []),
     "ggml_backend_cpu_buffer_from_ptr": (_POINTER, [_POINTER, _SIZE]),
     "ggml_backend_buft_name": (ctypes.c_char_p, [_POINTER]),
@@ -212,11 +223,13 @@ def _extra_table() -> Any:
 
 
 class Scratch:
-    """A ggml context for a few tensors without data."""
+    """A ggml context for a few tensors without data, and for a graph of so many nodes."""
 
-    def __init__(self, n_tensors: int = 8) -> None:
+    def __init__(self, n_tensors: int = 8, n_nodes: int = 0) -> None:
         self._f = functions()
         size = self._f["ggml_tensor_overhead"]() * n_tensors
+        if n_nodes:
+            size += self._f["ggml_graph_overhead_custom"](n_nodes, False)
         self.handle: Address | None = self._f["ggml_init"](_ContextParams(size, None, True))
 
     def tensor(self, type_id: int, shape: tuple[int, ...], name: bytes = b"") -> Address:
@@ -356,6 +369,23 @@ def overrides(patterns: list[tuple[str, Address]]) -> ctypes.Array[_Override]:
     for entry, (pattern, buffer_type) in zip(table, patterns, strict=False):
         entry.pattern, entry.buffer_type = pattern.encode(), buffer_type
     return table
+
+
+@cache
+def plain_buffer_type() -> Address:
+    """A buffer type of plain memory that is not the CPU's usual one.
+
+    An override to the usual one makes llama.cpp's loader look at the extra types again.
+    """
+    f = functions()
+    memory = ctypes.create_string_buffer(4096)
+    aligned = -(-ctypes.addressof(memory) // 64) * 64
+    buffer = f["ggml_backend_cpu_buffer_from_ptr"](aligned, 64)
+    try:
+        found: Address = f["ggml_backend_buffer_get_type"](buffer)
+        return found
+    finally:
+        f["ggml_backend_buffer_free"](buffer)
 
 
 def address_of_map(area: mmap.mmap) -> Address:

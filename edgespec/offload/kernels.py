@@ -7,11 +7,14 @@ that weights rearranged here are, byte for byte, those of a model that is loaded
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
 from edgespec.errors import BackendError
-from edgespec.kernels.setting import allowed_layouts
+from edgespec.kernels.kept import known_report, layouts_in_use, tried_report
+from edgespec.kernels.setting import PLAIN
 from edgespec.offload import ggml
 from edgespec.offload.ggml import Address
 
@@ -60,46 +63,89 @@ def available_layouts() -> tuple[KernelLayout, ...]:
     )
 
 
+@cache
+def supporting_layouts(type_id: int, shape: tuple[int, ...]) -> tuple[KernelLayout, ...]:
+    """Those of the available layouts that can hold a matrix, in ggml's order.
+
+    A matrix multiplies activations; a stack of them, as experts have, is multiplied by index.
+    """
+    if len(shape) not in (2, 3):
+        return ()
+    f = ggml.functions()
+    with ggml.Scratch() as scratch:
+        weight = scratch.tensor(type_id, shape)
+        if len(shape) == 2:
+            rows = scratch.tensor(ggml.F32, (shape[0], _ROWS))
+            product = f["ggml_mul_mat"](scratch.handle, weight, rows)
+        else:
+            rows = scratch.tensor(ggml.F32, (shape[0], 1, _ROWS))
+            indices = scratch.tensor(ggml.I32, (1, _ROWS))
+            product = f["ggml_mul_mat_id"](scratch.handle, weight, rows, indices)
+
+        def supports(layout: KernelLayout) -> bool:
+            buffer = f["ggml_backend_buft_alloc_buffer"](layout.address, 0)
+            ggml.set_buffer(weight, buffer)
+            answer = bool(f["ggml_backend_dev_supports_op"](ggml.cpu_device(), product))
+            ggml.set_buffer(weight, None)
+            f["ggml_backend_buffer_free"](buffer)
+            return answer
+
+        return tuple(layout for layout in available_layouts() if supports(layout))
+
+
 def kernel_layouts() -> tuple[KernelLayout, ...]:
-    """The layouts in use, in ggml's order.
+    """The layouts in use, in ggml's order: those that are allowed, and that work as far as is known.
 
     Raises:
         UsageError: EDGESPEC_KERNELS asks for one that is not available.
+        BackendError: it asks for one that does not work here.
     """
-    allowed = allowed_layouts([layout.name for layout in available_layouts()])
-    return tuple(layout for layout in available_layouts() if layout.name in allowed)
+    if _only is not None:
+        return _only
+    names = layouts_in_use([layout.name for layout in available_layouts()], known_report())
+    return tuple(layout for layout in available_layouts() if layout.name in names)
 
 
 def kernel_layout(type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
-    """The layout for a matrix of a layer; None where the file's own is used.
-
-    A matrix multiplies activations; a stack of them, as experts have, is multiplied by index.
+    """The layout for a matrix of a layer, the fastest here; None where the file's own is used.
 
     Raises:
-        UsageError: as kernel_layouts.
+        UsageError, BackendError: as kernel_layouts.
     """
-    return _first_layout(kernel_layouts(), type_id, shape)
+    layouts = kernel_layouts()
+    able = {layout.name: layout for layout in supporting_layouts(type_id, shape) if layout in layouts}
+    return able.get(_preferred(type_id, tuple(able)))
 
 
 def kernels_identity() -> str:
-    """Names the layouts in use: kernels of different layouts round differently.
+    """Names the layouts in use, and which quantizations take another one than the first that could be.
+
+    Kernels of different layouts round differently, so what they computed is not to be mixed.
 
     Raises:
-        UsageError: as kernel_layouts.
+        UsageError, BackendError: as kernel_layouts.
     """
-    return "+".join(layout.name for layout in kernel_layouts()) or "plain"
+    names = tuple(layout.name for layout in kernel_layouts())
+    return " ".join(["+".join(names) or PLAIN, *(f"{t}={name}" for t, name in _unusual(names))])
 
 
-def restrict_loader() -> bool:
-    """Let llama.cpp's loader see the layouts in use and no others.
+def follows_ggml() -> bool:
+    """Whether each weight takes the first layout in use that can hold it, as llama.cpp's loader does."""
+    return not _unusual(tuple(layout.name for layout in kernel_layouts()))
+
+
+def offer_to_loader() -> bool:
+    """Let llama.cpp's loader see the layouts in use and no others; they are tried first if they never were.
 
     Returns:
         Whether there are any: what `use_extra_bufts` should be.
 
     Raises:
         UsageError: as kernel_layouts.
-        BackendError: llama.cpp cannot be told.
+        BackendError: as kernel_layouts; or llama.cpp cannot be told, or does not work here at all.
     """
+    if _only is None:
+        tried_report()
     layouts = kernel_layouts()
     if layouts:
         try:
@@ -112,28 +158,35 @@ def restrict_loader() -> bool:
     return bool(layouts)
 
 
-@cache
-def _first_layout(
-    layouts: tuple[KernelLayout, ...], type_id: int, shape: tuple[int, ...]
-) -> KernelLayout | None:
-    if len(shape) not in (2, 3):
-        return None
-    f = ggml.functions()
-    with ggml.Scratch() as scratch:
-        weight = scratch.tensor(type_id, shape)
-        if len(shape) == 2:
-            rows = scratch.tensor(ggml.F32, (shape[0], _ROWS))
-            product = f["ggml_mul_mat"](scratch.handle, weight, rows)
-        else:
-            rows = scratch.tensor(ggml.F32, (shape[0], 1, _ROWS))
-            indices = scratch.tensor(ggml.I32, (1, _ROWS))
-            product = f["ggml_mul_mat_id"](scratch.handle, weight, rows, indices)
-        for layout in layouts:
-            buffer = f["ggml_backend_buft_alloc_buffer"](layout.address, 0)
-            ggml.set_buffer(weight, buffer)
-            supported = f["ggml_backend_dev_supports_op"](ggml.cpu_device(), product)
-            ggml.set_buffer(weight, None)
-            f["ggml_backend_buffer_free"](buffer)
-            if supported:
-                return layout
-    return None
+@contextmanager
+def only(layouts: Sequence[KernelLayout]) -> Iterator[None]:
+    """Use these layouts whatever is known and allowed: for trying them, in a process of its own."""
+    global _only
+    before, _only = _only, tuple(layouts)
+    try:
+        yield
+    finally:
+        _only = before
+
+
+_only: tuple[KernelLayout, ...] | None = None
+
+
+def _unusual(names: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Quantizations that take another layout than the first of these that can hold them, and which."""
+    report = known_report()
+    if report is None or _only is not None:
+        return []
+    found = []
+    for type_id, by_layout in sorted(report.seconds.items()):
+        able = tuple(name for name in names if name in by_layout)
+        if able and (best := report.fastest(type_id, able)) != able[0]:
+            found.append((type_id, best))
+    return found
+
+
+def _preferred(type_id: int, able: tuple[str, ...]) -> str:
+    report = known_report()
+    if _only is not None or report is None or not able:
+        return able[0] if able else PLAIN
+    return report.fastest(type_id, able)

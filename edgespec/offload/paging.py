@@ -66,7 +66,7 @@ class PagedWeights:
             thread.start()
 
     @contextmanager
-    def loading(self, _params: Any) -> Iterator[Path]:
+    def loading(self, _params: Any, _patterns: list[tuple[str, Address]]) -> Iterator[Path]:
         """Around llama_model_load_from_file: nothing to amend."""
         yield self._path
 

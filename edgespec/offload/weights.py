@@ -107,8 +107,12 @@ class StreamedWeights:
         return self._ring.reading_s if self._ring else 0.0
 
     @contextmanager
-    def loading(self, params: Any) -> Iterator[Path]:
-        """Around llama_model_load_from_file: amends its parameters, and gives the path to load."""
+    def loading(self, params: Any, others: list[tuple[str, Address]]) -> Iterator[Path]:
+        """Around llama_model_load_from_file: amends its parameters, and gives the path to load.
+
+        Args:
+            others: (pattern, buffer type) for weights that are not kept here.
+        """
         kernel_types = {layout.name: layout.address for layout in kernel_layouts()}
         groups: dict[str, list[str]] = {}
         for layer in self._store.layers.values():
@@ -118,7 +122,7 @@ class StreamedWeights:
         for kernel, names in groups.items():
             self._types[kernel] = HollowType(kernel_types[kernel] if kernel else None)
             patterns += [(pattern, self._types[kernel].address) for pattern in pattern_of(names)]
-        table = ggml.overrides(patterns)
+        table = ggml.overrides(patterns + others)
         params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
         yield self._files.paths[0]
         params.tensor_buft_overrides = None

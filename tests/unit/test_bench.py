@@ -530,8 +530,13 @@ def test_a_process_is_held_to_its_memory(tmp_path: Path) -> None:
     [
         (Capped("", -9, 0, 1.0), 1 << 30, "Killed: out of memory within 1.0 GiB."),
         (Capped("", 1, 0, 1.0, out_of_memory=True), None, "Killed: out of memory, it seems."),
-        (Capped("", -11, 0, 1.0), None, "Ended by signal 11."),
-        (Capped("", 3, 0, 1.0, errors="a\nWorse: b\n\n"), None, "Ended with status 3: Worse: b"),
+        (
+            Capped("", -11, 0, 1.0),
+            None,
+            "The process crashed (segmentation fault). Likely llama.cpp is at fault: see 'edgespec doctor'.",
+        ),
+        (Capped("", -15, 0, 1.0), None, "The process was ended by SIGTERM."),
+        (Capped("", 3, 0, 1.0, errors="a\nWorse: b\n\n"), None, "The process ended with status 3: Worse: b"),
     ],
 )
 def test_why_a_process_failed(ended: Capped, cap: int | None, what: str) -> None:

@@ -254,7 +254,7 @@ def test_quantizer_that_dies_is_reported(
     with pytest.raises(BackendError) as caught:
         make_drafter(smol_path, tmp_path / "d.gguf")
     assert caught.value.what.startswith(
-        f"llama.cpp could not make a drafter (q4_0) from {smol_path.name}: exit status -6, "
+        f"llama.cpp could not make a drafter (q4_0) from {smol_path.name}: its process crashed (abort): "
     )
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 

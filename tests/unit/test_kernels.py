@@ -19,7 +19,7 @@ from edgespec.offload.kernels import (
     kernel_layout,
     kernel_layouts,
     kernels_identity,
-    restrict_loader,
+    offer_to_loader,
 )
 from edgespec.offload.layout import ModelFiles
 from edgespec.offload.pack import pack_path
@@ -85,7 +85,7 @@ def test_plain_has_no_layouts(monkeypatch: pytest.MonkeyPatch, loader: None) -> 
     monkeypatch.setenv(VARIABLE, "plain")
     assert kernel_layouts() == ()
     assert kernel_layout(Q4_0, (256, 64)) is None
-    assert not restrict_loader()
+    assert not offer_to_loader()
     assert kernels_identity() == "plain"
 
 

@@ -1,0 +1,50 @@
+"""How child processes end: what a status says, for people."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+# What Windows makes of a crash.
+_WINDOWS = {0xC0000005: "access violation", 0xC000001D: "illegal instruction", 0xC00000FD: "stack overflow"}
+_NAMES = {
+    "SIGILL": "illegal instruction",
+    "SIGSEGV": "segmentation fault",
+    "SIGBUS": "bus error",
+    "SIGFPE": "arithmetic fault",
+    "SIGABRT": "abort",
+}
+
+
+def told(returncode: int) -> str:
+    """How a process ended that failed: "crashed (segmentation fault)", "was ended by SIGTERM" ..."""
+    if fault := crash(returncode):
+        return f"crashed ({fault})"
+    if by := killed(returncode):
+        return f"was ended by {by}"
+    return f"ended with status {returncode}"
+
+
+def crash(returncode: int | None) -> str:
+    """The fault that ended a process, such as "segmentation fault"; empty if it ended otherwise."""
+    if returncode is None:
+        return ""
+    if sys.platform == "win32":
+        return _WINDOWS.get(returncode & 0xFFFFFFFF, "")
+    return _NAMES.get(_signal_name(returncode), "")
+
+
+def killed(returncode: int | None) -> str:
+    """The signal from outside that ended a process, such as "SIGKILL"; empty if there was none."""
+    if returncode is None or crash(returncode):
+        return ""
+    return _signal_name(returncode)
+
+
+def _signal_name(returncode: int) -> str:
+    if returncode >= 0:
+        return ""
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"

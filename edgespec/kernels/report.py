@@ -1,0 +1,96 @@
+"""What trying the kernel layouts showed: which of them work here, and how fast each one is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.kernels.setting import PLAIN
+
+ROWS = (1, 8, 32)  # of the products that are tried: plain decoding, a small tree, a large one
+
+# How much faster a layout must be to be preferred to one that ggml names before it; less is noise.
+_GAIN = 1.1
+
+# Of layouts by seconds for each of ROWS.
+Seconds = Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of a trial.
+
+    Attributes:
+        problems: what is wrong with each layout that must not be used, such as "it crashes (segmentation
+            fault) at products of Q4_0"; by ggml's name.
+        seconds: for each quantization's type id, seconds of a product by layout ("plain" among them).
+        passing: whether a problem may be gone next time (a hang, a process that was killed).
+    """
+
+    problems: dict[str, str] = field(default_factory=dict)
+    seconds: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+    passing: bool = False
+
+    def fastest(self, type_id: int, layouts: Sequence[str]) -> str:
+        """The one to use of these layouts, given in ggml's order; "plain" where that is faster than all.
+
+        The geometric mean over ROWS counts, so that one row weighs as much as many.
+        """
+        measured = self.seconds.get(type_id, {})
+        best, *others = [*layouts, PLAIN]
+        for other in others:
+            if best in measured and other in measured:
+                gain = _mean(measured[best]) / _mean(measured[other])
+                best = other if gain > _GAIN else best
+        return best
+
+    def speedup(self, layout: str) -> tuple[float, ...] | None:
+        """How many times as fast as plain a layout is, for each of ROWS: the median over quantizations."""
+        ratios = [
+            [a / b for a, b in zip(by_layout[PLAIN], by_layout[layout], strict=True)]
+            for by_layout in self.seconds.values()
+            if PLAIN in by_layout and layout in by_layout
+        ]
+        if not ratios:
+            return None
+        return tuple(sorted(column)[len(column) // 2] for column in zip(*ratios, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """For a file, and for scripts."""
+        return {
+            "problems": self.problems,
+            "rows": list(ROWS),
+            "seconds": {
+                str(type_id): {name: [float(f"{s:.4g}") for s in row] for name, row in by_layout.items()}
+                for type_id, by_layout in self.seconds.items()
+            },
+            "passing": self.passing,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Report:
+        """From a file.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: it is not a report of these row counts.
+        """
+        if record["rows"] != list(ROWS):
+            raise ValueError("a report of other row counts")
+        return cls(
+            {str(name): str(what) for name, what in record["problems"].items()},
+            {
+                int(type_id): {
+                    str(name): tuple(float(s) for s in row)
+                    for name, row in by_layout.items()
+                    if len(row) == 3
+                }
+                for type_id, by_layout in record["seconds"].items()
+            },
+            bool(record["passing"]),
+        )
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    return math.exp(sum(math.log(max(s, 1e-9)) for s in seconds) / len(seconds))
