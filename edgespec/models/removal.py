@@ -7,6 +7,7 @@ what EdgeSpec made is removed.
 from __future__ import annotations
 
 import contextlib
+import glob
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,8 @@ def plan_removal(path: Path) -> Removal:
         raise ModelFileError(f"{path} does not exist.", "See 'edgespec models list'.")
     removal = Removal()
     if path.parent == packs_folder() and path.suffix == ".pack":
-        removal.files += _pack_files(path)
+        for file in path.parent.glob(f"{glob.escape(path.name)}*"):
+            removal.files += _pack_files(file)
         return removal
     header = _header(path)
     parts = [path]
@@ -153,6 +155,7 @@ def packs_folder() -> Path:
 
 
 def _pack_files(pack: Path) -> list[Removable]:
+    """A packed file, or one that goes with it, and its lock."""
     lock = pack.with_suffix(".lock")
     files = [pack, lock] if pack.suffix == ".pack" and lock.exists() else [pack]
     return [Removable(file, "packed file", file.stat().st_size) for file in files]
