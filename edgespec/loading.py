@@ -252,7 +252,7 @@ class _Loader:
         target = Target(model, context, self._row_rule(context, header.fingerprint) if exact else None)
         kernels = "plain" if self._plan.kernels_differ else "packed"
         target.identity = cache_identity(
-            header, context=self._cells, rule=target.rule, gpu_layers=wish.gpu_layers, kernels=kernels
+            header, model, context=self._cells, rule=target.rule, gpu_layers=wish.gpu_layers, kernels=kernels
         )
         limits = TreeLimits(self._nodes, depth=self._nodes, width=max(8, self._nodes // 8))
         guesses = "none" if draft == "none" else "lookup"
@@ -396,8 +396,7 @@ class _Loader:
         limits: TreeLimits,
         lookup: LookupDrafter | None,
     ) -> Drafter:
-        # Beside a streamed target every page counts, and the system would have to guess which ones.
-        model = self._open_model(path, needs, memory_map=self._plan.stream is None)
+        model = self._open_model(path, needs, self._plan.memory_map)
         differ = differs(vocabulary, model.vocabulary)
         context = Context(
             model,
