@@ -23,6 +23,7 @@ from edgespec.models import catalog, gguf
 from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
 from edgespec.models.identity import cache_identity
 from edgespec.models.pairing import differs
+from edgespec.models.registry import Registry
 from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.runtime import AbortFlag, Context, DecodeAborted, Model
 from edgespec.models.siblings import drafter_to_take
@@ -307,6 +308,11 @@ class _Loader:
         """With "auto": the best drafter that is here for the target, and a note that says which."""
         if draft != "auto" or kind == "lookup":
             return None
+        self._notes += (
+            f"The drafter {gone.path} of this target is not there any more. "
+            f"'edgespec models remove {gone.path}' forgets it."
+            for gone in Registry().missing(files.headers[0].fingerprint)
+        )
         found = drafter_to_take(
             files.headers[0],
             files.tensor_bytes,
