@@ -36,7 +36,7 @@ from edgespec.models.gguf import read_header
 from edgespec.models.runtime import Context, Model, start_backend
 from edgespec.models.widen import widen
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload.pack import build_pack, content_fingerprint, pack_path
+from edgespec.offload.pack import build_pack, pack_path
 
 ROWS = (1, 32, 64)
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -167,7 +167,7 @@ def pack(target: Path, _budget: int) -> dict[str, Any]:
     folder = user_cache_path("edgespec") / "packs"
     path = pack_path(folder, files)
     start = time.perf_counter()
-    build_pack(path, files, files.layers(), content_fingerprint(files))
+    build_pack(path, files, files.layers())
     return {"seconds": time.perf_counter() - start, "pack_bytes": path.stat().st_size}
 
 

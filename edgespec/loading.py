@@ -25,6 +25,7 @@ from edgespec.models.build import current_build
 from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
 from edgespec.models.identity import cache_identity
 from edgespec.models.pairing import differs
+from edgespec.models.registry import Registry
 from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.runtime import AbortFlag, Context, DecodeAborted, Model
 from edgespec.models.siblings import drafter_to_take
@@ -258,7 +259,7 @@ class _Loader:
         target = Target(model, context, self._row_rule(context, header.fingerprint) if exact else None)
         kernels = "plain" if self._plan.kernels_differ else "packed"
         target.identity = cache_identity(
-            header, context=self._cells, rule=target.rule, gpu_layers=wish.gpu_layers, kernels=kernels
+            header, model, context=self._cells, rule=target.rule, gpu_layers=wish.gpu_layers, kernels=kernels
         )
         limits = TreeLimits(self._nodes, depth=self._nodes, width=max(8, self._nodes // 8))
         guesses = "none" if draft == "none" else "lookup"
@@ -313,6 +314,11 @@ class _Loader:
         """With "auto": the best drafter that is here for the target, and a note that says which."""
         if draft != "auto" or kind == "lookup":
             return None
+        self._notes += (
+            f"The drafter {gone.path} of this target is not there any more. "
+            f"'edgespec models remove {gone.path}' forgets it."
+            for gone in Registry().missing(files.headers[0].fingerprint)
+        )
         found = drafter_to_take(
             files.headers[0],
             files.tensor_bytes,
@@ -402,8 +408,7 @@ class _Loader:
         limits: TreeLimits,
         lookup: LookupDrafter | None,
     ) -> Drafter:
-        # Beside a streamed target every page counts, and the system would have to guess which ones.
-        model = self._open_model(path, needs, memory_map=self._plan.stream is None)
+        model = self._open_model(path, needs, self._plan.memory_map)
         differ = differs(vocabulary, model.vocabulary)
         context = Context(
             model,

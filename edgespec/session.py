@@ -14,6 +14,7 @@ from edgespec.models.states import StateStore
 from edgespec.saved import Conversation, SessionFile
 
 _REASONS = {
+    "weights": "with other weights of this model, or from another copy of its file",
     "build": "by another build of llama.cpp, or on another processor",
     "context": "with another context size",
 }
@@ -230,7 +231,7 @@ class Session:
         """Why the saved states are of no use; raises SessionError if the conversation is of none."""
         now = self.engine.target.identity
         then = saved.identity
-        if then.get("model") != now.get("model"):
+        if not _same_model(then.get("model", ""), now.get("model", "")):
             was, is_ = (str(i.get("model", "?")).partition(" ")[0] for i in (then, now))
             other = f"{was}, and this is {is_}" if was != is_ else f"another {was}"
             raise SessionError(
@@ -243,7 +244,12 @@ class Session:
                 f"{self.engine.context}.",
                 f"Ask for --context {-(-(len(saved.known.tokens) + 512) // 1024) * 1024}.",
             )
-        differing = [name for name in now if then.get(name) != now[name]]
+        differing = [name for name in now if name != "model" and then.get(name) != now[name]]
         if not differing:
             return ""
         return f"It was saved {_REASONS.get(differing[0], 'with other settings of the model')}"
+
+
+def _same_model(then: str, now: str) -> bool:
+    """Whether two identities name one model; earlier versions put a sample of its weights behind the name."""
+    return then == now or then.startswith(f"{now} ")

@@ -44,6 +44,7 @@ class HubServer:
         sizes: bytes that are claimed for a path, in place of the true ones.
         digests: checksums that are claimed for a path, in place of the true ones.
         renamed: old names of repositories, and where they lead.
+        heads: the newest commit of repositories that have moved on; `history` has the files of earlier ones.
         failures: what goes wrong; the first that answers a request wins.
         requests: all that came.
     """
@@ -55,6 +56,8 @@ class HubServer:
     sizes: dict[str, int] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
+    heads: dict[str, str] = field(default_factory=dict)
+    history: dict[tuple[str, str], dict[str, bytes]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
 
@@ -75,6 +78,17 @@ class HubServer:
     def downloads(self) -> list[Request]:
         """The requests for bytes."""
         return [r for r in self.requests if r.host == "cdn" and r.method == "GET"]
+
+    def move(self, repo: str, files: dict[str, bytes]) -> str:
+        """A new commit, which is returned; the files of the last one stay where its name leads."""
+        head = self.heads.get(repo, COMMIT)
+        self.history[repo, head] = self.repositories[repo]
+        self.repositories[repo] = files
+        self.heads[repo] = hashlib.sha1(head.encode()).hexdigest()
+        return self.heads[repo]
+
+    def _files(self, repo: str, revision: str) -> dict[str, bytes]:
+        return self.history.get((repo, revision), self.repositories[repo])
 
     def _serve(self, host: str) -> ThreadingHTTPServer:
         hub = self
@@ -144,13 +158,13 @@ class HubServer:
         elif api:
             reply(handler, self._info(repo))
         else:
-            self._resolve(handler, repo, "/".join(steps[4:]))
+            self._resolve(handler, repo, steps[3], "/".join(steps[4:]))
 
     def _info(self, repo: str) -> dict[str, Any]:
         files = self.repositories[repo]
         return {
             "id": repo,
-            "sha": COMMIT,
+            "sha": self.heads.get(repo, COMMIT),
             "siblings": [
                 {
                     "rfilename": path,
@@ -169,23 +183,25 @@ class HubServer:
     def _digest(self, path: str, data: bytes) -> str:
         return self.digests.get(path) or hashlib.sha256(data).hexdigest()
 
-    def _resolve(self, handler: BaseHTTPRequestHandler, repo: str, path: str) -> None:
-        data = self.repositories[repo].get(path)
+    def _resolve(self, handler: BaseHTTPRequestHandler, repo: str, revision: str, path: str) -> None:
+        commit = self.heads.get(repo, COMMIT) if revision == "main" else revision
+        data = self._files(repo, commit).get(path)
         if data is None:
             reply(handler, {"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
             return
-        location = f"http://127.0.0.1:{self._cdn.server_port}/{repo}/{path}?Signature=verysecret"
+        location = f"http://127.0.0.1:{self._cdn.server_port}/{repo}/{path}?at={commit}&Signature=verysecret"
         headers = {
             "Location": location,
-            "X-Repo-Commit": COMMIT,
+            "X-Repo-Commit": commit,
             "X-Linked-Size": str(self.sizes.get(path, len(data))),
             "X-Linked-Etag": f'"{self._digest(path, data)}"',
         }
         reply(handler, None, 302, headers)
 
     def _answer_cdn(self, handler: BaseHTTPRequestHandler, request: Request) -> None:
-        org, repo, path = unquote(urlsplit(request.path).path).strip("/").split("/", 2)
-        data = self.repositories[f"{org}/{repo}"][path]
+        parts = urlsplit(request.path)
+        org, repo, path = unquote(parts.path).strip("/").split("/", 2)
+        data = self._files(f"{org}/{repo}", parse_qs(parts.query)["at"][0])[path]
         start, end = 0, len(data)
         if request.range:
             first, _, last = request.range.removeprefix("bytes=").partition("-")

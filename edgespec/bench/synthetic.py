@@ -62,7 +62,7 @@ def remove_with_pack(path: Path) -> None:
     """Remove a model that was made here, and its packed file."""
     with contextlib.suppress(Exception):  # a file that is no model has no packed file
         pack = pack_path(packs_folder(), ModelFiles.of(read_header(path)))
-        for file in (pack, pack.with_suffix(".lock")):
+        for file in (pack, pack.with_suffix(".lock"), pack.with_name(f"{pack.name}.sources")):
             file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)

@@ -211,7 +211,7 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a model, and what EdgeSpec made for it; says how many bytes are freed."""
+    """Remove a model, its pairs, and what EdgeSpec made for it; says how many bytes are freed."""
     from edgespec.models import catalog
     from edgespec.models.footprint import readable
     from edgespec.models.removal import plan_removal
@@ -222,7 +222,9 @@ def remove(
     if not as_json:
         for sentence in removal.kept:
             terminal.note(sentence)
-    if removal.files and not yes:
+        for pair in removal.pairs:
+            terminal.note(f"{'pair':<12}{'':>11}  {pair.path.name} drafts for {pair.target_name}: forgotten")
+    if (removal.files or removal.pairs) and not yes:
         for file in removal.files:
             if file.n_bytes:
                 terminal.note(f"{file.kind:<12}{readable(file.n_bytes):>11}  {file.path}")
@@ -232,7 +234,12 @@ def remove(
     freed = removal.carry_out()
     if as_json:
         results().record(
-            {"freed_bytes": freed, "removed": [f.to_json() for f in removal.files], "kept": removal.kept}
+            {
+                "freed_bytes": freed,
+                "removed": [file.to_json() for file in removal.files],
+                "forgotten": [pair.to_json() for pair in removal.pairs],
+                "kept": removal.kept,
+            }
         )
     else:
         results().text(f"{freed} bytes freed ({readable(freed)}).\n")

@@ -28,7 +28,7 @@ from edgespec.models import catalog
 from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
 from edgespec.models.gguf import GGUFHeader
 from edgespec.models.rows import MOST_ROWS
-from edgespec.models.siblings import candidates
+from edgespec.models.siblings import agreement_of, candidates
 from edgespec.models.sight import Seen, look_at
 from edgespec.offload.budget import Holding, foresee
 from edgespec.offload.layout import ModelFiles
@@ -262,7 +262,9 @@ class _Planning:
             return []
         found: list[tuple[Drafting, Footprint | None]] = []
         if draft not in ("auto", "lookup"):
-            found.append(self._with_model(seen, look_at(draft, self._on_progress), None))
+            small = look_at(draft, self._on_progress)
+            top1 = agreement_of(seen.headers[0], small.path) if seen.path and small.path else None
+            found.append(self._with_model(seen, small, top1))
         elif draft == "auto":
             for candidate in candidates(seen.headers[0]) if seen.path else ():
                 try:

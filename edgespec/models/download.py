@@ -45,10 +45,19 @@ def download(
     hub_logging.get_logger("huggingface_hub").setLevel(logging.ERROR)  # addresses, on stderr
     with translated(hub, repository.repo):
         _check_room(hub, repository, files)
-        return [
+        paths = [
             _File(hub, repository, file, _Report(on_progress, file, number, len(files))).fetch()
             for number, file in enumerate(files, start=1)
         ]
+        _make_newest(hub, repository)
+    return paths
+
+
+def _make_newest(hub: Hub, repository: Repository) -> None:
+    """Note in the cache that this commit is the newest one known, as huggingface-hub does."""
+    reference = hub.folder(repository.repo) / "refs" / "main"
+    reference.parent.mkdir(parents=True, exist_ok=True)
+    reference.write_text(repository.commit)
 
 
 class _Report:
@@ -109,7 +118,7 @@ class _File:
             hf_hub_download(
                 self.repository.repo,
                 self.file.path,
-                revision=None,
+                revision=self.repository.commit,  # the one that was asked about, whatever has come since
                 cache_dir=self.hub.cache,
                 endpoint=self.hub.endpoint,
                 token=self.hub.token or False,

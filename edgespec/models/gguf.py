@@ -188,6 +188,16 @@ def split_paths(header: GGUFHeader) -> tuple[Path, ...]:
     return paths
 
 
+def parts_by_name(path: Path) -> tuple[Path, ...]:
+    """The files of a model that are there, as far as this one's name tells; nothing is read."""
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if not match:
+        return (path,)
+    count = int(match["count"])
+    names = (f"{match['prefix']}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1))
+    return tuple(part for name in names if (part := path.with_name(name)).is_file()) or (path,)
+
+
 class _HeaderReader:
     """A cursor over the mapped file, or over its beginning. Each step checks its bounds before it reads."""
 

@@ -7,6 +7,8 @@ are translated here, once; no message carries a token or a signed address.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import Any
 from edgespec.errors import EdgeSpecError, HubError, OutputError
 from edgespec.models.names import ModelFile, group_files
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOG_IN = "Log in with 'hf auth login', or set HF_TOKEN"
 
 
@@ -105,15 +108,7 @@ def look_up(hub: Hub, repo: str) -> Repository:
             f"{repo} is not here, and the Hub is not asked, as HF_HUB_OFFLINE is set.",
             "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
         )
-    from huggingface_hub import HfApi
-
-    api = HfApi(endpoint=hub.endpoint, token=hub.token or False, library_name="edgespec")
-    with translated(hub, repo, api):
-        info = api.model_info(repo, files_metadata=True, timeout=hub.timeout)
-    # A renamed repository answers under its new name.
-    found = Repository(
-        str(info.id), str(info.sha), tuple(_file(sibling) for sibling in info.siblings or () if sibling.size)
-    )
+    found = _parsed(hub, _asked(hub, repo))
     if not found.models:
         names = sorted(file.path for file in found.files)
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
@@ -124,9 +119,49 @@ def look_up(hub: Hub, repo: str) -> Repository:
     return found
 
 
-def _file(sibling: Any) -> HubFile:
-    lfs = sibling.lfs
-    return HubFile(sibling.rfilename, int(sibling.size), str(lfs.sha256 if lfs else sibling.blob_id or ""))
+def _asked(hub: Hub, repo: str) -> bytes:
+    """The Hub's answer to what is in a repository, as it came."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        get_session,
+        hf_raise_for_status,
+        validate_repo_id,
+    )
+
+    api = HfApi(endpoint=hub.endpoint, token=hub.token or False, library_name="edgespec")
+    with translated(hub, repo, api):
+        validate_repo_id(repo)
+        response = get_session().get(
+            f"{hub.endpoint}/api/models/{repo}",
+            params={"blobs": True},
+            headers=hub.headers(),
+            timeout=hub.timeout,
+        )
+        hf_raise_for_status(response)
+        return bytes(response.content)
+
+
+def _parsed(hub: Hub, answer: bytes) -> Repository:
+    """What the Hub said, checked; nothing but its answer can be at fault here."""
+    try:
+        said = json.loads(answer)
+        siblings = said["siblings"] or ()
+        files = tuple(_file(sibling) for sibling in siblings if sibling.get("size"))
+        # A renamed repository answers under its new name.
+        name, commit = said["id"], said["sha"]
+        if not (isinstance(name, str) and isinstance(commit, str) and _COMMIT.fullmatch(commit)):
+            raise ValueError("no name, or no commit")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise HubError(
+            f"{_host(hub)} gave an answer that is not the Hub's.", "Check HF_ENDPOINT and any proxy."
+        ) from None
+    return Repository(name, commit, files)
+
+
+def _file(sibling: dict[str, Any]) -> HubFile:
+    lfs = sibling.get("lfs")
+    digest = lfs["sha256"] if lfs else sibling.get("blobId") or ""
+    return HubFile(str(sibling["rfilename"]), int(sibling["size"]), str(digest))
 
 
 def cached_models(hub: Hub, repo: str) -> Iterator[tuple[ModelFile, Path]]:
@@ -161,7 +196,10 @@ def cached_repositories(hub: Hub) -> list[str]:
 
 @contextmanager
 def translated(hub: Hub, repo: str, api: Any = None) -> Iterator[None]:
-    """Turn what huggingface-hub and the system raise into messages for people."""
+    """Turn what huggingface-hub, the network and the system raise into messages for people.
+
+    Nothing else is caught: a mistake in a program is not the network's fault, and must not look like it.
+    """
     import httpx2
     from huggingface_hub import errors
 
@@ -206,10 +244,6 @@ def translated(hub: Hub, repo: str, api: Any = None) -> Iterator[None]:
         raise OutputError(
             f"{error.filename or hub.cache} cannot be written: {error.strerror or error}.",
             "Check its permissions, or set HF_HOME to another folder.",
-        ) from None
-    except (ValueError, KeyError, TypeError):
-        raise HubError(
-            f"{_host(hub)} gave an answer that is not the Hub's.", "Check HF_ENDPOINT and any proxy."
         ) from None
 
 

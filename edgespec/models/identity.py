@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from edgespec.models.gguf import GGUFHeader
-from edgespec.models.runtime import build_identity
-
-_SAMPLES = 16
-_SAMPLE_BYTES = 4096
+from edgespec.models.runtime import Model, build_identity
 
 
-def cache_identity(header: GGUFHeader, **settings: object) -> dict[str, str]:
-    """Names the model, the llama.cpp build with its CPU features, and `settings`.
+def cache_identity(header: GGUFHeader, model: Model, **settings: object) -> dict[str, str]:
+    """Names the model, its weights, the llama.cpp build with its CPU features, and `settings`.
 
-    Raises:
-        OSError: the model's file cannot be read.
+    The weights are named by the states of the files that they were loaded from (see filestate.py), so any
+    write to one of them gives another name. A copy of a model, or one that was moved or touched, has another
+    name too: its texts are read once more. The alternative, a hash over all bytes, would cost a pass over
+    the disk before the first answer.
     """
     return {
-        "model": f"{header.path.name} {header.fingerprint} {_weights_sample(header)}",
+        "model": f"{header.path.name} {header.fingerprint}",
+        "weights": ", ".join(map(str, model.states)),
         "build": build_identity(),
         **{name: str(value) for name, value in settings.items()},
     }
-
-
-def _weights_sample(header: GGUFHeader) -> str:
-    """A hash over small pieces of the weights: two trainings of one model have the same header."""
-    digest = hashlib.blake2b(str(header.file_bytes).encode(), digest_size=8)
-    step = max((header.file_bytes - header.data_offset) // _SAMPLES, 1)
-    with header.path.open("rb") as file:
-        for at in range(header.data_offset, header.file_bytes, step):
-            file.seek(at)
-            digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()

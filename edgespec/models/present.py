@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.files import remove_abandoned
 from edgespec.models import catalog
 from edgespec.models.hub import Hub, cached_models, cached_repositories
 from edgespec.models.registry import drafters_folder
@@ -52,6 +53,7 @@ def present_models(hub: Hub) -> list[Present]:
             found.append(Present(f"{repo}:{pick}", "hub", path, model.n_bytes, model.label))
     for path in sorted(drafters_folder().glob("*.gguf")):
         found.append(Present(str(path), "made", path, _size(path), ""))
+    remove_abandoned(packs_folder())  # no model, and in no list, but as large as one
     for path in sorted(packs_folder().glob("*.pack")):
         found.append(Present(str(path), "packed", path, _size(path), ""))
     return found

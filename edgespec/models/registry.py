@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,18 +83,34 @@ class Registry:
         """
 
         def changed(pairs: list[Pair]) -> list[Pair]:
-            same = (pair.target, pair.drafter)
-            return [p for p in pairs if (p.target, p.drafter) != same] + [pair]
+            return [p for p in pairs if p.target != pair.target or not same_file(p.path, pair.path)] + [pair]
 
         self._change(changed)
 
     def forget(self, *, target: str | None = None, drafter: Path | None = None) -> None:
-        """Forget the pairs of a target, or those with a drafter."""
+        """Forget the pairs of a target, or those with a drafter, however its file is named."""
+        self.forget_all(self.concerning(target, [drafter] if drafter else []))
 
-        def changed(pairs: list[Pair]) -> list[Pair]:
-            return [p for p in pairs if p.target != target and (drafter is None or p.path != drafter)]
+    def forget_all(self, gone: Collection[Pair]) -> None:
+        """Forget these pairs.
 
-        self._change(changed)
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        if gone:
+            self._change(lambda pairs: [pair for pair in pairs if pair not in gone])
+
+    def concerning(self, target: str | None, drafters: Collection[Path]) -> list[Pair]:
+        """The pairs of a target, and those with one of these drafters, even if its file is gone."""
+        return [
+            pair
+            for pair in self._read()
+            if pair.target == target or any(same_file(pair.path, path) for path in drafters)
+        ]
+
+    def missing(self, target: str) -> list[Pair]:
+        """The pairs of a target whose drafter is not where it was."""
+        return [pair for pair in self._read() if pair.target == target and not pair.path.is_file()]
 
     def _read(self) -> list[Pair]:
         try:
@@ -119,6 +135,14 @@ class Registry:
             raise OutputError(
                 f"{self._path} cannot be written: {error.strerror or error}.", "Check its permissions."
             ) from error
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file: directly, through links, or from where the program stands."""
+    try:
+        return one.samefile(other)
+    except OSError:  # one is gone
+        return one.expanduser().absolute() == other.expanduser().absolute()
 
 
 def _locked(path: Path) -> contextlib.AbstractContextManager[object]:

@@ -7,6 +7,7 @@ what EdgeSpec made is removed.
 from __future__ import annotations
 
 import contextlib
+import glob
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from platformdirs import user_cache_path
 
 from edgespec.errors import ModelFileError, OutputError
 from edgespec.models.gguf import GGUFHeader, read_header, split_paths
-from edgespec.models.registry import Registry, drafters_folder
+from edgespec.models.registry import Pair, Registry, drafters_folder
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class Removal:
 
     Attributes:
         kept: sentences about what stays, and why.
-        fingerprint: the model's, if its pairs are to be forgotten.
+        pairs: those that the model is a target or a drafter of; they are forgotten.
     """
 
     files: list[Removable] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
-    fingerprint: str | None = None
+    pairs: list[Pair] = field(default_factory=list)
 
     @property
     def n_bytes(self) -> int:
@@ -67,13 +68,9 @@ class Removal:
                     f"{file.path} cannot be removed: {error.strerror}. {freed:,} bytes were freed before.",
                     "Check its permissions.",
                 ) from error
-        registry = Registry()
         for file in self.files:
             _remove_empty(file.path.parent)
-            if file.kind == "drafter" or file.path.suffix == ".gguf":
-                registry.forget(drafter=file.path)
-        if self.fingerprint is not None:
-            registry.forget(target=self.fingerprint)
+        Registry().forget_all(self.pairs)
         return freed
 
 
@@ -85,10 +82,14 @@ def plan_removal(path: Path) -> Removal:
     """
     path = path.absolute()
     if not path.is_file():
+        pairs = Registry().concerning(None, [path])
+        if pairs:  # the file is gone already, and this is how to be rid of what is remembered of it
+            return Removal(kept=[f"{path} does not exist any more."], pairs=pairs)
         raise ModelFileError(f"{path} does not exist.", "See 'edgespec models list'.")
     removal = Removal()
     if path.parent == packs_folder() and path.suffix == ".pack":
-        removal.files += _pack_files(path)
+        for file in path.parent.glob(f"{glob.escape(path.name)}*"):
+            removal.files += _pack_files(file)
         return removal
     header = _header(path)
     parts = [path]
@@ -105,9 +106,9 @@ def plan_removal(path: Path) -> Removal:
     else:
         removal.kept.append(f"{path} is your own file and stays.")
     if header is not None:
-        # Pairs that a person registered are remembered as long as the target is there.
-        removal.fingerprint = header.fingerprint if removal.files else None
         _add_made(removal, header)
+    gone = [path, *(file.path for file in removal.files if file.kind in ("model", "drafter"))]
+    removal.pairs = Registry().concerning(header.fingerprint if header else None, gone)
     return removal
 
 
@@ -153,6 +154,7 @@ def packs_folder() -> Path:
 
 
 def _pack_files(pack: Path) -> list[Removable]:
+    """A packed file, or one that goes with it, and its lock."""
     lock = pack.with_suffix(".lock")
     files = [pack, lock] if pack.suffix == ".pack" and lock.exists() else [pack]
     return [Removable(file, "packed file", file.stat().st_size) for file in files]

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, MemoryLimitError, ModelFileError
 from edgespec.models.batch import Batch
+from edgespec.models.filestate import FileState, states_of
+from edgespec.models.gguf import parts_by_name
 from edgespec.models.vocabulary import Vocabulary
 from edgespec.offload.directing import directed
 from edgespec.offload.ggml import overrides
@@ -155,15 +157,21 @@ class Model:
 
     Args:
         gpu_layers: layers to hand to the GPU, where the llama.cpp build has one.
-        memory_map: let the system page the weights in and out instead of reading them into memory.
+        memory_map: let the system page the weights in and out instead of reading them into memory. A file
+            that changes is then an error in the next pass; if it is cut during one, the system ends the
+            process.
+        may_be_rewritten: somebody writes to the mapped file on purpose.
         repack: copy weights into the kernel layouts in use (see offload.kernels).
         on_progress: told the fraction that is loaded.
         weights: holds the layers' weights in llama.cpp's stead; closed with the model, or by the caller
             if the model cannot be loaded.
         vocabulary_only: load the vocabulary and no weights; nothing can be computed.
 
+    Attributes:
+        states: of the model's files, as they were loaded.
+
     Raises:
-        ModelFileError: llama.cpp cannot load the file.
+        ModelFileError: llama.cpp cannot load the file, or it changes meanwhile.
         MemoryLimitError: there is not enough memory.
         UsageError, BackendError: EDGESPEC_KERNELS cannot be obeyed, or llama.cpp does not work here.
     """
@@ -173,7 +181,8 @@ class Model:
         path: Path,
         *,
         gpu_layers: int = 0,
-        memory_map: bool = True,
+        memory_map: bool = False,
+        may_be_rewritten: bool = False,
         repack: bool = True,
         on_progress: Callable[[float], None] | None = None,
         weights: OutsideWeights | None = None,
@@ -183,6 +192,9 @@ class Model:
         self.path = path
         self.weights = weights
         self._handle: Any = None
+        self._files = tuple(part.absolute() for part in parts_by_name(path))
+        self.states = _states_now(self._files)
+        self._mapped = memory_map and not may_be_rewritten and not vocabulary_only
         _log.errors.clear()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
@@ -221,6 +233,11 @@ class Model:
                 f"llama.cpp cannot load '{path}': {_log.cause()}.",
                 "The file may be damaged, or its architecture newer than this llama.cpp build.",
             )
+        if not may_be_rewritten and _states_now(self._files) != self.states:
+            self.close()
+            raise ModelFileError(
+                f"'{path}' was changed while it was being loaded.", "Let its download or copy finish first."
+            )
         self.vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(self._handle))
         if weights is not None:
             try:
@@ -228,6 +245,18 @@ class Model:
             except BaseException:
                 self.close()
                 raise
+
+    def change(self) -> ModelFileError | None:
+        """What is wrong if the files of a mapped model are not what was loaded; None if they are.
+
+        Weights that were read into memory do not change with their file.
+        """
+        if not self._mapped or _states_now(self._files) == self.states:
+            return None
+        return ModelFileError(
+            f"'{self.path}' was changed, moved or removed while the model was in use.",
+            "Its weights were not in memory, so they may be others now: load the model again.",
+        )
 
     @property
     def handle(self) -> Any:
@@ -286,6 +315,14 @@ class Model:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _states_now(paths: tuple[Path, ...]) -> tuple[FileState, ...]:
+    """The states of a model's files; none if one is gone."""
+    try:
+        return states_of(paths)
+    except OSError:
+        return ()
 
 
 class Context:
@@ -364,14 +401,17 @@ class Context:
             NoRoomInCache: too few free cells.
             BackendError: llama.cpp refused the batch, or a kernel failed.
             StreamError: weights could not be read; nothing of the batch is in the cache.
+            ModelFileError: the model's file was changed; nothing of the batch is in the cache.
         """
+        if (change := self.model.change()) is not None:  # reading what was cut off would end the process
+            raise change
         struct, keep_alive = batch.to_llama()
         _log.errors.clear()
         weights = self.model.weights
         if weights is not None:
             weights.start_pass(self._stopped)
         code = llama_cpp.llama_decode(self.handle, struct)
-        error = weights.end_pass() if weights is not None else None
+        error = (weights.end_pass() if weights is not None else None) or self.model.change()
         del keep_alive
         if error is not None or code == 2:
             self._forget(batch)

@@ -12,7 +12,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.models import catalog
 from edgespec.models.footprint import footprint
 from edgespec.models.gguf import GGUFHeader, read_header
-from edgespec.models.registry import MADE, REGISTERED, Registry
+from edgespec.models.registry import MADE, REGISTERED, Registry, same_file
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,15 @@ def candidates(header: GGUFHeader, registry: Registry | None = None) -> list[Can
     siblings = [Candidate(path, "catalog") for path in _siblings(header)]
     found: list[Candidate] = []
     for candidate in registered + siblings + made:
-        if candidate.path not in [other.path for other in found] and candidate.path != header.path:
+        known_as = [header.path, *(other.path for other in found)]  # a model is no drafter for itself
+        if not any(same_file(candidate.path, path) for path in known_as):
             found.append(candidate)
     return found
+
+
+def agreement_of(header: GGUFHeader, drafter: Path, registry: Registry | None = None) -> float | None:
+    """The measured agreement of a drafter with the target of this header, however its file is named."""
+    return next((c.top1 for c in candidates(header, registry) if same_file(c.path, drafter)), None)
 
 
 def drafter_to_take(

@@ -104,7 +104,10 @@ def plan_memory(
             least=least,
         )
     if budget >= whole and wish.offload != "stream":
-        return MemoryPlan(budget, memory_map=wish.offload != "none")
+        # What is in memory stays what it is, whatever becomes of the file. A tied embedding is there twice
+        # then, and where that is too much, one of the two is mapped.
+        fits = wish.offload == "none" or budget >= whole + _second_copy(files)
+        return MemoryPlan(budget, memory_map=wish.offload == "mmap" or not fits)
     if wish.offload == "none":
         raise MemoryLimitError(
             f"The model needs {readable(whole)} of memory, and {had}.",
@@ -139,6 +142,14 @@ def plan_memory(
         "by the system, which is slow."
     )
     return MemoryPlan(budget, memory_map=True, paged=True, notes=notes)
+
+
+def _second_copy(files: ModelFiles) -> int:
+    """Bytes of an embedding's second copy; none where ggml cannot be asked about layouts."""
+    try:
+        return tied_bytes(files)
+    except UnsupportedBuild:
+        return 0
 
 
 @dataclass(frozen=True)

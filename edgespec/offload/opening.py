@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from edgespec.errors import OutputError
+from edgespec.files import remove_abandoned
 from edgespec.models.footprint import readable
 from edgespec.models.runtime import Model, start_backend
 from edgespec.offload import ggml
@@ -22,13 +23,13 @@ from edgespec.offload.pack import (
     StalePack,
     build_pack,
     cannot_write,
-    content_fingerprint,
     gains_from_packing,
     open_pack,
     pack_path,
     packed_bytes,
 )
 from edgespec.offload.placement import Placement, place
+from edgespec.offload.sources import States, check_unchanged, current_states
 from edgespec.offload.weights import StreamedWeights
 
 Progress = Callable[[str, float], None]
@@ -47,6 +48,7 @@ class StreamPlan:
         store: where its layers are read from.
         placement: which layers stay.
         other_bytes: memory for the weights that belong to no layer.
+        states: of the model's files when this was planned.
         notes: what a person should know, in sentences.
     """
 
@@ -54,6 +56,7 @@ class StreamPlan:
     store: Store
     placement: Placement
     other_bytes: int
+    states: States
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -82,12 +85,12 @@ def open_streamed_model(path: Path, plan: StreamPlan, gpu_layers: int, on_progre
 
     Raises:
         ModelFileError: llama.cpp cannot load it.
-        StreamError: its layers cannot be read.
+        StreamError: its layers cannot be read, or its files have changed since it was planned.
     """
     on_progress(f"Loading {path.name}", 0.0)
     weights = plan.open(on_progress)
     try:
-        return Model(
+        model = Model(
             path,
             gpu_layers=gpu_layers,
             memory_map=False,
@@ -97,6 +100,12 @@ def open_streamed_model(path: Path, plan: StreamPlan, gpu_layers: int, on_progre
     except BaseException:
         weights.close()
         raise
+    try:
+        check_unchanged(plan.files, plan.states)  # or its parts would be of two versions
+    except BaseException:
+        model.close()
+        raise
+    return model
 
 
 def check_supported() -> None:
@@ -142,6 +151,7 @@ def plan_stream(
     if not layers:
         raise UnsupportedBuild(f"'{files.paths[0].name}' has no layers to stream")
     notes: list[str] = []
+    states = current_states(files)
     beside = files.tensor_bytes - sum(layer.n_bytes for layer in files.layers())
     other = beside + tied_bytes(files)
 
@@ -166,7 +176,7 @@ def plan_stream(
             f"{len(placement.streamed)} of {len(files.layers())} layers are streamed from disk: "
             f"{readable(streamed)} a pass."
         )
-    return StreamPlan(files, replace(store, layers=chosen), placement, other, notes)
+    return StreamPlan(files, replace(store, layers=chosen), placement, other, states, notes)
 
 
 def _streamable(files: ModelFiles, gpu_layers: int) -> list[Layer]:
@@ -197,18 +207,22 @@ def tied_bytes(files: ModelFiles) -> int:
 def _store(files: ModelFiles, pack: str, folder: Path, notes: list[str], on_progress: Progress) -> Store:
     layers = files.layers()
     plain = plain_store(files, layers)
+    remove_abandoned(folder)  # packing that was killed leaves files as large as the model
     if pack == "never" or (pack == "auto" and not gains_from_packing(layers)):
         return plain
     path = pack_path(folder, files)
+
+    def check(fraction: float) -> None:
+        on_progress(f"Comparing {files.paths[0].name} with what was packed (its file is another)", fraction)
+
     try:
-        fingerprint = content_fingerprint(files)
         with suppress(StalePack):
-            return open_pack(path, fingerprint)
+            return open_pack(path, files, check)
         folder.mkdir(parents=True, exist_ok=True)
         on_progress(f"Waiting to pack {files.paths[0].name}", 0.0)
         with FileLock(path.with_suffix(".lock")):  # two at once would need twice the space
             with suppress(StalePack):
-                return open_pack(path, fingerprint)  # somebody else has made it
+                return open_pack(path, files, check)  # somebody else has made it
             needed = packed_bytes(layers)
             free = _free_disk(folder) + (path.stat().st_size if path.exists() else 0)
             if pack == "auto" and free < needed + _SPARE_DISK:
@@ -219,7 +233,7 @@ def _store(files: ModelFiles, pack: str, folder: Path, notes: list[str], on_prog
                 return plain
             path.unlink(missing_ok=True)  # of no use, and its space is needed
             what = f"Packing {files.paths[0].name} for this CPU (once, {readable(needed)})"
-            return build_pack(path, files, layers, fingerprint, lambda fraction: on_progress(what, fraction))
+            return build_pack(path, files, layers, lambda fraction: on_progress(what, fraction))
     except (OutputError, OSError) as error:
         refused = error if isinstance(error, OutputError) else cannot_write(path, error)
         if pack == "always":

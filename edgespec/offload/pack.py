@@ -7,24 +7,28 @@
 Rearranged weights only fit the kernels of one llama.cpp build on one kind of CPU, and only the model they
 were made from. The index names all three, so that a file that does not fit is made anew. It is written
 under a temporary name, synced, and renamed: it is whole or not there.
+
+Which weights it was made from is known by a hash over every byte of each layer, taken while they are read
+to be packed; see sources.py for when it is compared.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import mmap
 import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from edgespec.errors import OutputError
 from edgespec.kernels.setting import AUTO, kernels_setting
+from edgespec.files import cleaned_up, open_claimed
 from edgespec.models.runtime import build_identity
 from edgespec.offload.ggml import address_of_map
 from edgespec.offload.kernels import kernel_layout
@@ -39,36 +43,24 @@ from edgespec.offload.layout import (
     round_up,
 )
 from edgespec.offload.reader import BLOCK, FileReader
+from edgespec.offload.sources import (
+    LayerHash,
+    Sources,
+    check_unchanged,
+    current_states,
+    header_fingerprint,
+    recall_sources,
+)
 
 _MAGIC = b"EDGEPACK"
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("<8sIQQI")
 _TENSOR_ALIGNMENT = 256  # above any kernel's needs
 _SYNC_EVERY = 256 << 20
-_SAMPLES = 64
 
 
 class StalePack(Exception):
     """A packed file that is damaged, or of another model, build or CPU; the text says which."""
-
-
-def content_fingerprint(files: ModelFiles) -> str:
-    """32 hex digits over the files' headers, sizes, and samples of their tensors' bytes.
-
-    Models tuned from one base often differ in nothing but weights, so names and shapes are not enough.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for header in files.headers:
-        digest.update(f"{header.fingerprint} {header.file_bytes} ".encode())
-        span = max(header.file_bytes - header.data_offset - BLOCK, 1)
-        with header.path.open("rb", buffering=0) as file:
-            for sample in range(_SAMPLES):
-                file.seek(header.data_offset + span * sample // _SAMPLES)
-                digest.update(file.read(BLOCK))
-    return digest.hexdigest()
 
 
 def pack_path(folder: Path, files: ModelFiles) -> Path:
@@ -93,63 +85,83 @@ def packed_bytes(layers: Iterable[Layer]) -> int:
     return BLOCK + sum(_places(layer)[1] for layer in layers)
 
 
-def open_pack(path: Path, fingerprint: str) -> Store:
-    """A packed file as a store.
+def open_pack(
+    path: Path, files: ModelFiles, on_progress: Callable[[float], None] = lambda _fraction: None
+) -> Store:
+    """A packed file as a store, if it holds this model's weights.
+
+    Args:
+        on_progress: told the fraction of the model that has been read, if it must be read to find out.
 
     Raises:
         StalePack: it is not there, damaged, or does not fit this model, build and CPU.
+        StreamError: the model's files cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            magic, version, at, size, checksum = _HEAD.unpack(file.read(_HEAD.size))
-            if magic != _MAGIC or version != _VERSION:
-                raise StalePack(f"{path.name} has another format")
-            n_bytes = os.fstat(file.fileno()).st_size
-            if at + size != n_bytes:
-                raise StalePack(f"{path.name} is damaged: it has {n_bytes} bytes instead of {at + size}")
-            file.seek(at)
-            raw = file.read(size)
-        if zlib.crc32(raw) != checksum:
-            raise StalePack(f"{path.name} is damaged: its index does not match its checksum")
-        index = json.loads(raw)
-        if index["model"] != fingerprint:
-            raise StalePack(f"{path.name} was made from other weights")
+        index = _read_index(path)
+        if index["model"] != header_fingerprint(files):
+            raise StalePack(f"{path.name} was made from another model")
         if index["build"] != build_identity():
             raise StalePack(f"{path.name} was made for another llama.cpp build or CPU")
-        return _store(path, index)
+        store, made_from = _store(path, index), Sources.from_json(index["sources"])
+        if not recall_sources(path, made_from).fit(files, on_progress):
+            raise StalePack(f"{path.name} was made from other weights")
+        return store
     except FileNotFoundError as error:
         raise StalePack(f"{path.name} is not there") from error
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise StalePack(f"{path.name} cannot be read: {error}") from error
 
 
+def _read_index(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        magic, version, at, size, checksum = _HEAD.unpack(file.read(_HEAD.size))
+        if magic != _MAGIC or version != _VERSION:
+            raise StalePack(f"{path.name} has another format")
+        n_bytes = os.fstat(file.fileno()).st_size
+        if at + size != n_bytes:
+            raise StalePack(f"{path.name} is damaged: it has {n_bytes} bytes instead of {at + size}")
+        file.seek(at)
+        raw = file.read(size)
+    if zlib.crc32(raw) != checksum:
+        raise StalePack(f"{path.name} is damaged: its index does not match its checksum")
+    index: dict[str, Any] = json.loads(raw)
+    return index
+
+
 def build_pack(
     path: Path,
     files: ModelFiles,
     layers: tuple[Layer, ...],
-    fingerprint: str,
     on_progress: Callable[[float], None] | None = None,
 ) -> Store:
     """Write the packed file of a model, replacing one that is there.
 
     Raises:
         OutputError: the disk is full, or the folder cannot be written to.
-        StreamError: the model's files cannot be read.
+        StreamError: the model's files cannot be read, or change meanwhile.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    states = current_states(files)
+    settled = all(state.settled for state in states)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            _reserve(file, packed_bytes(layers))
-            index = _write_layers(file, files, layers, on_progress or (lambda _fraction: None))
-            _write_index(file, {"model": fingerprint, "build": build_identity(), **index})
-        partial.replace(path)
-        _sync_folder(path.parent)
+        with cleaned_up():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open_claimed(partial) as file:
+                    _reserve(file, packed_bytes(layers))
+                    index = _write_layers(file, files, layers, on_progress or (lambda _fraction: None))
+                    sources = Sources(index.pop("hashes"), (states,) if settled else ())
+                    check_unchanged(files, states)
+                    names = {"model": header_fingerprint(files), "build": build_identity()}
+                    _write_index(file, {**names, "sources": sources.to_json(), **index})
+                    partial.replace(path)
+                _sync_folder(path.parent)
+            finally:
+                with contextlib.suppress(OSError):
+                    partial.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
     return _store(path, index)
 
 
@@ -161,7 +173,7 @@ def cannot_write(path: Path, error: OSError) -> OutputError:
     )
 
 
-def _reserve(file: BinaryIO, n_bytes: int) -> None:
+def _reserve(file: IO[bytes], n_bytes: int) -> None:
     """Notice a full disk before the work, not after it."""
     if not hasattr(os, "posix_fallocate"):
         return
@@ -187,30 +199,35 @@ def _places(layer: Layer) -> tuple[dict[str, int], int]:
 
 
 def _write_layers(
-    file: BinaryIO, files: ModelFiles, layers: tuple[Layer, ...], on_progress: Callable[[float], None]
+    file: IO[bytes], files: ModelFiles, layers: tuple[Layer, ...], on_progress: Callable[[float], None]
 ) -> dict[str, Any]:
     stored: list[dict[str, Any]] = []
     kernels: dict[str, str] = {}
+    hashes: dict[int, str] = {}
     total = sum(layer.n_bytes for layer in layers)
     done, synced, at = 0, 0, BLOCK
-    with _TensorReader(files, layers) as weights:
+    with _TensorReader(files, layers) as weights, ThreadPoolExecutor(1) as hashing:
         file.write(bytes(BLOCK))
         for layer in layers:
             places, n_bytes = _places(layer)
             writer = _PieceWriter(file)
+            source = LayerHash(hashing)
             for tensor in layer.tensors:
                 layout = kernel_layout(tensor.type_id, tensor.shape)
                 address, view = weights.read(tensor)
+                source.add(view)
                 writer.pad_to(places[tensor.name])
                 if layout:
                     kernels[tensor.name] = layout.name
                     writer.write(layout.pack(tensor.type_id, tensor.shape, address, tensor.n_bytes))
                 else:
                     writer.write(view)
+                source.wait()
                 view.release()
                 done += tensor.n_bytes
                 on_progress(done / total)
             writer.pad_to(n_bytes)
+            hashes[layer.index] = source.finish()
             stored.append(
                 {
                     "index": layer.index,
@@ -224,10 +241,10 @@ def _write_layers(
             if at - synced > _SYNC_EVERY:
                 _flush(file)
                 synced = at
-    return {"piece_bytes": PIECE_BYTES, "kernels": kernels, "layers": stored}
+    return {"piece_bytes": PIECE_BYTES, "kernels": kernels, "layers": stored, "hashes": hashes}
 
 
-def _write_index(file: BinaryIO, index: dict[str, Any]) -> None:
+def _write_index(file: IO[bytes], index: dict[str, Any]) -> None:
     raw = json.dumps(index).encode()
     at = file.tell()
     file.write(raw)
@@ -237,7 +254,7 @@ def _write_index(file: BinaryIO, index: dict[str, Any]) -> None:
     _flush(file)
 
 
-def _flush(file: BinaryIO) -> None:
+def _flush(file: IO[bytes]) -> None:
     """Bring what was written to the disk, and free the memory it took in the page cache."""
     file.flush()
     os.fsync(file.fileno())
@@ -272,7 +289,7 @@ def _store(path: Path, index: Mapping[str, Any]) -> Store:
 class _PieceWriter:
     """Writes one layer, with a checksum for each piece of it."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._written = 0
         self._checksum = 0
@@ -328,4 +345,5 @@ class _TensorReader:
     def __exit__(self, *_: object) -> None:
         for reader in self._readers:
             reader.close()
-        self._memory.close()
+        with contextlib.suppress(BufferError):  # an exception's traceback may still hold a view of it
+            self._memory.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import StreamError
+from edgespec.models.filestate import FileState
 
 # Direct reads begin and end at multiples of this in the file and in memory.
 BLOCK = 4096
@@ -25,6 +26,7 @@ class FileReader:
         path: the file.
         direct: whether reads go past the page cache.
         n_bytes: its size.
+        opened: its state when it was opened.
 
     Raises:
         StreamError: the file cannot be opened.
@@ -40,10 +42,10 @@ class FileReader:
                 raise StreamError(f"'{path}' cannot be read directly.", "Its file system does not allow it.")
             self.direct = descriptor is not None
             self._descriptor = os.open(path, os.O_RDONLY) if descriptor is None else descriptor
-            self._opened = os.fstat(self._descriptor)
+            self.opened = FileState.of_status(os.fstat(self._descriptor))
         except OSError as error:
             raise self._failed(error) from error
-        self.n_bytes = self._opened.st_size
+        self.n_bytes = self.opened.n_bytes
         if not self.direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
@@ -73,26 +75,32 @@ class FileReader:
             raise self._failed(error) from error
         self.check_unchanged()
         if done < wanted:
-            raise self._changed()
+            raise self.changed()
         return wanted
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self) -> FileState:
         """Notice a file that was cut or written to.
 
-        One that was renamed over or deleted goes on being read as it was.
+        One that was renamed over, deleted, or given another name or mode goes on being read as it was. So
+        does one that was written to and then had its time put back, which looks alike: whoever reads has to
+        compare the content where the state is another, see StoreReader.
+
+        Returns:
+            Its state now.
 
         Raises:
             StreamError: it is not what it was when it was opened.
         """
         try:
-            now = os.fstat(self._descriptor)
+            now = FileState.of_status(os.fstat(self._descriptor))
         except OSError as error:
             raise self._failed(error) from error
-        same = now.st_size == self._opened.st_size
+        same = now.n_bytes == self.opened.n_bytes
         if self._watch_time:
-            same = same and now.st_mtime_ns == self._opened.st_mtime_ns
+            same = same and now.modified_ns == self.opened.modified_ns
         if not same:
-            raise self._changed()
+            raise self.changed()
+        return now
 
     def close(self) -> None:
         """Close the file; no thread may be reading."""
@@ -105,7 +113,8 @@ class FileReader:
             f"Reading '{self.path}' failed: {error.strerror or error}.", "Check the disk, and try again."
         )
 
-    def _changed(self) -> StreamError:
+    def changed(self) -> StreamError:
+        """What to raise when the content is not what it was."""
         return StreamError(
             f"'{self.path}' was changed while the model was in use.",
             "Let its download or copy finish, then load the model again.",

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from edgespec.errors import StreamError
+from edgespec.models.filestate import FileState
 from edgespec.models.runtime import DecodeAborted
 from edgespec.offload.ggml import Address
 from edgespec.offload.layout import Piece, Store, StoredLayer
@@ -30,12 +31,18 @@ class DamagedPack(StreamError):
 
 
 class StoreReader:
-    """Reads pieces of a store's layers, and checks each the first time it is read."""
+    """Reads pieces of a store's layers, and checks them.
+
+    A piece of a packed file is compared with its checksum the first time it is read. A piece of the model's
+    own files has none yet, so it gets one then. Both are compared again when the file's state has changed
+    since (see models/filestate.py): the file may only have been renamed, but it may also have been written
+    to.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._files: list[FileReader] = []
-        self._good: set[Piece] = set()
+        self._checked: dict[Piece, tuple[int, FileState | None]] = {}  # checksum, and the file's state
         try:
             for path in store.paths:
                 self._files.append(FileReader(path))
@@ -52,13 +59,19 @@ class StoreReader:
         """Bring one piece.
 
         Raises:
-            StreamError: see FileReader.
+            StreamError: see FileReader; or the file's content is not what it was.
             DamagedPack: the bytes do not match their checksum.
         """
-        self._files[piece.file].read_into(memory, piece.offset)
-        if piece.checksum is None or piece in self._good:
+        file = self._files[piece.file]
+        before = file.check_unchanged()
+        n_bytes = file.read_into(memory, piece.offset)
+        now = file.check_unchanged()
+        known, state = self._checked.get(piece, (piece.checksum, None))
+        if before == state == now:
             return
-        if zlib.crc32(memory) != piece.checksum:
+        with memory[:n_bytes] as read:
+            checksum = zlib.crc32(read)
+        if self.store.packed and checksum != known:
             path = self.store.paths[piece.file]
             with suppress(OSError):
                 path.unlink()
@@ -66,7 +79,9 @@ class StoreReader:
                 f"The packed layer file '{path}' is damaged, and was removed.",
                 "Load the model again: the file is then made anew. Check the disk if this happens twice.",
             )
-        self._good.add(piece)
+        if not self.store.packed and (now != file.opened if known is None else checksum != known):
+            raise file.changed()
+        self._checked[piece] = checksum, now if before == now else None
 
     def read_layers(
         self, layers: Sequence[StoredLayer], area: Area, n_threads: int, on_progress: Callable[[float], None]

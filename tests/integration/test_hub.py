@@ -17,7 +17,19 @@ from edgespec.errors import EdgeSpecError, HubError, OutputError, UsageError
 from edgespec.models.hub import Hub, cached_models, look_up
 from edgespec.models.names import HubName, parse_hub_name
 from edgespec.models.pull import pull
-from tests.hub_server import HubServer, always, cut_off, hang, on_bytes, reply, send_bytes, status, too_short
+from tests.hub_server import (
+    COMMIT,
+    HubServer,
+    Request,
+    always,
+    cut_off,
+    hang,
+    on_bytes,
+    reply,
+    send_bytes,
+    status,
+    too_short,
+)
 
 REPO = "acme/Tiny-GGUF"
 Q4, Q8 = "Tiny-Q4_K_M.gguf", "Tiny-Q8_0.gguf"
@@ -97,6 +109,61 @@ def test_the_parts_of_a_split_model_come_together(server: HubServer, hub: Hub) -
         path.split("/")[1]: data for path, data in parts.items()
     }
     assert "Downloading Big-Q8_0-00002-of-00003.gguf (file 2 of 3), 1002 B of 1002 B" in told
+
+
+def test_all_parts_come_from_the_commit_that_was_asked_about(server: HubServer, hub: Hub) -> None:
+    repo, names = "acme/Big-GGUF", [f"Big-Q8_0-0000{n}-of-00002.gguf" for n in (1, 2)]
+    old, new = ({part: bytes([n, i]) * 5000 for i, part in enumerate(names)} for n in (1, 2))
+    server.repositories[repo] = old
+    moved: list[str] = []
+
+    def move(request: Request, _handler: object) -> bool:
+        if request.host == "cdn" and not moved:
+            moved.append(server.move(repo, new))
+        return False
+
+    server.failures.append(move)
+    found = pull(name(repo), hub=hub)
+    assert moved
+    assert {part.name: part.read_bytes() for part in found.path.parent.iterdir()} == old
+    assert found.path.parent.name == COMMIT
+    assert len(server.downloads()) == 2
+    # The next one that asks gets what is there by then, and the cache knows that it is newer.
+    again = pull(name(repo), hub=hub, refresh=True)
+    assert {part.name: part.read_bytes() for part in again.path.parent.iterdir()} == new
+    assert again.path.parent.name == moved[0]
+    assert pull(name(repo), hub=hub).path == again.path
+    from huggingface_hub import try_to_load_from_cache
+
+    assert try_to_load_from_cache(repo, names[0], cache_dir=hub.cache) == str(again.path)
+
+
+@pytest.mark.parametrize("mistake", [TypeError("ours"), ValueError("ours"), KeyError("ours")])
+def test_a_mistake_of_the_program_is_not_blamed_on_the_network(hub: Hub, mistake: Exception) -> None:
+    def on_progress(what: str, _fraction: float) -> None:
+        if what.startswith("Downloading"):
+            raise mistake
+
+    with pytest.raises(type(mistake), match="ours"):
+        pull(name(f"{REPO}:Q4_K_M"), on_progress, hub=hub)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "hello",
+        {},
+        [1],
+        {"id": REPO, "sha": "main", "siblings": []},
+        {"id": REPO, "sha": COMMIT, "siblings": 3},
+        {"id": REPO, "sha": COMMIT, "siblings": [{"size": 3}]},
+        {"id": REPO, "sha": COMMIT, "siblings": [{"rfilename": Q4, "size": 3, "lfs": {"size": 3}}]},
+    ],
+)
+def test_answers_that_are_not_the_hubs(server: HubServer, hub: Hub, answer: object) -> None:
+    server.failures.append(always(lambda _request, handler: reply(handler, answer)))
+    host = server.url.removeprefix("http://")
+    refused(hub, REPO, f"{host} gave an answer that is not the Hub's.", "Check HF_ENDPOINT and any proxy.")
 
 
 # --- transfers that fail -------------------------------------------------------------------------

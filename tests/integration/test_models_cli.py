@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.main import main
+from edgespec.hardware.planning import PlanWish, plan_for
 from edgespec.models.gguf import read_header
 from edgespec.models.hub import Hub
+from edgespec.models.registry import REGISTERED, Pair, Registry
 from edgespec.models.removal import packs_folder
 from edgespec.models.sight import look_at
 from tests.fuzz.headers import small_model
@@ -114,6 +117,55 @@ def test_a_file_of_ones_own_stays(
     assert (code, out) == (0, "0 bytes freed (0 B).\n")
     assert "is your own file and stays." in " ".join(err.split())
     assert path.exists()
+
+
+@pytest.mark.parametrize("removed", ["drafter", "target", "gone"])
+def test_removing_a_model_forgets_its_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], smol_path: Path, removed: str
+) -> None:
+    target, drafter = tmp_path / "target.gguf", tmp_path / "drafter.gguf"
+    shutil.copy(smol_path, target)
+    drafter.write_bytes(small_model(smol_path).to_bytes())
+    known = Pair(read_header(target).fingerprint, target.name, str(drafter), REGISTERED, 0.5)
+    other = Pair("another", "other.gguf", str(smol_path), REGISTERED)
+    for pair in (known, other):
+        Registry().add(pair)
+    if removed == "gone":
+        drafter.unlink()
+    path = str(target if removed == "target" else drafter)
+    code, _, err = run(capsys, "models", "remove", path)
+    assert (code, "There is nobody to ask." in err) == (2, True)
+    assert "drafter.gguf drafts for target.gguf: forgotten" in " ".join(err.split())
+    code, out, _ = run(capsys, "models", "remove", path, "--yes", "--json")
+    assert code == 0
+    assert [(row["target"], row["drafter"]) for row in json.loads(out)["forgotten"]] == [
+        (known.target, str(drafter))
+    ]
+    code, out, _ = run(capsys, "draft", "list", "--json")
+    assert [row["target"] for row in json.loads(out)["pairs"]] == ["another"]
+    assert Registry().concerning(known.target, []) == []
+    if removed == "gone":
+        code, _, err = run(capsys, "models", "remove", path)
+        assert (code, "does not exist" in err) == (1, True)
+
+
+def test_a_plan_is_the_same_however_the_drafter_is_named(
+    smol_path: Path, q4_drafter_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By its name, the target is of a family for which the catalog knows the drafter.
+    target = Path(shutil.copy(q4_drafter_path, tmp_path / "SmolLM2-1.7B-Instruct-Q4_K_M.gguf"))
+    known = Pair(read_header(target).fingerprint, target.name, str(smol_path), REGISTERED, 0.95, 1.0, 100)
+    Registry().add(known)
+    link = tmp_path / "link.gguf"
+    link.symlink_to(smol_path)
+    monkeypatch.chdir(smol_path.parent)
+    found = {}
+    for name in ("auto", "smollm2-135m", str(smol_path), smol_path.name, str(link)):
+        wish = PlanWish(str(target), name, memory=1 << 30, context=512)
+        plan = plan_for(wish, lambda _what, _fraction: None)
+        (way,) = (way for way in plan.ways if way.drafter not in ("none", "prompt lookup"))
+        found[name] = (way.tokens_per_second, way.tokens_per_pass, way.nodes)
+    assert len(set(found.values())) == 1, found
 
 
 def test_the_catalog_is_listed(server: HubServer, capsys: pytest.CaptureFixture[str]) -> None:

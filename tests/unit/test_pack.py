@@ -6,18 +6,25 @@ import ctypes
 import errno
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgespec.errors import OutputError
+from edgespec.errors import OutputError, StreamError
+from edgespec.files import remove_abandoned
+from edgespec.models import filestate
 from edgespec.models.gguf import read_header
 from edgespec.models.runtime import start_backend
 from edgespec.offload import ggml, pack
 from edgespec.offload.kernels import kernel_layout
 from edgespec.offload.layout import ModelFiles, Store
-from edgespec.offload.pack import StalePack, build_pack, content_fingerprint, open_pack, pack_path
+from edgespec.offload.pack import StalePack, build_pack, open_pack
+from tests.tamper import rearrange
 
 LAYERS = 3  # of the model's; packing all of them in every test would show no more
 
@@ -29,17 +36,16 @@ def files(q4_drafter_path: Path) -> ModelFiles:
 
 
 def build(files: ModelFiles, path: Path) -> Store:
-    return build_pack(path, files, files.layers()[:LAYERS], content_fingerprint(files))
+    return build_pack(path, files, files.layers()[:LAYERS])
 
 
 def test_a_packed_file_holds_what_the_kernels_want(files: ModelFiles, tmp_path: Path) -> None:
     path = tmp_path / "packs" / "model.pack"
     seen: list[float] = []
-    fingerprint = content_fingerprint(files)
-    store = build_pack(path, files, files.layers()[:LAYERS], fingerprint, seen.append)
+    store = build_pack(path, files, files.layers()[:LAYERS], seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
-    assert open_pack(path, fingerprint) == store
+    assert open_pack(path, files) == store
     assert [entry.name for entry in path.parent.iterdir()] == ["model.pack"]
     assert store.packed
     packed, original = path.read_bytes(), files.paths[0].read_bytes()
@@ -75,42 +81,105 @@ def test_a_shifted_structure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
         ggml.check.__wrapped__()
 
 
-def test_the_fingerprint_sees_weights_not_only_names(files: ModelFiles, tmp_path: Path) -> None:
-    copy = tmp_path / files.paths[0].name
-    shutil.copy(files.paths[0], copy)
-    assert content_fingerprint(ModelFiles.of(read_header(copy))) == content_fingerprint(files)
-    with copy.open("r+b") as file:
-        file.seek(files.headers[0].data_offset)
-        file.write(bytes(4096))
-    tuned = ModelFiles.of(read_header(copy))
-    assert pack_path(tmp_path, tuned) == pack_path(tmp_path, files)
-    assert content_fingerprint(tuned) != content_fingerprint(files)
+@pytest.fixture
+def copy(files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelFiles:
+    """A copy that may be written to, whose times count as old."""
+    monkeypatch.setattr(filestate, "_COARSEST_NS", 0)
+    path = tmp_path / files.paths[0].name
+    shutil.copy(files.paths[0], path)
+    return ModelFiles.of(read_header(path))
+
+
+def test_a_pack_is_stale_when_any_matrix_has_changed(copy: ModelFiles, tmp_path: Path) -> None:
+    path = tmp_path / "model.pack"
+    build(copy, path)
+    assert open_pack(path, copy)
+    rearrange(copy.paths[0])
+    assert ModelFiles.of(read_header(copy.paths[0])) == copy  # the header says nothing of it
+    with pytest.raises(StalePack, match="made from other weights"):
+        open_pack(path, copy)
+
+
+def test_a_pack_fits_any_copy_of_its_model_which_is_read_once(
+    copy: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.pack"
+    store = build(copy, path)
+    reads: list[float] = []
+
+    def opened(files: ModelFiles) -> int:
+        reads.clear()
+        assert open_pack(path, files, reads.append) == store
+        return len(reads)
+
+    assert opened(copy) == 0
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    other = ModelFiles.of(read_header(Path(shutil.copy(copy.paths[0], folder))))
+    assert opened(other) > 0
+    assert reads == sorted(reads)
+    assert reads[-1] == 1.0
+    assert opened(other) == opened(copy) == 0
+    other.paths[0].touch()
+    assert opened(other) > 0
+    (folder / "linked.gguf").hardlink_to(other.paths[0])
+    assert opened(other) > 0
+    assert opened(ModelFiles.of(read_header(folder / "linked.gguf"))) == 0  # it is the same file
+    # What is known of copies says nothing of a pack that was made from other weights.
+    rearrange(other.paths[0])
+    build(other, path)
+    with pytest.raises(StalePack, match="made from other weights"):
+        open_pack(path, copy)
+
+
+def test_a_file_that_was_written_a_moment_ago_is_compared_by_content(
+    copy: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A second write may leave the same times, where times are coarse.
+    monkeypatch.setattr(filestate, "_COARSEST_NS", 1 << 62)
+    path = tmp_path / "model.pack"
+    build(copy, path)
+    reads: list[float] = []
+    assert open_pack(path, copy, reads.append)
+    assert reads
+
+
+def test_a_model_that_changes_while_it_is_packed_makes_no_pack(copy: ModelFiles, tmp_path: Path) -> None:
+    path = tmp_path / "model.pack"
+
+    def meddle(fraction: float) -> None:
+        if fraction == 1.0:
+            rearrange(copy.paths[0])
+
+    with pytest.raises(StreamError, match="was changed while it was being read"):
+        build_pack(path, copy, copy.layers()[:LAYERS], meddle)
+    assert [entry.name for entry in tmp_path.iterdir()] == [copy.paths[0].name]
 
 
 def test_a_file_that_does_not_fit_is_stale(
     files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.pack"
-    fingerprint = content_fingerprint(files)
     with pytest.raises(StalePack, match="is not there"):
-        open_pack(path, fingerprint)
+        open_pack(path, files)
     build(files, path)
-    with pytest.raises(StalePack, match="made from other weights"):
-        open_pack(path, "0" * 32)
+    other = ModelFiles((replace(files.headers[0], fingerprint="0" * 32),))
+    with pytest.raises(StalePack, match="made from another model"):
+        open_pack(path, other)
     with monkeypatch.context() as patch:
         patch.setattr(pack, "build_identity", lambda: "another")
         with pytest.raises(StalePack, match=r"another llama\.cpp build or CPU"):
-            open_pack(path, fingerprint)
+            open_pack(path, files)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     with pytest.raises(StalePack, match="is damaged: it has"):
-        open_pack(path, fingerprint)
+        open_pack(path, files)
     path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     with pytest.raises(StalePack, match="index does not match"):
-        open_pack(path, fingerprint)
+        open_pack(path, files)
     path.write_bytes(b"EDGE")
     with pytest.raises(StalePack, match="cannot be read"):
-        open_pack(path, fingerprint)
+        open_pack(path, files)
 
 
 @pytest.mark.parametrize("function", ["posix_fallocate", "fsync"])
@@ -137,5 +206,44 @@ def test_an_interruption_leaves_nothing_behind(files: ModelFiles, tmp_path: Path
 
     path = tmp_path / "model.pack"
     with pytest.raises(KeyboardInterrupt):
-        build_pack(path, files, files.layers()[:LAYERS], "x", interrupt)
+        build_pack(path, files, files.layers()[:LAYERS], interrupt)
     assert list(tmp_path.iterdir()) == []
+
+
+PACKING = """
+import sys, time
+from pathlib import Path
+from edgespec.models.gguf import read_header
+from edgespec.models.runtime import start_backend
+from edgespec.offload.layout import ModelFiles
+from edgespec.offload.pack import build_pack
+
+def hold(fraction):
+    print(fraction, flush=True)
+    time.sleep(0.05)
+
+start_backend()
+files = ModelFiles.of(read_header(Path(sys.argv[1])))
+build_pack(Path(sys.argv[2]), files, files.layers(), hold)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_packing_that_is_killed_leaves_nothing_for_long(
+    files: ModelFiles, tmp_path: Path, number: signal.Signals
+) -> None:
+    path = tmp_path / "packs" / "model.pack"
+    command = [sys.executable, "-c", PACKING, str(files.paths[0]), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        (partial,) = path.parent.iterdir()
+        assert partial.stat().st_size > 10_000_000
+        assert remove_abandoned(path.parent) == 0  # it is being written
+        assert partial.exists()
+        child.send_signal(number)
+    assert child.returncode == -number  # it ends by the signal, as it would have without cleaning up
+    assert list(path.parent.iterdir()) == ([partial] if number == signal.SIGKILL else [])
+    freed = remove_abandoned(path.parent)
+    assert (freed > 10_000_000) == (number == signal.SIGKILL)
+    assert list(path.parent.iterdir()) == []

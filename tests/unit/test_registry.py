@@ -10,7 +10,7 @@ import pytest
 from edgespec.errors import OutputError
 from edgespec.models.gguf import GGUFHeader
 from edgespec.models.registry import MADE, REGISTERED, Pair, Registry
-from edgespec.models.siblings import candidates, entry_of
+from edgespec.models.siblings import agreement_of, candidates, entry_of
 
 
 @pytest.fixture
@@ -52,6 +52,39 @@ def test_forgetting(registry: Registry, tmp_path: Path) -> None:
     assert [p.target for p in registry.pairs()] == ["u"]
     registry.forget(drafter=tmp_path / "b.gguf")
     assert registry.pairs() == []
+
+
+def test_a_drafter_is_the_same_under_another_name(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = pair(tmp_path / "a.gguf", 0.5)
+    registry.add(known)
+    link = tmp_path / "link.gguf"
+    link.symlink_to(tmp_path / "a.gguf")
+    again = replace(known, drafter=str(link), top1=0.6)
+    registry.add(again)
+    assert registry.pairs() == [again]
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.gguf", "link.gguf", str(link)):
+        assert registry.concerning(None, [Path(name)]) == [again]
+    target = header(tmp_path / "target.gguf")
+    assert agreement_of(target, Path("a.gguf"), registry) == 0.6
+    assert agreement_of(target, tmp_path / "other.gguf", registry) is None
+    # A model is no drafter for itself, whatever it is called.
+    assert candidates(header(tmp_path / "a.gguf"), registry) == []
+    registry.forget(drafter=Path("a.gguf"))
+    assert registry.pairs() == []
+
+
+def test_a_drafter_that_is_gone_is_told_of_and_can_be_forgotten(registry: Registry, tmp_path: Path) -> None:
+    gone = pair(tmp_path / "a.gguf")
+    registry.add(gone)
+    registry.add(pair(tmp_path / "b.gguf"))
+    gone.path.unlink()
+    assert registry.missing("t") == registry.concerning(None, [gone.path]) == [gone]
+    registry.forget_all([gone])
+    assert registry.missing("t") == []
+    assert len(registry.pairs()) == 1
 
 
 def test_a_damaged_file_is_put_aside_not_lost(registry: Registry, tmp_path: Path) -> None:

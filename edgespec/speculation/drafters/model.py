@@ -160,7 +160,9 @@ class ModelDrafter(Drafter):
     def save_to(self, folder: Path) -> None:
         """Keep the state of what is read in a folder from now on, and take it up from there."""
         header = read_header(self._model.path)
-        identity = cache_identity(header, context=self._context.n_cells, rows=self._context.n_rows)
+        identity = cache_identity(
+            header, self._model, context=self._context.n_cells, rows=self._context.n_rows
+        )
         self._store = StateStore(folder, repr(sorted(identity.items())))
 
     def save(self) -> None:
