@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -149,13 +148,18 @@ class GenerationConfig:
             raise UsageError(f"A setting has a value of the wrong kind: {changes}.") from error
 
 
+def shortened(text: str, most: int = 80) -> str:
+    """The text, or the beginning of a long one: values in messages may have thousands of digits."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def _within(value: float, low: float, high: float) -> bool:
-    return math.isfinite(value) and low <= value <= high
+    return low <= value <= high  # so not for NaN; math.isfinite fails for whole numbers beyond any float
 
 
 def _check(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
-        raise UsageError(f"{name} is {value}.", f"It must be {wanted}.")
+        raise UsageError(f"{name} is {shortened(str(value))}.", f"It must be {wanted}.")
 
 
 @dataclass(frozen=True)

@@ -119,10 +119,13 @@ class Session:
         return True
 
     def clear(self) -> None:
-        """Begin anew, with the same system prompt."""
+        """Begin anew, with the same system prompt.
+
+        A file keeps the conversation so far as it is; the new one is not saved until it is given a file.
+        """
+        self.close()
         self.messages.clear()
         self._known = None
-        self._save()
 
     def drop_oldest(self, text: str = "", room: int = 256) -> int:
         """Drop as many of the oldest turns as it takes for a question and an answer to fit.

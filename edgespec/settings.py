@@ -46,15 +46,25 @@ def config_path() -> Path:
     return user_config_path("edgespec") / "config.toml"
 
 
+def is_named() -> bool:
+    """Whether somebody said where the file is, so that it has to be there."""
+    return bool(os.environ.get("EDGESPEC_CONFIG"))
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """What the file says; empty if there is none.
 
     Raises:
-        UsageError: it cannot be read, or is no TOML.
+        UsageError: it cannot be read, is no TOML, or is named by EDGESPEC_CONFIG and not there.
     """
     try:
         data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if is_named():
+            raise UsageError(
+                f"EDGESPEC_CONFIG names {path}, and there is no such file.",
+                "Correct it, unset it, or make the file: edgespec config --init",
+            ) from error
         return {}
     except OSError as error:
         raise UsageError(

@@ -28,7 +28,7 @@ def reference() -> str:
 
 
 def _command(name: str, command: Any) -> list[str]:
-    arguments = "".join(f" [{p.name.upper()}]" for p in command.params if p.param_type_name == "argument")
+    arguments = "".join(f" [{_argument(p)}]" for p in command.params if p.param_type_name == "argument")
     lines = [f"## edgespec {name}", "", command.help, "", f"    edgespec {name} [OPTIONS]{arguments}", ""]
     groups: dict[str, list[Any]] = {}
     for parameter in command.params:
@@ -42,9 +42,13 @@ def _command(name: str, command: Any) -> list[str]:
     return lines
 
 
+def _argument(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name.upper())
+
+
 def _row(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        names = parameter.name.upper()
+        names = _argument(parameter)
     else:
         names = ", ".join([*parameter.opts, *parameter.secondary_opts])
         if parameter.metavar:

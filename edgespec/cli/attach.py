@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
 
 MOST_BYTES = 4 << 20
@@ -22,12 +23,12 @@ def read_attachment(name: str) -> tuple[Path, str]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"{name} has more than {MOST_BYTES >> 20} MiB.", "Attach a part of it.")
-        text = path.read_bytes().decode()
+        data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.", "Check the path.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name} is no text.", "Only text files can be attached, in UTF-8.") from error
-    return path, text
+    if b"\0" in data:
+        raise UsageError(f"{name} is no text.", "Only text files can be attached, in UTF-8.")
+    return path, decoded(data, name)
 
 
 def with_attachments(text: str, files: list[tuple[Path, str]]) -> tuple[str, list[Path]]:

@@ -10,26 +10,40 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from edgespec.cli.earlier import EarlierAnswers
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.jobs import Job, Messages, read_jobs
 from edgespec.cli.options import LoadOptions
-from edgespec.cli.results import Key, ResultFile
+from edgespec.cli.origin import NO_ORIGIN, ModelMark, Origin, model_mark
+from edgespec.cli.results import Key, ResultFile, refused_key
 from edgespec.cli.terminal import ResultStream, Status, Terminal, format_seconds
-from edgespec.errors import ContextLengthError, TemplateError, UsageError
+from edgespec.errors import (
+    BackendError,
+    EdgeSpecError,
+    HubError,
+    MemoryLimitError,
+    ModelFileError,
+    OutputError,
+    StreamError,
+    UsageError,
+)
 from edgespec.generation import MAX_SEED, Generation, GenerationConfig
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
 
 _TELL_S = 60.0
-# What one line can be guilty of; any other failure would meet the next line as well.
-_ONE_LINES_FAULT = (UsageError, ContextLengthError, TemplateError)
+# Failures that would meet the next line as well: of the machine, the model, or where results go. All others
+# belong to one line, and end nothing else.
+_EVERY_LINES_FAULT = (BackendError, HubError, MemoryLimitError, ModelFileError, OutputError, StreamError)
+_EVERY_LINES_FAULT += (OSError, MemoryError)  # type: ignore[assignment]
 
 
 class BatchRun:
@@ -39,6 +53,7 @@ class BatchRun:
         results: where answers go.
         file: the same, if it is a file that may hold earlier results.
         answers: how many each line gets, unless it says so itself.
+        overwrite: answer lines again whose answers in the file were made with something else.
     """
 
     def __init__(
@@ -51,6 +66,7 @@ class BatchRun:
         answers: int,
         system: str | None,
         raw: bool,
+        overwrite: bool = False,
     ) -> None:
         self._config = config
         self._terminal = terminal
@@ -59,6 +75,8 @@ class BatchRun:
         self._answers = answers
         self._system = system
         self._raw = raw
+        self._earlier = EarlierAnswers(file, terminal, overwrite=overwrite)
+        self._model = ModelMark()
         self._answered = self._skipped = self._failed = 0
         self._progress = Progress()
 
@@ -67,24 +85,32 @@ class BatchRun:
 
         Raises:
             typer.Exit: with 1 if a line failed, or with the code of the signal that stopped the run.
-            UsageError: the input cannot be read.
+            UsageError: the input cannot be read, or what is in the file was made with something else.
             OutputError: a result cannot be written.
         """
         keys: list[Key] = []
         with ExitStack() as stack:
             lines = stack.enter_context(_open_input(input_name))
+            if self._earlier.exist:
+                self._model = model_mark(loading.model)
+                if Path(input_name).is_file():  # a pipe can be read only once
+                    self._earlier.check(self._wanted(input_name))
             self._terminal.rule(self._config.rule)
             engine = stack.enter_context(self._terminal.load(loading))
+            self._terminal.template(engine, raw=self._raw)
+            if not self._model.mark:
+                self._model = model_mark(loading.model)
             self._progress = Progress(_count_lines(input_name))
             for job in read_jobs(lines):
                 begun = False
+                origin = self._origin(job)
                 for index in range(job.answers or self._answers):
-                    keys.append((job.identifier, index))
-                    if not job.error and self._file is not None and keys[-1] in self._file.done:
+                    keys.append(_key(job, index))
+                    if origin is not None and self._earlier.has(job.line, keys[-1], origin):
                         self._skipped += 1
                         continue
                     begun = True
-                    interruption = self._do(job, index, engine)
+                    interruption = self._do(job, index, engine, origin)
                     if interruption:
                         self._terminal.note(f"Interrupted at line {job.line}. {self._summary()}")
                         raise typer.Exit(interruption.exit_code)
@@ -98,9 +124,10 @@ class BatchRun:
             raise typer.Exit(1)
         self._terminal.note(self._summary())
 
-    def _do(self, job: Job, index: int, engine: Engine) -> Interruption | None:
-        key = (job.identifier, index)
+    def _do(self, job: Job, index: int, engine: Engine, origin: Origin | None) -> Interruption | None:
+        key = _key(job, index)
         several = (job.answers or self._answers) > 1
+        made_with = origin.to_json() if origin is not None else NO_ORIGIN
         try:
             if job.error:
                 raise UsageError(job.error)
@@ -109,22 +136,47 @@ class BatchRun:
                 config = config.with_(seed=(config.seed + index) % (MAX_SEED + 1))
             with cancelling(engine, signal.SIGTERM) as interruption:
                 answer = self._answer(job, config, engine)
-        except _ONE_LINES_FAULT as error:
-            message = f"line {job.line}: {error}"
+        except _EVERY_LINES_FAULT:
+            raise
+        except Exception as error:
+            reason = str(error) if isinstance(error, EdgeSpecError) else _bug(error)
+            message = f"line {job.line}: {reason}"
             self._failed += 1
             self._terminal.warn(message)
-            record = Generation(finish_reason="error").to_json(job.prompt, job.identifier)
+            record = Generation(finish_reason="error").to_json(job.prompt, job.identifier) | made_with
+            if job.duplicate_of:
+                record |= {"line": job.line, "duplicate_of": job.duplicate_of}
             self._record(record | {"error": message}, key, several)
             return None
+        record = answer.to_json(job.prompt, job.identifier) | made_with
         if answer.finish_reason != "cancelled":
             self._answered += 1
-            self._record(answer.to_json(job.prompt, job.identifier), key, several)
+            self._record(record, key, several)
         elif self._file is None:  # a file gets the whole answer from the next run
-            self._record(answer.to_json(job.prompt, job.identifier), key, several)
+            self._record(record, key, several)
         return interruption
 
+    def _wanted(self, input_name: str) -> Iterator[tuple[int, Key, Origin]]:
+        """Line, key and origin of every answer of an input."""
+        with _open_input(input_name) as lines:
+            for job in read_jobs(lines):
+                origin = self._origin(job)
+                if origin is not None:
+                    for index in range(job.answers or self._answers):
+                        yield job.line, _key(job, index), origin
+
+    def _origin(self, job: Job) -> Origin | None:
+        """What the line's answers are made with; None if it cannot have any."""
+        if job.error or job.prompt is None:
+            return None
+        try:
+            config = self._config.with_(**job.settings)
+        except UsageError:
+            return None
+        return Origin.of(self._model, with_system(job.prompt, self._system), config, raw=self._raw)
+
     def _record(self, record: dict[str, Any], key: Key, several: bool) -> None:
-        if several:
+        if several and key[1] >= 0:
             record = {"id": record["id"], "index": key[1], **record}
         if self._file is not None:
             self._file.record(record, key)
@@ -191,6 +243,14 @@ class Progress:
             return False
         self._told = time.monotonic()
         return True
+
+
+def _key(job: Job, index: int) -> Key:
+    return refused_key(job.identifier, job.line) if job.duplicate_of else (job.identifier, index)
+
+
+def _bug(error: Exception) -> str:
+    return f"This is a bug in EdgeSpec: {type(error).__name__}: {error}"
 
 
 def with_system(prompt: str | Messages, system: str | None) -> str | Messages:

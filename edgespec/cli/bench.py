@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec.cli.declare import option, with_options
 from edgespec.cli.interrupt import cancelling
-from edgespec.cli.options import LoadOptions, SamplingOptions, parse_size, parse_tree_budget, with_options
+from edgespec.cli.options import LoadOptions, SamplingOptions, parse_size, parse_tree_budget
 from edgespec.cli.terminal import Terminal, results
 from edgespec.errors import UsageError
 
@@ -24,96 +25,103 @@ if TYPE_CHECKING:
 _ROWS = "Rows"
 _WORK = "What is asked"
 _OUTPUT = "Output"
-_FILES = ("--output", "--json", "--html", "--keep")
 _TREES = ("16", "32", "auto")
 _SEED = 1  # without one, sampled answers could not be compared
 _LEFT_OUT = ("context", "prompt_cache", "tree_budget", "max_tokens", "stop", "json_schema", "grammar")
-
-
-def _option(panel: str, *flags: str, **more: Any) -> Any:
-    """An option of this command, with its environment variable where it is no file of this run."""
-    flag = flags[-1]
-    if flag not in _FILES:
-        more |= {"envvar": f"EDGESPEC_{flag[2:].replace('-', '_').upper()}", "show_envvar": False}
-    return typer.Option(*flags, rich_help_panel=panel, **more)
 
 
 @partial(with_options, leave_out=_LEFT_OUT)
 def bench(
     tree_budgets: Annotated[
         list[str] | None,
-        _option(
+        option(
             _ROWS,
             "--tree-budget",
             metavar="N|auto",
-            help="A row with trees of so many nodes; may be repeated. Default: 16, 32 and auto.",
+            help_text="A row with trees of so many nodes; may be repeated. Default: 16, 32 and auto.",
         ),
     ] = None,
     memory_cap: Annotated[
         str | None,
-        _option(
+        option(
             _ROWS,
             "--memory-cap",
             metavar="SIZE",
-            help="Hold every row to this, page cache included, where the system allows it.",
+            help_text="Hold every row to this, page cache included, where the system allows it.",
         ),
     ] = None,
     synthesize: Annotated[
         str | None,
-        _option(_ROWS, "--synthesize", metavar="SIZE", help="Measure a model widened to this size."),
+        option(_ROWS, "--synthesize", metavar="SIZE", help_text="Measure a model widened to this size."),
     ] = None,
-    keep: Annotated[bool, _option(_ROWS, "--keep", help="Keep what --synthesize makes.")] = False,
+    keep: Annotated[bool, option(_ROWS, "--keep", help_text="Keep what --synthesize makes.")] = False,
     compare: Annotated[
         str | None,
-        _option(
+        option(
             _ROWS,
             "--compare",
             metavar="llama.cpp[=PATH]",
-            help="Add rows of your own llama.cpp programs, by their folder. Default: those on the PATH.",
+            help_text="Add rows of your own llama.cpp programs, by their folder. Default: those on the PATH.",
         ),
     ] = None,
     max_tokens: Annotated[
-        int, _option(_WORK, "--max-tokens", metavar="N", help="Most tokens of an answer.")
+        int, option(_WORK, "--max-tokens", metavar="N", help_text="Most tokens of an answer.")
     ] = 64,
     context: Annotated[
         int | None,
-        _option(_WORK, "--context", metavar="N", help="Most tokens of both. Default: what they need."),
+        option(_WORK, "--context", metavar="N", help_text="Most tokens of both. Default: what they need."),
     ] = None,
     workload: Annotated[
         Path | None,
-        _option(_WORK, "--workload", metavar="FILE", help="Questions as JSON lines, as in Spec-Bench."),
+        option(_WORK, "--workload", metavar="FILE", help_text="Questions as JSON lines, as in Spec-Bench."),
     ] = None,
     prompts: Annotated[
         int,
-        _option(_WORK, "--prompts", metavar="N", help="Questions to ask, balanced over their categories."),
+        option(
+            _WORK, "--prompts", metavar="N", help_text="Questions to ask, balanced over their categories."
+        ),
     ] = 3,
     repetitions: Annotated[
-        int, _option(_WORK, "--repetitions", metavar="N", help="How often, besides a warm-up.")
+        int, option(_WORK, "--repetitions", metavar="N", help_text="How often, besides a warm-up.")
     ] = 3,
     row_seconds: Annotated[
-        float, _option(_WORK, "--row-seconds", metavar="S", help="Most seconds measured for a row.")
+        float, option(_WORK, "--row-seconds", metavar="S", help_text="Most seconds measured for a row.")
     ] = 60.0,
     profile: Annotated[
         float,
-        _option(
+        option(
             _WORK,
             "--profile-seconds",
             metavar="S",
-            help="Profile the pair for so long before, if that was not done yet, and predict; 0 does not.",
+            help_text="Profile the pair for so long first, unless that was done, and predict; 0 does not.",
         ),
     ] = 50.0,
     form: Annotated[
-        str, _option(_OUTPUT, "-o", "--output", metavar="md|csv|json|jsonl", help="How rows are printed.")
+        str,
+        option(
+            _OUTPUT,
+            "-o --output",
+            variable=False,
+            metavar="md|csv|json|jsonl",
+            help_text="How rows are printed.",
+        ),
     ] = "md",
     json_name: Annotated[
         str | None,
-        _option(_OUTPUT, "--json", metavar="FILE", help="Write all as a JSON document; - is stdout."),
+        option(
+            _OUTPUT,
+            "--json",
+            variable=False,
+            metavar="FILE",
+            help_text="Write all as a JSON document; - is stdout.",
+        ),
     ] = None,
     html_name: Annotated[
-        Path | None, _option(_OUTPUT, "--html", metavar="FILE", help="Write a page with plots.")
+        Path | None,
+        option(_OUTPUT, "--html", variable=False, metavar="FILE", help_text="Write a page with plots."),
     ] = None,
-    quiet: Annotated[bool, _option(_OUTPUT, "--quiet", help="Only results and errors.")] = False,
-    verbose: Annotated[bool, _option(_OUTPUT, "--verbose", help="More on what happens.")] = False,
+    quiet: Annotated[bool, option(_OUTPUT, "--quiet", help_text="Only results and errors.")] = False,
+    verbose: Annotated[bool, option(_OUTPUT, "--verbose", help_text="More on what happens.")] = False,
     *,
     loading: LoadOptions,
     sampling: SamplingOptions,
@@ -196,7 +204,10 @@ class _Bench:
                 )
                 with cancelling(runner, signal.SIGTERM) as interruption:
                     measured = runner.run(job.settings, job.others)
-            self._hand_out(measured, job.about)
+            if interruption:
+                self._terminal.note(_how_far(len(measured.rows)))
+            if measured.rows:
+                self._hand_out(measured, job.about)
         if interruption:
             return interruption.exit_code
         return 0 if any(row.error is None for row in measured.rows) else 1
@@ -230,6 +241,12 @@ class _Bench:
 
             write_whole(self._html_path, make_page(measured.rows, document))
             self._terminal.note(f"{self._html_path} has the plots.")
+
+
+def _how_far(rows: int) -> str:
+    if not rows:
+        return "Stopped before the first row was measured."
+    return f"Stopped early: {rows} row{' was' if rows == 1 else 's were'} measured."
 
 
 def _conditions(document: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`edgespec chat`: a conversation, typed at a terminal or piped in a line a turn."""
+"""`edgespec chat`: a conversation, typed at a terminal; or one question, piped in."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import os
 import shutil
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgespec.cli.commands import TypedChat
 from edgespec.cli.completion import complete_session
+from edgespec.cli.declare import is_on_command_line, option, with_options
+from edgespec.cli.echo import without_echo
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.markdown import MarkdownWriter
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, with_options
-from edgespec.cli.terminal import ResultStream, Terminal, is_terminal, shows_colour, without_echo
+from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, exact_contradicts
+from edgespec.cli.piped import whole_prompt
+from edgespec.cli.prompting import keyboard
+from edgespec.cli.terminal import ResultStream, Terminal, is_terminal, shows_colour
+from edgespec.cli.utf8 import checked
+from edgespec.cli.words import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.errors import TemplateError, UsageError
 from edgespec.generation import Generation, GenerationConfig
 
@@ -26,34 +34,51 @@ if TYPE_CHECKING:
 _PANEL = "Conversation"
 
 
-@with_options
+@partial(with_options, leave_out=("model",))
 def chat(
-    system: Annotated[
+    called: typer.Context,
+    word: FirstWord = None,
+    words: MoreWords = None,
+    prompt: Annotated[
         str | None,
-        typer.Option("--system", metavar="TEXT", help="The system prompt.", rich_help_panel=_PANEL),
+        option(_PANEL, "-p --prompt", "The first question.", variable=False, metavar="TEXT"),
     ] = None,
+    system: Annotated[str | None, option(_PANEL, "--system", "The system prompt.", metavar="TEXT")] = None,
     session: Annotated[
         str | None,
-        typer.Option(
+        option(
+            _PANEL,
             "--session",
+            "Save the conversation as it goes, and go on with it next time.",
             metavar="NAME|FILE",
-            help="Save the conversation as it goes, and go on with it next time.",
             autocompletion=complete_session,
-            rich_help_panel=_PANEL,
         ),
     ] = None,
+    model: NamedModel = None,
     *,
     loading: LoadOptions,
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
     """Hold a conversation."""
+    model, prompt = model_and_prompt(
+        words_of(word, words),
+        model=model,
+        prompt=prompt,
+        model_is_given=is_on_command_line(called, "model"),
+    )
+    loading = replace(loading, model=model)
     config = sampling.config_for(loading)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     results = ResultStream(sys.stdout, "Standard output")
-    typed = is_terminal(sys.stdin) and is_terminal(sys.stdout)
+    for text, name in ((system, "The system prompt"), (prompt, "The question")):
+        if text is not None:
+            checked(text, name)
+    typed = is_terminal(sys.stdin)
     if typed and output.as_json:
-        raise UsageError("--json is not for a chat at a terminal.", "Pipe the questions in, a line each.")
+        raise UsageError("--json is not for a chat at a terminal.", "Pipe the question in.")
+    if not typed:
+        prompt = whole_prompt(prompt, terminal, "Pipe the question in, or give it with -p TEXT.")
     terminal.rule(config.rule)
     with ExitStack() as stack:
         if typed:  # what is typed ahead, while the model is loaded too, shows when its turn comes
@@ -73,7 +98,9 @@ def chat(
         from edgespec.session import Session
 
         conversation = Session(engine, system)
-        talk = Talk(conversation, engine, config, terminal, results, budget=loading.budget)
+        talk = Talk(
+            conversation, engine, config, terminal, results, budget=loading.budget, exact=bool(loading.exact)
+        )
         pending = None
         if file is not None:
             resumed = conversation.resume(file)
@@ -82,12 +109,11 @@ def chat(
             if system is not None and conversation.system != system:
                 conversation.system = system
         if typed:
-            from edgespec.cli.prompting import TypedKeyboard
-
             typed_chat = TypedChat(talk, pending)
-            typed_chat.run(TypedKeyboard(typed_chat.completer))
+            typed_chat.run(keyboard(typed_chat.completer), first=prompt)
         else:
-            _answer_lines(talk, as_json=output.as_json)
+            assert prompt is not None
+            _answer_once(talk, prompt, as_json=output.as_json)
 
 
 class Talk:
@@ -96,6 +122,7 @@ class Talk:
     Attributes:
         config: how answers are generated.
         budget: the tree budget; None is auto.
+        exact: somebody asked for exact decoding.
         last_answer: the latest answer of this program.
     """
 
@@ -108,12 +135,14 @@ class Talk:
         results: ResultStream,
         *,
         budget: int | None = None,
+        exact: bool = False,
     ) -> None:
         self.session = session
         self.config = config
         self.terminal = terminal
         self.results = results
         self.budget = budget
+        self.exact = exact
         self.last_answer: Generation | None = None
         self._engine = engine
         self._told_unsaved = False
@@ -158,6 +187,17 @@ class Talk:
             self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")
         return interruption
 
+    def set_config(self, config: GenerationConfig) -> None:
+        """Generate so from now on.
+
+        Raises:
+            UsageError: the rule of `verify` contradicts --exact.
+        """
+        if self.exact and not config.rule.kind.invariant:
+            raise exact_contradicts(config.verify)
+        self.config = config
+        self.terminal.rule(config.rule)
+
     def set_budget(self, budget: int | None) -> None:
         """Size the trees from now on; raises UsageError if the engine cannot."""
         self._engine.set_tree_budget(budget)
@@ -192,20 +232,16 @@ class Talk:
         return True
 
 
-def _answer_lines(talk: Talk, *, as_json: bool) -> None:
-    """Without a terminal: every line of standard input is a turn."""
-    for line in sys.stdin or ():
-        text = line.strip()
-        if not text:
-            continue
-        interruption = talk.ask(text, as_json=as_json)
-        if talk.last_answer is not None and talk.last_answer.context_full:
-            talk.terminal.warn(
-                f"The context of {talk.context} tokens is full, so the answer ends early; "
-                "--context makes it larger."
-            )
-        if interruption:
-            raise typer.Exit(interruption.exit_code)
+def _answer_once(talk: Talk, question: str, *, as_json: bool) -> None:
+    """Without a terminal: all of standard input is one question, whatever its lines begin with."""
+    interruption = talk.ask(question, as_json=as_json)
+    if talk.last_answer is not None and talk.last_answer.context_full:
+        talk.terminal.warn(
+            f"The context of {talk.context} tokens is full, so the answer ends early; "
+            "--context makes it larger."
+        )
+    if interruption:
+        raise typer.Exit(interruption.exit_code)
 
 
 def _window() -> os.terminal_size:

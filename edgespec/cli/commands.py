@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from edgespec.cli import clipboard, settings
 from edgespec.cli.attach import read_attachment, with_attachments
 from edgespec.cli.completion import Completer, paths
 from edgespec.cli.terminal import details
+from edgespec.cli.utf8 import checked
 from edgespec.errors import ContextLengthError, EdgeSpecError, SessionError, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class TypedChat:
             ),
             "/show": Command("", "settings, model and session", self._show),
             "/file": Command("PATH", "attach a text file to the next question", self._file, paths),
-            "/clear": Command("", "start over", self._clear),
+            "/clear": Command("", "start over; what is saved stays as it is", self._clear),
             "/undo": Command("", "take back the last question and its answer", self._undo),
             "/retry": Command("", "answer the last question again", self._retry),
             "/save": Command("NAME", "save the conversation, from now on as it goes", self._save, _sessions),
@@ -82,22 +84,39 @@ class TypedChat:
         """What Tab offers."""
         return Completer({name: command.offers for name, command in self._commands.items()})
 
-    def run(self, keyboard: Keyboard) -> None:
-        """Until Ctrl-D or /bye."""
+    def run(self, keyboard: Keyboard, first: str | None = None) -> None:
+        """Until Ctrl-D or /bye.
+
+        Args:
+            first: a question from the command line, asked before anything is read.
+        """
         self._keyboard = keyboard
+        if first is not None:
+            self._say(f">>> {first}")
+            self._guarded(lambda: self._answer(first))
         for text in keyboard.messages():
-            name, _, rest = text.strip().partition(" ")
-            try:
-                if not re.fullmatch(r"/[a-z?-]+", name):
-                    self._ask(text)
-                elif _ALIASES.get(name, name) == "/bye":
-                    return
-                else:
-                    self._command(_ALIASES.get(name, name)).run(rest.strip())
-            except EdgeSpecError as error:
-                self._talk.terminal.warn(str(error))
-            except KeyboardInterrupt:
-                self._say("Stopped.")
+            name = text.strip().partition(" ")[0]
+            if _ALIASES.get(name, name) == "/bye":
+                return
+            self._guarded(partial(self._take, text))
+
+    def _take(self, text: str) -> None:
+        """A question, or a command."""
+        checked(text, "What was typed")
+        name, _, rest = text.strip().partition(" ")
+        if re.fullmatch(r"/[a-z?-]+", name):
+            self._command(_ALIASES.get(name, name)).run(rest.strip())
+        else:
+            self._ask(text)
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        """Do it; a failure is told, and the chat goes on."""
+        try:
+            do()
+        except EdgeSpecError as error:
+            self._talk.terminal.warn(str(error))
+        except KeyboardInterrupt:
+            self._say("Stopped.")
 
     def _ask(self, text: str) -> None:
         text, files = with_attachments(text, self._attached)
@@ -153,10 +172,17 @@ class TypedChat:
         self._say(_KEYS)
 
     def _clear(self, _rest: str) -> None:
+        file = self._session.file
         self._session.clear()
         self._last_text = None
         self._attached.clear()
-        self._say("The conversation starts over.")
+        if file is None:
+            self._say("The conversation starts over.")
+        else:
+            self._say(
+                f"The conversation so far stays saved in {file.path}. A new one begins; it is not saved "
+                "until /save NAME."
+            )
 
     def _undo(self, _rest: str) -> None:
         self._last_text = None
@@ -192,7 +218,7 @@ class TypedChat:
         if settings.is_budget(name):
             self._talk.set_budget(settings.parse_budget(value))
         else:
-            self._talk.config = settings.changed(self._talk.config, name, value.strip())
+            self._talk.set_config(settings.changed(self._talk.config, name, value.strip()))
         self._say(f"{name} is {value.strip()} from now on.")
 
     def _show(self, _rest: str) -> None:
@@ -207,6 +233,8 @@ class TypedChat:
         self._talk.terminal.rows(rows)
 
     def _file(self, rest: str) -> None:
+        if not rest.strip('"'):
+            raise UsageError("/file needs the path of a text file.", "For example: /file notes.md")
         path, text = read_attachment(rest.strip('"'))
         self._attached.append((path, text))
         self._say(f"{path} ({len(text)} characters) goes with the next question.")

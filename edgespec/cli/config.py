@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from edgespec import settings
+from edgespec.cli.declare import option
 from edgespec.errors import EdgeSpecError, OutputError, UsageError
 
 # What an answer or a place is for one time only.
-_NOT_SETTINGS = {"prompt", "input_name", "output_name", "answers", "session"}
+_NOT_SETTINGS = {"prompt", "word", "words", "input_name", "output_name", "overwrite", "answers", "session"}
 # What `bench` calls the same as others, and means in another way.
 _NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets"}
 _SECRET = ("api-key",)
@@ -23,9 +24,11 @@ WITHOUT_SETTINGS = ("config", "doctor")  # commands that a damaged file must not
 
 def config(
     context: typer.Context,
-    path: Annotated[bool, typer.Option("--path", help="Print only where the file is.")] = False,
-    init: Annotated[bool, typer.Option("--init", help="Make the file, with examples in it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the settings as a JSON object.")] = False,
+    path: Annotated[bool, option(None, "--path", "Print only where the file is.", variable=False)] = False,
+    init: Annotated[
+        bool, option(None, "--init", "Make the file, with examples in it.", variable=False)
+    ] = False,
+    as_json: Annotated[bool, option(None, "--json", "Print the settings as a JSON object.")] = False,
 ) -> None:
     """Show every setting and where its value comes from."""
     file = settings.config_path()
@@ -64,10 +67,10 @@ def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
         given = {key: value for key, value in everywhere.items() if _dashed(key) in options} | own
         result[name] = {}
         for key, value in given.items():
-            option = options.get(_dashed(key))
-            if option is None:
+            parameter = options.get(_dashed(key))
+            if parameter is None:
                 raise _unknown(f"{name}.{key}", key, list(options), file)
-            result[name][option.name] = _checked(command, option, key, value, file)
+            result[name][parameter.name] = _checked(command, parameter, key, value, file)
     known = {key for name in result for key in _options(commands[name])}
     for key in everywhere:
         if key not in result and _dashed(key) not in known:
@@ -86,11 +89,11 @@ def settings_problem(context: typer.Context) -> EdgeSpecError | None:
     return None
 
 
-def _checked(command: Any, option: Any, key: str, value: Any, file: Path) -> Any:
+def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> Any:
     try:
         if isinstance(value, dict):
             raise ValueError("it is a table")
-        return option.process_value(typer.Context(command), value)
+        return parameter.process_value(typer.Context(command), value)
     except (typer.TyperException, ValueError, TypeError) as error:
         reason = error.format_message() if isinstance(error, typer.TyperException) else str(error)
         raise UsageError(f"{key} is {value!r} in {file}.", reason) from error
@@ -109,7 +112,7 @@ def _dashed(name: str) -> str:
 def _options(command: Any) -> dict[str, Any]:
     """The parameters of a command that a file may set, by the name people type."""
     return {
-        parameter.opts[0].removeprefix("--"): parameter
+        parameter.opts[-1].removeprefix("--"): parameter
         for parameter in command.params
         if parameter.name not in _NOT_SETTINGS | {"help"} and not parameter.is_eager
     }
@@ -117,14 +120,14 @@ def _options(command: Any) -> dict[str, Any]:
 
 def _sources(command: Any, from_file: dict[str, Any], file: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for name, option in _options(command).items():
-        variable = option.envvar if isinstance(option.envvar, str) else None
+    for name, parameter in _options(command).items():
+        variable = parameter.envvar if isinstance(parameter.envvar, str) else None
         if variable and os.environ.get(variable):
             found[name] = {"value": os.environ[variable], "from": f"{variable} in the environment"}
-        elif option.name in from_file:
-            found[name] = {"value": from_file[option.name], "from": str(file)}
+        elif parameter.name in from_file:
+            found[name] = {"value": from_file[parameter.name], "from": str(file)}
         else:
-            default = option.default if not callable(option.default) else None
+            default = parameter.default if not callable(parameter.default) else None
             found[name] = {"value": default, "from": "default"}
         if name in _SECRET and found[name]["value"] is not None:
             found[name]["value"] = "(not shown)"

@@ -11,6 +11,7 @@ import typer
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.config import settings_problem
+from edgespec.cli.declare import option
 from edgespec.cli.terminal import Terminal, in_columns, is_terminal, results
 
 if TYPE_CHECKING:
@@ -32,16 +33,11 @@ def doctor(
     ] = None,
     disk_check: Annotated[
         bool,
-        typer.Option(
-            "--disk-check/--no-disk-check",
-            help="Read for a second to see how fast the disk is.",
-            envvar="EDGESPEC_DISK_CHECK",
-            show_envvar=False,
-        ),
+        option(None, "--disk-check/--no-disk-check", "Read for a second to see how fast the disk is."),
     ] = True,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print a JSON object.", envvar="EDGESPEC_JSON", show_envvar=False),
+        option(None, "--json", "Print a JSON object."),
     ] = False,
 ) -> None:
     """Look for what makes models slow or fail here, and say how to mend it."""

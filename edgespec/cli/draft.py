@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from edgespec.cli.declare import option
 from edgespec.cli.options import parse_size
 from edgespec.cli.terminal import Terminal, results, table
 
@@ -22,31 +23,30 @@ app = typer.Typer(
 def make(
     target: Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="TARGET")],
     output: Annotated[
-        Path | None, typer.Option("--output", help="Where it goes. Default: EdgeSpec's data folder.")
+        Path | None,
+        option(None, "--output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
     ] = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", help="Memory that the target may use.", metavar="SIZE")
+        str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")
     ] = None,
-    size: Annotated[
-        str | None, typer.Option("--size", help="The drafter's size at most.", metavar="SIZE")
-    ] = None,
+    size: Annotated[str | None, option(None, "--size", "The drafter's size at most.", metavar="SIZE")] = None,
     quantization: Annotated[
         list[str] | None,
-        typer.Option("--quantization", help="Choose from these; may be repeated.", metavar="TYPE"),
+        option(None, "--quantization", "Choose from these; may be repeated.", metavar="TYPE"),
     ] = None,
-    keep_layers: Annotated[bool, typer.Option("--keep-layers", help="Requantize only.")] = False,
+    keep_layers: Annotated[bool, option(None, "--keep-layers", "Requantize only.")] = False,
     pass_seconds: Annotated[
         float | None,
-        typer.Option(
-            "--pass-seconds", help="What a pass of the target costs. Default: measured.", metavar="S"
-        ),
+        option(None, "--pass-seconds", "What a pass of the target costs. Default: measured.", metavar="S"),
     ] = None,
     tokens: Annotated[
-        int, typer.Option("--tokens", help="Tokens of each of the target's answers.", metavar="N")
+        int, option(None, "--tokens", "Tokens of each of the target's answers.", metavar="N")
     ] = 64,
-    threads: Annotated[int | None, typer.Option("--threads", metavar="N")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only results and errors.")] = False,
+    threads: Annotated[
+        int | None, option(None, "--threads", "CPU threads. Default: all cores.", metavar="N")
+    ] = None,
+    as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False,
+    quiet: Annotated[bool, option(None, "--quiet", "Only results and errors.")] = False,
 ) -> None:
     """Make a drafter: fewer bits, fewer layers, or both, whichever makes the target fastest.
 
@@ -83,7 +83,7 @@ def make(
 
 @app.command("list", epilog="Example:\n\nedgespec draft list")
 def list_drafters(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False,
 ) -> None:
     """List the drafters that are known, and how well they agree with their targets."""
     from edgespec.models.registry import Registry

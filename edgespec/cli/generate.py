@@ -5,17 +5,23 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgespec.cli.batch import BatchRun, with_system
+from edgespec.cli.declare import is_on_command_line, option, with_options
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.jobs import MOST_ANSWERS
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, with_options
+from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions
+from edgespec.cli.origin import ModelMark, Origin, model_mark
+from edgespec.cli.piped import whole_prompt
 from edgespec.cli.results import ResultFile
-from edgespec.cli.terminal import ResultStream, Terminal, is_terminal
+from edgespec.cli.terminal import ResultStream, Terminal
+from edgespec.cli.utf8 import checked
+from edgespec.cli.words import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation import MAX_SEED, GenerationConfig
 
@@ -23,42 +29,57 @@ if TYPE_CHECKING:
     from edgespec.engine import Engine
 
 _PANEL = "Prompt"
+_HOW = "Give one with --prompt TEXT, pipe it in, or give many with --input FILE.jsonl."
 
 
-@with_options
+@partial(with_options, leave_out=("model",))
 def generate(
+    called: typer.Context,
+    word: FirstWord = None,
+    words: MoreWords = None,
     prompt: Annotated[
         str | None,
-        typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.", rich_help_panel=_PANEL),
+        option(
+            _PANEL,
+            "-p --prompt",
+            "The prompt. Text from a pipe or a file goes before it.",
+            variable=False,
+            metavar="TEXT",
+        ),
     ] = None,
     input_name: Annotated[
         str | None,
-        typer.Option(
-            "--input", metavar="FILE", help="JSONL, a prompt a line; - is stdin.", rich_help_panel=_PANEL
-        ),
+        option(_PANEL, "--input", "JSONL, a prompt a line; - is stdin.", variable=False, metavar="FILE"),
     ] = None,
     output_name: Annotated[
         str | None,
-        typer.Option(
+        option(
+            _PANEL,
             "--output",
+            "Append JSON lines here; run again to go on.",
+            variable=False,
             metavar="FILE",
-            help="Append JSON lines here; run again to go on.",
-            rich_help_panel=_PANEL,
         ),
     ] = None,
+    overwrite: Annotated[
+        bool,
+        option(
+            _PANEL,
+            "--overwrite",
+            "Answer lines again whose answers in --output were made with another model, prompt or settings.",
+            variable=False,
+        ),
+    ] = False,
     system: Annotated[
         str | None,
-        typer.Option("--system", metavar="TEXT", help="The system prompt.", rich_help_panel=_PANEL),
+        option(_PANEL, "--system", "The system prompt.", metavar="TEXT"),
     ] = None,
     answers: Annotated[
         int,
-        typer.Option(
-            "--n", metavar="N", help="Answers to each prompt; a seed counts up.", rich_help_panel=_PANEL
-        ),
+        option(_PANEL, "--n", "Answers to each prompt; a seed counts up.", metavar="N"),
     ] = 1,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Go on with the text; no chat template.", rich_help_panel=_PANEL)
-    ] = False,
+    raw: Annotated[bool, option(_PANEL, "--raw", "Go on with the text; no chat template.")] = False,
+    model: NamedModel = None,
     *,
     loading: LoadOptions,
     sampling: SamplingOptions,
@@ -71,6 +92,18 @@ def generate(
         raise UsageError("With --raw there is no place for --system.", "Leave one of them out.")
     if not 1 <= answers <= MOST_ANSWERS:
         raise UsageError(f"--n is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
+    if overwrite and (input_name is None or output_name is None):
+        raise UsageError("--overwrite is for batches.", "Give it together with --input and --output.")
+    if system is not None:
+        checked(system, "The system prompt")
+    model, prompt = model_and_prompt(
+        words_of(word, words),
+        model=model,
+        prompt=prompt,
+        model_is_given=is_on_command_line(called, "model"),
+        asks=input_name is None,
+    )
+    loading = replace(loading, model=model)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with ExitStack() as stack:
         file = None
@@ -88,6 +121,7 @@ def generate(
                 answers=answers,
                 system=system,
                 raw=raw,
+                overwrite=overwrite,
             )
             batch.run(input_name, loading)
         else:
@@ -109,21 +143,24 @@ class _SinglePrompt:
     def run(self, prompt: str | None, loading: LoadOptions, sampling: SamplingOptions) -> None:
         """Answer the prompt, or standard input if there is none; a JSON object is also made of a failure."""
         try:
-            text = prompt = _checked(_read_stdin() if prompt is None else prompt)
+            text = prompt = whole_prompt(prompt, self.terminal, _HOW)
             config = sampling.config_for(loading)
             self.terminal.rule(config.rule)
             with self.terminal.load(loading) as engine:
+                self.terminal.template(engine, raw=self.raw)
+                model = ModelMark() if self.as_text else model_mark(loading.model)
                 for index in range(self.answers):
                     if index and self.as_text:
                         self.results.text("\n")
                     seed = None if config.seed is None else (config.seed + index) % (MAX_SEED + 1)
-                    self._answer(text, config.with_(seed=seed), engine)
+                    origin = Origin.of(model, with_system(text, self.system), config, raw=self.raw)
+                    self._answer(text, config.with_(seed=seed), engine, origin)
         except EdgeSpecError as error:
             if not self.as_text:
                 self.results.failure(prompt, None, str(error))
             raise
 
-    def _answer(self, prompt: str, config: GenerationConfig, engine: Engine) -> None:
+    def _answer(self, prompt: str, config: GenerationConfig, engine: Engine, origin: Origin) -> None:
         asked = with_system(prompt, self.system)
         answer = None
         with cancelling(engine, signal.SIGTERM) as interruption, self.terminal.status() as status:
@@ -136,32 +173,10 @@ class _SinglePrompt:
         if self.as_text:
             self.results.end_line()
         else:
-            self.results.record(answer.to_json(prompt))
+            self.results.record(answer.to_json(prompt) | origin.to_json())
         self.terminal.statistics(answer)
         if answer.context_full:
             self.terminal.note(f"The context of {engine.context} tokens is full; --context makes it larger.")
         if interruption:
             self.terminal.note("Interrupted: the answer ends early.")
             raise typer.Exit(interruption.exit_code)
-
-
-def _read_stdin() -> str:
-    if sys.stdin is None or is_terminal(sys.stdin):
-        raise UsageError(
-            "There is no prompt.",
-            "Give one with --prompt TEXT, pipe it in, or give many with --input FILE.jsonl.",
-        )
-    try:
-        return sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise UsageError("The prompt is not valid UTF-8.", "Check the encoding it is in.") from error
-
-
-def _checked(prompt: str) -> str:
-    if not prompt:
-        raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError("The prompt is not valid UTF-8.", "Check the encoding it is in.") from error
-    return prompt

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig, Grammar
+from edgespec.generation import GenerationConfig, Grammar, shortened
 
 MOST_ANSWERS = 1000
+MOST_DEEP = 200  # levels of JSON in a line; Python's own limit is a few times that
 
 Messages = list[dict[str, str]]
 
@@ -30,6 +32,7 @@ class Job:
         settings: fields of GenerationConfig that this line overrides.
         answers: how many it wants, if it says so.
         error: why the line cannot be done; empty if it can.
+        duplicate_of: the earlier line that has the same id; 0 if none has.
     """
 
     line: int
@@ -38,6 +41,7 @@ class Job:
     settings: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     answers: int | None = None
+    duplicate_of: int = 0
 
 
 def read_jobs(lines: Iterable[bytes]) -> Iterator[Job]:
@@ -48,8 +52,9 @@ def read_jobs(lines: Iterable[bytes]) -> Iterator[Job]:
             continue
         job = _read_job(number, line)
         if job.identifier in seen and not job.error:
-            error = f"The id {job.identifier!r} is that of line {seen[job.identifier]} too."
-            job = Job(number, job.identifier, job.prompt, error=error)
+            first = seen[job.identifier]
+            error = f"The id {shortened(repr(job.identifier))} is that of line {first} too."
+            job = Job(number, job.identifier, job.prompt, error=error, duplicate_of=first)
         seen.setdefault(job.identifier, number)
         yield job
 
@@ -70,14 +75,17 @@ def _read_job(number: int, line: bytes) -> Job:
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
+    text = decoded(line, "It").strip()
     try:
-        values = json.loads(line.decode("utf-8-sig").strip())
-    except UnicodeDecodeError as error:
-        raise UsageError("It is not valid UTF-8.") from error
+        values = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"It is not valid JSON: {error.msg} at column {error.colno}.") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError("It is not JSON that can be read.") from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:  # Python's limit, as the time to read digits grows with their square
+        raise UsageError("It holds a number of too many digits.") from error
+    if _depth_exceeds(values, MOST_DEEP):
+        raise _too_deep()
     if not isinstance(values, dict):
         raise UsageError("It is not a JSON object.", 'Write {"prompt": "..."}.')
     return values
@@ -86,7 +94,7 @@ def _parse_object(line: bytes) -> dict[str, Any]:
 def _identifier(value: object) -> str | int:
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
-    raise UsageError(f"The id is {json.dumps(value)}.", "It must be a text or a whole number.")
+    raise UsageError(f"The id is {_shown(value)}.", "It must be a text or a whole number.")
 
 
 def _grammar(values: dict[str, Any]) -> dict[str, Grammar]:
@@ -98,7 +106,7 @@ def _grammar(values: dict[str, Any]) -> dict[str, Grammar]:
     if (text := values.pop("grammar", None)) is not None:
         if not isinstance(text, str):
             raise UsageError("The field 'grammar' is no text.")
-        return {"grammar": Grammar("grammar", text)}
+        return {"grammar": Grammar("grammar", _unicode(text))}
     return {}
 
 
@@ -107,7 +115,7 @@ def _answers(value: object) -> int | None:
         isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_ANSWERS
     ):
         return value
-    raise UsageError(f"The field 'n' is {json.dumps(value)}.", f"It must be from 1 to {MOST_ANSWERS}.")
+    raise UsageError(f"The field 'n' is {_shown(value)}.", f"It must be from 1 to {MOST_ANSWERS}.")
 
 
 def _prompt(values: dict[str, Any]) -> str | Messages:
@@ -145,15 +153,42 @@ def _unicode(text: str) -> str:
     return text
 
 
+def _depth_exceeds(value: object, most: int) -> bool:
+    """Whether lists and objects are nested deeper; without recursion, which ends at a depth of its own."""
+    level: list[object] = [value]
+    for _ in range(most + 1):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+def _too_deep() -> UsageError:
+    return UsageError(f"It is nested deeper than {MOST_DEEP} levels.")
+
+
+def _shown(value: object) -> str:
+    """A value in a message, as JSON."""
+    return shortened(json.dumps(value))
+
+
 def _setting(name: str, value: Any) -> Any:
     if name not in _SETTINGS:
         close = difflib.get_close_matches(name, _SETTINGS, n=1)
-        raise UsageError(f"There is no field {name!r}.", f"Did you mean {close[0]!r}?" if close else "")
+        raise UsageError(
+            f"There is no field {shortened(repr(name))}.", f"Did you mean {close[0]!r}?" if close else ""
+        )
     default = _SETTINGS[name]
     if name == "stop":
         texts = [value] if isinstance(value, str) else value
         fits = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
-        value = tuple(texts) if fits else value
+        value = tuple(map(_unicode, texts)) if fits else value
     elif value is None:
         fits = default is None
     elif isinstance(default, str):
@@ -162,5 +197,5 @@ def _setting(name: str, value: Any) -> Any:
         kinds = (int, float) if isinstance(default, float) else int
         fits = isinstance(value, kinds) and not isinstance(value, bool)
     if not fits:
-        raise UsageError(f"The field {name!r} is {json.dumps(value)}, which is of the wrong kind.")
+        raise UsageError(f"The field {name!r} is {_shown(value)}, which is of the wrong kind.")
     return value

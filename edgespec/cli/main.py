@@ -29,20 +29,25 @@ from edgespec.cli.serve import serve
 from edgespec.errors import EdgeSpecError
 
 _IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # what runs no native code that may crash
+_HELP = {"-h", "--help"}
 
 app = typer.Typer(
     name="edgespec",
     help="Run a GGUF model larger than memory at chat speed: a small model drafts, the large one verifies.",
-    epilog="Every option has an environment variable: EDGESPEC_MEMORY=8GiB is --memory 8GiB.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Options have environment variables: EDGESPEC_MEMORY=8GiB is --memory 8GiB. Those of a single run "
+    "have none, such as --output.",
+    context_settings={"help_option_names": sorted(_HELP)},
     pretty_exceptions_enable=False,
     invoke_without_command=True,
 )
 app.command(
-    epilog="Examples:\n\nedgespec chat\n\nedgespec chat large.gguf --draft small.gguf --memory 12GiB",
+    epilog="Examples:\n\nedgespec chat\n\nedgespec chat 'Why is the sky blue?'\n\n"
+    "edgespec chat large.gguf --draft small.gguf --memory 12GiB",
 )(chat)
 app.command(
-    epilog="Examples:\n\nedgespec generate -p 'Why is the sky blue?'\n\n"
+    epilog="Examples:\n\nedgespec generate 'Why is the sky blue?'\n\n"
+    "edgespec generate large.gguf 'Why is the sky blue?' --memory 12GiB\n\n"
+    "edgespec generate -p 'Summarize this.' <notes.txt\n\n"
     "edgespec generate --input prompts.jsonl --output answers.jsonl",
 )(generate)
 app.add_typer(models_app)
@@ -106,9 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _configured(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the configuration file says for each command; a damaged one must not stop those without."""
+    """What the configuration file says for each command; help is shown even if that file is damaged."""
     file = settings.config_path()
-    if not file.exists() or not arguments or arguments[0] in WITHOUT_SETTINGS:
+    if not (file.exists() or settings.is_named()) or not arguments:
+        return {}
+    if arguments[0] in WITHOUT_SETTINGS or arguments[0].startswith("-") or _HELP & {*arguments}:
         return {}
     command: Any = typer.main.get_command(app)
     return defaults_from(file, command.commands)

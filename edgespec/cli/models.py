@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from edgespec.cli.declare import option
 from edgespec.cli.options import parse_size
 from edgespec.cli.terminal import Terminal, is_terminal, results, table
 from edgespec.errors import UsageError
@@ -18,8 +19,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Only results and errors.")]
+Json = Annotated[bool, option(None, "--json", "Print JSON.")]
+Quiet = Annotated[bool, option(None, "--quiet", "Only results and errors.")]
 Model = Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="MODEL")]
 
 
@@ -27,7 +28,7 @@ Model = Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quan
 def pull(
     model: Model,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Ask for a newer version even if it is here.")
+        bool, option(None, "--refresh", "Ask for a newer version even if it is here.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -55,7 +56,7 @@ def pull(
 
 @app.command("list", epilog="Examples:\n\nedgespec models list\n\nedgespec models list --all")
 def list_models(
-    everything: Annotated[bool, typer.Option("--all", help="The catalog too: what could be pulled.")] = False,
+    everything: Annotated[bool, option(None, "--all", "The catalog too: what could be pulled.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the models that are here."""
@@ -149,9 +150,7 @@ def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
 def pair(
     target: Annotated[str, typer.Argument(help="The large model.", metavar="TARGET")],
     drafter: Annotated[str, typer.Argument(help="The small model.", metavar="DRAFTER")],
-    measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Measure how often they agree.")
-    ] = True,
+    measure: Annotated[bool, option(None, "--measure/--no-measure", "Measure how often they agree.")] = True,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -175,8 +174,10 @@ def pair(
 def widen(
     source: Annotated[str, typer.Argument(help="The model to make larger.", metavar="SRC")],
     destination: Annotated[str, typer.Argument(help="Where the result goes.", metavar="DST")],
-    size: Annotated[str, typer.Option("--size", help="About how large.", metavar="SIZE")],
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    size: Annotated[str, option(None, "--size", "About how large.", variable=False, metavar="SIZE")],
+    force: Annotated[
+        bool, option(None, "--force", "Write over a file that is there.", variable=False)
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -208,7 +209,7 @@ def widen(
 @app.command(epilog="Example:\n\nedgespec models remove llama3.2-3b")
 def remove(
     model: Model,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, option(None, "-y --yes", "Do not ask.", variable=False)] = False,
     as_json: Json = False,
 ) -> None:
     """Remove a model, its pairs, and what EdgeSpec made for it; says how many bytes are freed."""

@@ -1,23 +1,23 @@
 """The options that commands share, each written once.
 
-A group is a dataclass whose fields are Typer options. A command takes whole groups as parameters;
-`with_options` shows Typer the single options and hands the command the filled groups. Where a default
-belongs to the library, the option is None until somebody sets it.
+A group is a dataclass whose fields are Typer options; see `declare.with_options`. Where a default belongs
+to the library, the option is None until somebody sets it.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Collection
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgespec.cli.completion import complete_draft, complete_model
+from edgespec.cli.declare import option
+from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig, Grammar
 
@@ -29,19 +29,6 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4} | {
     f"{prefix}b": 1000**power for power, prefix in enumerate(["", "k", "m", "g", "t"])
 }
 _UNITS |= {f"{prefix}ib": _UNITS[prefix] for prefix in "kmgt"}
-
-
-def _option(panel: str, flag: str, help_text: str, **more: Any) -> Any:
-    """An option in a panel of `--help`, with an environment variable named after its first flag."""
-    name = flag.split("/")[0].removeprefix("--").replace("-", "_").upper()
-    return typer.Option(
-        flag,
-        help=help_text,
-        rich_help_panel=panel,
-        envvar=f"EDGESPEC_{name}",
-        show_envvar=False,
-        **more,
-    )
 
 
 @dataclass(frozen=True)
@@ -59,11 +46,11 @@ class LoadOptions:
     ] = None
     memory: Annotated[
         str | None,
-        _option("Model", "--memory", "Memory to use. Default: what is available.", metavar="SIZE"),
+        option("Model", "--memory", "Memory to use. Default: what is available.", metavar="SIZE"),
     ] = None
     context: Annotated[
         int | None,
-        _option(
+        option(
             "Model",
             "--context",
             "Most tokens of prompt and answer. Default: 4096.",
@@ -71,15 +58,15 @@ class LoadOptions:
         ),
     ] = None
     threads: Annotated[
-        int | None, _option("Model", "--threads", "CPU threads. Default: all cores.", metavar="N")
+        int | None, option("Model", "--threads", "CPU threads. Default: all cores.", metavar="N")
     ] = None
     gpu_layers: Annotated[
         int | None,
-        _option("Model", "--gpu-layers", "Layers for the GPU; -1 is all. Default: 0.", metavar="N"),
+        option("Model", "--gpu-layers", "Layers for the GPU; -1 is all. Default: 0.", metavar="N"),
     ] = None
     offload: Annotated[
         str | None,
-        _option(
+        option(
             "Model",
             "--offload",
             "How weights that do not fit are read. Default: auto.",
@@ -88,7 +75,7 @@ class LoadOptions:
     ] = None
     pack: Annotated[
         str | None,
-        _option(
+        option(
             "Model",
             "--pack",
             "Whether streamed weights are rearranged for this CPU on disk. Default: auto.",
@@ -97,7 +84,7 @@ class LoadOptions:
     ] = None
     slots: Annotated[
         int | None,
-        _option(
+        option(
             "Model",
             "--slots",
             "Layers in memory at a time of those that are streamed. Default: as many as keep the disk busy.",
@@ -106,7 +93,7 @@ class LoadOptions:
     ] = None
     prompt_cache: Annotated[
         bool | None,
-        _option(
+        option(
             "Model",
             "--prompt-cache/--no-prompt-cache",
             "Keep read prompts on disk, so that a beginning is read once.",
@@ -115,7 +102,7 @@ class LoadOptions:
     ] = None
     draft: Annotated[
         str | None,
-        _option(
+        option(
             "Speculation",
             "--draft",
             "Small model that drafts. Default: auto.",
@@ -125,7 +112,7 @@ class LoadOptions:
     ] = None
     drafter: Annotated[
         str | None,
-        _option(
+        option(
             "Speculation",
             "--drafter",
             "Kind of drafter, where --draft leaves it open.",
@@ -134,7 +121,7 @@ class LoadOptions:
     ] = None
     tree: Annotated[
         str | None,
-        _option(
+        option(
             "Speculation",
             "--tree",
             "How token trees grow: calibrated, specexec, sequoia, opt-tree, eagle2, chain or sequences. "
@@ -144,7 +131,7 @@ class LoadOptions:
     ] = None
     tree_budget: Annotated[
         str | None,
-        _option(
+        option(
             "Speculation",
             "--tree-budget",
             "Most nodes in a token tree. Default: auto.",
@@ -153,11 +140,11 @@ class LoadOptions:
     ] = None
     tree_depth: Annotated[
         int | None,
-        _option("Speculation", "--tree-depth", "Most drafted tokens on a path. Default: auto.", metavar="N"),
+        option("Speculation", "--tree-depth", "Most drafted tokens on a path. Default: auto.", metavar="N"),
     ] = None
     tree_width: Annotated[
         int | None,
-        _option(
+        option(
             "Speculation",
             "--tree-width",
             "Most nodes the drafter reads at a time. Default: auto.",
@@ -166,7 +153,7 @@ class LoadOptions:
     ] = None
     exact: Annotated[
         bool | None,
-        _option(
+        option(
             "Speculation",
             "--exact/--no-exact",
             "Same text bit for bit with any drafter. Default: where it is nearly free.",
@@ -208,7 +195,7 @@ class SamplingOptions:
 
     max_tokens: Annotated[
         int | None,
-        _option(
+        option(
             "Sampling",
             "--max-tokens",
             "Most tokens to generate. Default: until the context is full.",
@@ -216,48 +203,48 @@ class SamplingOptions:
         ),
     ] = _DEFAULTS.max_tokens
     temperature: Annotated[
-        float, _option("Sampling", "--temperature", "0 takes the likeliest token.", metavar="T")
+        float, option("Sampling", "--temperature", "0 takes the likeliest token.", metavar="T")
     ] = _DEFAULTS.temperature
     top_k: Annotated[
-        int, _option("Sampling", "--top-k", "Only the k likeliest tokens; 0 is all.", metavar="K")
+        int, option("Sampling", "--top-k", "Only the k likeliest tokens; 0 is all.", metavar="K")
     ] = _DEFAULTS.top_k
     top_p: Annotated[
         float,
-        _option("Sampling", "--top-p", "Only the likeliest tokens that sum up to P.", metavar="P"),
+        option("Sampling", "--top-p", "Only the likeliest tokens that sum up to P.", metavar="P"),
     ] = _DEFAULTS.top_p
     min_p: Annotated[
         float,
-        _option("Sampling", "--min-p", "Drop tokens under P times the likeliest one.", metavar="P"),
+        option("Sampling", "--min-p", "Drop tokens under P times the likeliest one.", metavar="P"),
     ] = _DEFAULTS.min_p
     repeat_penalty: Annotated[
-        float, _option("Sampling", "--repeat-penalty", "Over 1 avoids repetition.", metavar="X")
+        float, option("Sampling", "--repeat-penalty", "Over 1 avoids repetition.", metavar="X")
     ] = _DEFAULTS.repeat_penalty
     frequency_penalty: Annotated[
         float,
-        _option("Sampling", "--frequency-penalty", "Taken off for each earlier use.", metavar="X"),
+        option("Sampling", "--frequency-penalty", "Taken off for each earlier use.", metavar="X"),
     ] = _DEFAULTS.frequency_penalty
     presence_penalty: Annotated[
         float,
-        _option("Sampling", "--presence-penalty", "Taken off once for earlier use.", metavar="X"),
+        option("Sampling", "--presence-penalty", "Taken off once for earlier use.", metavar="X"),
     ] = _DEFAULTS.presence_penalty
     seed: Annotated[
-        int | None, _option("Sampling", "--seed", "Makes sampled text repeatable.", metavar="N")
+        int | None, option("Sampling", "--seed", "Makes sampled text repeatable.", metavar="N")
     ] = _DEFAULTS.seed
     stop: Annotated[
         list[str] | None,
-        _option("Sampling", "--stop", "End before this text; may be repeated.", metavar="TEXT"),
+        option("Sampling", "--stop", "End before this text; may be repeated.", metavar="TEXT"),
     ] = None
     json_schema: Annotated[
         str | None,
-        _option("Sampling", "--json-schema", "Answer with JSON that fits this schema.", metavar="FILE"),
+        option("Sampling", "--json-schema", "Answer with JSON that fits this schema.", metavar="FILE"),
     ] = None
     grammar: Annotated[
         str | None,
-        _option("Sampling", "--grammar", "Answer by this grammar: GBNF or Lark.", metavar="FILE"),
+        option("Sampling", "--grammar", "Answer by this grammar: GBNF or Lark.", metavar="FILE"),
     ] = None
     verify: Annotated[
         str,
-        _option(
+        option(
             "Speculation",
             "--verify",
             "Rule by which drafted tokens are accepted: see docs/verification.md.",
@@ -290,10 +277,7 @@ class SamplingOptions:
         """
         config = self.config()
         if loading.exact and not config.rule.kind.invariant:
-            raise UsageError(
-                f"The text depends on the drafter with --verify {self.verify}, and with --exact it must not.",
-                "Leave out one of them.",
-            )
+            raise exact_contradicts(self.verify)
         return config
 
 
@@ -301,49 +285,17 @@ class SamplingOptions:
 class OutputOptions:
     """What is told besides the answer."""
 
-    as_json: Annotated[bool, _option("Output", "--json", "Print answers as JSON objects.")] = False
-    quiet: Annotated[bool, _option("Output", "--quiet", "Only results and errors.")] = False
-    verbose: Annotated[bool, _option("Output", "--verbose", "More on what happens.")] = False
+    as_json: Annotated[bool, option("Output", "--json", "Print answers as JSON objects.")] = False
+    quiet: Annotated[bool, option("Output", "--quiet", "Only results and errors.")] = False
+    verbose: Annotated[bool, option("Output", "--verbose", "More on what happens.")] = False
 
 
-def with_options(command: Callable[..., None], leave_out: Collection[str] = ()) -> Callable[..., None]:
-    """Let a command take groups of options as parameters; the groups come after its own options.
-
-    Args:
-        leave_out: fields of groups that the command has no option for; they keep their defaults.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    hints.pop("return")
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
-    parameters = [p.replace(annotation=hints[p.name]) for p in own]
-    for group in groups.values():
-        types = get_type_hints(group, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=types[field.name],
-            )
-            for field in _taken(group, leave_out)
-        ]
-
-    def run(**values: Any) -> None:
-        filled = {
-            name: group(**{field.name: values.pop(field.name) for field in _taken(group, leave_out)})
-            for name, group in groups.items()
-        }
-        command(**values, **filled)
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
-
-
-def _taken(group: Any, leave_out: Collection[str]) -> list[Field[Any]]:
-    return [field for field in fields(group) if field.name not in leave_out]
+def exact_contradicts(rule: str) -> UsageError:
+    """Why a rule of --verify cannot be had together with --exact."""
+    return UsageError(
+        f"The text depends on the drafter with --verify {rule}, and with --exact it must not.",
+        "Leave out one of them.",
+    )
 
 
 def parse_size(text: str) -> int:
@@ -363,11 +315,10 @@ def parse_size(text: str) -> int:
 
 def _read_form(flag: str, name: str) -> str:
     try:
-        return Path(name).expanduser().read_text(encoding="utf-8")
+        data = Path(name).expanduser().read_bytes()
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.", f"Give a file to {flag}.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name} is no text.", f"Give a text file to {flag}.") from error
+    return decoded(data, name)
 
 
 def parse_tree_budget(text: str) -> int | None:

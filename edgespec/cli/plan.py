@@ -6,7 +6,8 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, with_options
+from edgespec.cli.declare import with_options
+from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions
 from edgespec.cli.terminal import Terminal, format_gigabytes, results, table
 from edgespec.errors import UsageError
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from edgespec.cli.options import LoadOptions, OutputOptions, with_options
+from edgespec.cli.declare import option, with_options
+from edgespec.cli.options import LoadOptions, OutputOptions
 from edgespec.cli.terminal import Terminal, format_gigabytes, results, table
 from edgespec.errors import UsageError
 
@@ -21,9 +20,7 @@ _LONGEST_S = 3600.0
 
 @partial(with_options, leave_out=("tree_budget", "prompt_cache"))
 def profile(
-    seconds: Annotated[
-        float, typer.Option("--seconds", help="About how long to measure.", metavar="N")
-    ] = 50.0,
+    seconds: Annotated[float, option(None, "--seconds", "About how long to measure.", metavar="N")] = 50.0,
     *,
     loading: LoadOptions,
     output: OutputOptions,

@@ -8,11 +8,20 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edgespec.cli.echo import suspend
+from edgespec.cli.editor import edit_message
+from edgespec.cli.terminal import is_terminal
+from edgespec.cli.utf8 import decoded
+from edgespec.errors import UsageError
+
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
     from edgespec.cli.completion import Completion
 
+_PROMPT = ">>> "
+_QUOTES = '"""'
+_HOW_TO_LEAVE = "Ctrl-D or /bye leaves."
 _HINTS = ("Ask something; /help lists the commands", "Ask something, or /help")
 
 Complete = Callable[[str], list["Completion"]]
@@ -29,7 +38,7 @@ class Keyboard(Protocol):
 
 
 class TypedKeyboard:
-    """A person at a terminal.
+    """A person at a terminal, with history, completion and editing.
 
     Args:
         complete: what Tab offers for the text before the cursor.
@@ -41,9 +50,9 @@ class TypedKeyboard:
     def messages(self) -> Iterator[str]:
         while True:
             try:
-                text = join_lines(self._read_line)
+                text = unquoted(self._read_message())
             except KeyboardInterrupt:
-                print("Ctrl-D or /bye leaves.", file=sys.stderr)
+                print(_HOW_TO_LEAVE, file=sys.stderr)
                 continue
             except EOFError:
                 return
@@ -54,16 +63,62 @@ class TypedKeyboard:
         from prompt_toolkit import prompt
 
         try:
-            return prompt(f"{question} [Y/n] ").strip().lower() in ("", "y", "yes")
+            return _is_yes(prompt(f"{question} [Y/n] "))
         except (KeyboardInterrupt, EOFError):
             return False
 
-    def _read_line(self, prompt: str) -> str:
+    def _read_message(self) -> str:
         from prompt_toolkit.formatted_text import FormattedText
 
-        room = shutil.get_terminal_size().columns - len(prompt)
-        hint = next((hint for hint in _HINTS if len(hint) < room), "") if prompt == ">>> " else ""
-        return self._session.prompt(prompt, placeholder=FormattedText([("class:hint", hint)]))
+        room = shutil.get_terminal_size().columns - len(_PROMPT)
+        hint = next((hint for hint in _HINTS if len(hint) < room), "")
+        return self._session.prompt(_PROMPT, placeholder=FormattedText([("class:hint", hint)]))
+
+
+class PlainKeyboard:
+    """A person at a terminal whose answers go elsewhere, as in `edgespec chat | tee answers.txt`.
+
+    Lines are read as they are typed, and prompts are on standard error, so that nothing but answers is on
+    standard output.
+    """
+
+    def messages(self) -> Iterator[str]:
+        while True:
+            try:
+                text = join_lines(self._read_line)
+            except KeyboardInterrupt:
+                self._show(f"\n{_HOW_TO_LEAVE}\n")
+                continue
+            except EOFError:
+                self._show("\n")
+                return
+            except UsageError as error:
+                self._show(f"{error}\n")
+                continue
+            if text.strip():
+                yield text
+
+    def confirm(self, question: str) -> bool:
+        try:
+            return _is_yes(self._read_line(f"{question} [Y/n] "))
+        except (KeyboardInterrupt, EOFError, UsageError):
+            return False
+
+    def _read_line(self, prompt: str) -> str:
+        self._show(prompt)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            raise EOFError
+        return decoded(line, "What was typed").rstrip("\r\n")
+
+    def _show(self, text: str) -> None:
+        if is_terminal(sys.stderr):
+            print(text, end="", file=sys.stderr, flush=True)
+
+
+def keyboard(complete: Complete) -> Keyboard:
+    """The keyboard of whoever sits at standard input, which must be a terminal."""
+    return TypedKeyboard(complete) if is_terminal(sys.stdout) else PlainKeyboard()
 
 
 def join_lines(read_line: Callable[[str], str]) -> str:
@@ -72,19 +127,33 @@ def join_lines(read_line: Callable[[str], str]) -> str:
     Args:
         read_line: reads a line after showing a prompt.
     """
-    text = read_line(">>> ")
-    if text.lstrip().startswith('"""'):
-        text = text.lstrip()[3:]
-        while '"""' not in text:
-            text += "\n" + read_line("... ")
-        return text.replace('"""', "", 1).strip("\n")
-    while text.endswith("\\"):
-        text = text[:-1] + "\n" + read_line("... ")
-    return text
+    text = read_line(_PROMPT)
+    while (begun := unfinished(text)) is not None:
+        text = begun + read_line("... ")
+    return unquoted(text)
+
+
+def unfinished(text: str) -> str | None:
+    r"""What the next line is appended to, if more belongs to the message; None if it is whole."""
+    if text.lstrip().startswith(_QUOTES):
+        return None if _QUOTES in text.lstrip()[len(_QUOTES) :] else text + "\n"
+    return text[:-1] + "\n" if text.endswith("\\") else None
+
+
+def unquoted(text: str) -> str:
+    r"""A whole message without the `\"\"\"` around it."""
+    if not text.lstrip().startswith(_QUOTES):
+        return text
+    return text.lstrip()[len(_QUOTES) :].replace(_QUOTES, "", 1).strip("\n")
+
+
+def _is_yes(answer: str) -> bool:
+    return answer.strip().lower() in ("", "y", "yes")
 
 
 def _prompt_session(complete: Complete) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.application import run_in_terminal
     from prompt_toolkit.completion import Completer, Completion
     from prompt_toolkit.document import Document
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -101,11 +170,25 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
 
     @keys.add("enter")
     def _send(event: Any) -> None:
-        event.current_buffer.validate_and_handle()
+        buffer = event.current_buffer
+        begun = unfinished(buffer.text)
+        if begun is None:
+            buffer.validate_and_handle()
+        else:  # in the same buffer, so that the history has the message as one entry
+            buffer.document = Document(begun, len(begun))
 
     @keys.add("escape", "enter")
     def _new_line(event: Any) -> None:
         event.current_buffer.insert_text("\n")
+
+    @keys.add("c-x", "c-e")
+    @keys.add("c-g")
+    def _edit(event: Any) -> None:
+        event.app.create_background_task(edit_message(event.current_buffer))
+
+    @keys.add("c-z")
+    def _suspend(event: Any) -> None:
+        run_in_terminal(suspend)
 
     history: History
     try:
@@ -117,7 +200,6 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
         completer=Offers(),
         complete_while_typing=False,
         complete_style=CompleteStyle.READLINE_LIKE,
-        enable_open_in_editor=True,
         key_bindings=keys,
         multiline=True,  # for pasted text and Alt-Enter; Enter sends
         # Not before a line that is only folded.

@@ -11,12 +11,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edgespec.cli.origin import compact
 from edgespec.cli.terminal import ResultStream
 from edgespec.errors import OutputError
 
-Key = tuple[str | int, int]  # the id of a line, and which of its answers
+Key = tuple[str | int, int]  # the id of a line, and which of its answers; below 0 as in `refused_key`
 
 _START = b'{"id": '  # how every result begins
+
+
+def refused_key(identifier: str | int, line: int) -> Key:
+    """The key of a line that was refused because an earlier line, which has the usual key, has its id."""
+    return identifier, -line
 
 
 class ResultFile:
@@ -27,7 +33,8 @@ class ResultFile:
 
     Attributes:
         results: where to write.
-        done: results that need no second answer.
+        done: results that need no second answer, and the compact fingerprint of each; None for those of
+            versions that recorded none.
         failed: results that are errors, and what they say.
 
     Raises:
@@ -35,7 +42,7 @@ class ResultFile:
     """
 
     def __init__(self, name: str, input_name: str | None = None) -> None:
-        self.done: set[Key] = set()
+        self.done: dict[Key, str | None] = {}
         self.failed: dict[Key, str] = {}
         self._path = path = Path(name)
         self._untidy = False
@@ -69,7 +76,11 @@ class ResultFile:
         self._file.close()
 
     def record(self, record: dict[str, Any], key: Key) -> None:
-        """Append a result, unless it says what is there already."""
+        """Append a result, unless it says what is there already, or is an error where an answer is."""
+        if key in self.done:
+            if record["finish_reason"] == "error":
+                return
+            self._untidy = True
         if key in self.failed:
             if self.failed[key] == record["error"]:
                 return
@@ -84,12 +95,14 @@ class ResultFile:
         Raises:
             OutputError: it cannot be written; then it is as it was.
         """
-        if not self._untidy or not self._regular:
+        known = dict.fromkeys(order)
+        # The second of two lines with one id; there is no such line any more.
+        outdated = {key for key in self.failed if key[1] < 0 and key not in known}
+        if not (self._untidy or outdated) or not self._regular:
             return
         self._file.close()
         places = {key: at for key, at, _ in self._earlier_results()}
-        known = list(dict.fromkeys(order))
-        others = [key for key in places if key not in set(known)]
+        others = [key for key in places if key not in known and key not in outdated]
         try:
             with (
                 self._path.open("rb") as old,
@@ -111,17 +124,22 @@ class ResultFile:
             raise OutputError(f"{self._path} cannot be written: {error.strerror}.", "") from error
         self._untidy = False
 
+    def find(self, wanted: Key) -> dict[str, Any]:
+        """The latest result with a key of `done`, whole."""
+        return [record for key, _, record in self._earlier_results() if key == wanted][-1]
+
     def _read_earlier_results(self) -> None:
         for key, _, record in self._earlier_results():
             if key in self.done or key in self.failed:
                 self._untidy = True
             self.failed.pop(key, None)
+            self.done.pop(key, None)
             if record["finish_reason"] == "error":
                 self.failed[key] = str(record.get("error"))
             elif record["finish_reason"] == "cancelled":
                 self._untidy = True
             else:
-                self.done.add(key)
+                self.done[key] = compact(record.get("fingerprint"))
 
     def _earlier_results(self) -> Iterator[tuple[Key, int, dict[str, Any]]]:
         """Key, place in the file, and content of each result that has an id; cuts off half a line."""
@@ -135,6 +153,9 @@ class ResultFile:
                     record = json.loads(line)
                     identifier, _ = record["id"], record["finish_reason"]
                     key = (identifier, int(record.get("index", 0)))
+                    if "duplicate_of" in record:
+                        key = refused_key(identifier, int(record["line"]))
+                    hash(key)
                 except (ValueError, RecursionError, TypeError, LookupError) as error:
                     raise OutputError(
                         f"{self._path} holds something else than results, on line {number}.",

@@ -6,9 +6,8 @@ import ipaddress
 import socket
 from typing import Annotated
 
-import typer
-
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, with_options
+from edgespec.cli.declare import option, with_options
+from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions
 from edgespec.cli.terminal import Terminal
 from edgespec.errors import UsageError
 
@@ -17,32 +16,19 @@ _PANEL = "Server"
 
 @with_options
 def serve(
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.", rich_help_panel=_PANEL)
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="N", help="0 takes a free one.", rich_help_panel=_PANEL)
-    ] = 8080,
+    host: Annotated[str, option(_PANEL, "--host", "Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, option(_PANEL, "--port", "0 takes a free one.", metavar="N")] = 8080,
     api_key: Annotated[
         str | None,
-        typer.Option(
-            "--api-key",
-            metavar="KEY",
-            help="What clients must send; needed beyond this machine.",
-            envvar="EDGESPEC_API_KEY",
-            show_envvar=False,
-            rich_help_panel=_PANEL,
-        ),
+        option(_PANEL, "--api-key", "What clients must send; needed beyond this machine.", metavar="KEY"),
     ] = None,
     queue: Annotated[
         int,
-        typer.Option(
-            "--queue", metavar="N", help="Requests that may wait; more get a 429.", rich_help_panel=_PANEL
-        ),
+        option(_PANEL, "--queue", "Requests that may wait; more get a 429.", metavar="N"),
     ] = 16,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="What clients call the model.", rich_help_panel=_PANEL),
+        option(_PANEL, "--name", "What clients call the model.", metavar="NAME"),
     ] = None,
     *,
     loading: LoadOptions,

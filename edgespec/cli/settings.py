@@ -9,6 +9,7 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig
+from edgespec.speculation.rules import KINDS
 
 _DEFAULTS = {name: value for name, value in asdict(GenerationConfig()).items() if name != "grammar"}
 _BUDGET = ("budget", "tree_budget")
@@ -48,6 +49,8 @@ def changed(config: GenerationConfig, name: str, value: str) -> GenerationConfig
         close = difflib.get_close_matches(field, NAMES, n=1)
         hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(NAMES)}."
         raise UsageError(f"There is no setting '{name}'.", hint)
+    if field == "verify":
+        _check_rule(value)
     return config.with_(**{field: _parse(field, value)})
 
 
@@ -56,10 +59,22 @@ def shown(config: GenerationConfig) -> dict[str, str]:
     return {name: _text(name, getattr(config, name)) for name in _DEFAULTS}
 
 
+def _check_rule(value: str) -> None:
+    name = value.partition(":")[0]
+    if name not in KINDS and name not in _NOTHING:
+        close = difflib.get_close_matches(name, KINDS, n=1)
+        meant = f"Did you mean {close[0]}? " if close else ""
+        raise UsageError(
+            f"There is no rule '{name}' to verify by.", f"{meant}The rules are {', '.join(KINDS)}."
+        )
+
+
 def _parse(field: str, value: str) -> Any:
     default = _DEFAULTS[field]
     if value.lower() in _NOTHING:
         return default
+    if isinstance(default, str):
+        return value
     if field == "stop":
         return (value.strip('"').replace("\\n", "\n"),)
     try:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edgespec.cli.interrupt import Cancellable, cancelling
+from edgespec.cli.origin import NO_ORIGIN
 from edgespec.errors import OutputError
 from edgespec.generation import Generation
 
@@ -45,13 +46,16 @@ class ResultStream:
     Args:
         stream: where they go; None if that is closed.
         name: what the destination is called in messages.
+
+    Attributes:
+        name: the same.
     """
 
     def __init__(self, stream: TextIO | None, name: str) -> None:
         if stream is None:
             raise OutputError(f"{name} is closed.", "Leave it open, or use --output FILE.")
         self._stream = stream
-        self._name = name
+        self.name = name
         self._plain = stream.isatty()
         self._at_line_start = True
 
@@ -81,7 +85,8 @@ class ResultStream:
 
     def failure(self, prompt: object, identifier: str | int | None, error: str) -> None:
         """Write the JSON object of a prompt that got no answer."""
-        self.record(Generation(finish_reason="error").to_json(prompt, identifier) | {"error": error})
+        empty = Generation(finish_reason="error").to_json(prompt, identifier)
+        self.record(empty | NO_ORIGIN | {"error": error})
 
     def _write(self, text: str) -> None:
         try:
@@ -92,7 +97,7 @@ class ResultStream:
         except (OSError, ValueError) as error:
             _discard_buffer(self._stream)
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise OutputError(f"{self._name} cannot be written: {reason}.", "") from error
+            raise OutputError(f"{self.name} cannot be written: {reason}.", "") from error
 
 
 def printable(text: str) -> str:
@@ -184,6 +189,14 @@ class Terminal:
         if rule.kind.lossy:
             self.warn(f"--verify {rule} is lossy: the text may differ from the model's own.")
 
+    def template(self, engine: Engine, *, raw: bool) -> None:
+        """Say it, if a prompt is gone on with as plain text and nobody asked for that."""
+        if not raw and not engine.has_chat_template:
+            self.note(
+                "The model has no chat template, so it goes on with the prompt as plain text. "
+                "With --raw this note is left out."
+            )
+
     def statistics(self, generation: Generation) -> None:
         """One line about an answer, for people who watch."""
         if self.verbose or (is_terminal(sys.stderr) and not self._quiet):
@@ -269,6 +282,8 @@ class Status:
             if self._spinner is None:
                 self._spinner = _console().status(line)
                 self._spinner.start()
+                # Rich hides the cursor, and whoever suspends the program with Ctrl-Z needs it in the shell.
+                _console().show_cursor(True)
             else:
                 self._spinner.update(line)
 
@@ -393,25 +408,6 @@ def shows_colour(stream: TextIO | None) -> bool:
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a person sits at the other end."""
     return stream is not None and not stream.closed and stream.isatty()
-
-
-@contextlib.contextmanager
-def without_echo() -> Iterator[None]:
-    """While this lasts, keys pressed are kept for later and do not mix with what is being shown."""
-    if not is_terminal(sys.stdin) or os.name != "posix":
-        yield
-        return
-    import termios
-
-    keys = sys.stdin.fileno()
-    before = termios.tcgetattr(keys)
-    after = [*before]
-    after[3] = before[3] & ~termios.ECHO
-    termios.tcsetattr(keys, termios.TCSADRAIN, after)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(keys, termios.TCSADRAIN, before)
 
 
 def _print(text: str, style: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import typer.main
 
 import edgespec
 from edgespec.cli.main import app, main
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, parse_size
+from edgespec.cli.options import LoadOptions, parse_size
+from edgespec.cli.origin import NO_ORIGIN
 from edgespec.cli.terminal import (
     in_columns,
 )
@@ -86,13 +88,15 @@ def test_a_path_that_leads_nowhere_is_not_pulled(capsys: pytest.CaptureFixture[s
     assert (out, err.splitlines()[0]) == ("", f"Error: {tmp_path / 'none.gguf'} does not exist.")
 
 
-def test_every_command_ends_its_help_with_examples_that_can_be_typed() -> None:
-    def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-        for name, below in getattr(command, "commands", {}).items():
-            yield from leaves(below, (*words, name))
-        if not getattr(command, "commands", {}):
-            yield words, command
+def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that is no group of others, and the words that call it."""
+    for name, below in getattr(command, "commands", {}).items():
+        yield from leaves(below, (*words, name))
+    if not getattr(command, "commands", {}):
+        yield words, command
 
+
+def test_every_command_ends_its_help_with_examples_that_can_be_typed() -> None:
     for words, command in leaves(typer.main.get_command(app), ("edgespec",)):
         examples = [line for line in (command.epilog or "").split("\n\n") if line.startswith("edgespec")]
         assert examples, words
@@ -105,14 +109,45 @@ def test_every_command_ends_its_help_with_examples_that_can_be_typed() -> None:
             assert {word for word in typed if word.startswith("-")} <= flags
 
 
-def test_every_shared_option_has_its_environment_variable() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    shared = {name for group in (LoadOptions, SamplingOptions, OutputOptions) for name in vars(group())}
-    for name, command in commands.items():
+def test_every_option_has_its_environment_variable_unless_the_docs_except_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "configure.md").read_text()
+    table = page.partition("| Without a variable |")[2].partition("\n\n")[0]
+    without = set()
+    for row in table.splitlines()[2:]:
+        commands, flags = row.strip("|").split("|")
+        without |= {
+            (command, flag)
+            for command in re.findall(r"`([^`]+)`", commands)
+            for flag in re.findall(r"`(--[^`]+)`", flags)
+        }
+    found = set()
+    for words, command in leaves(typer.main.get_command(app), ()):
         for option in command.params:
-            if option.name in shared and name != "config":
-                flag = option.opts[0].removeprefix("--")
-                assert option.envvar == "EDGESPEC_" + flag.replace("-", "_").upper()
+            if option.param_type_name != "option" or option.name == "help":
+                continue
+            flag = option.opts[-1]
+            if option.envvar is None:
+                found.add((" ".join(words), flag))
+            else:
+                assert option.envvar == "EDGESPEC_" + flag.removeprefix("--").replace("-", "_").upper()
+    assert found == without
+
+
+def test_variables_reach_the_options_of_every_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value, command, message in [
+        ("EDGESPEC_PORT", "70000", ["serve"], "The port is 70000."),
+        ("EDGESPEC_QUEUE", "-1", ["serve"], "--queue is -1."),
+        ("EDGESPEC_HOST", "0.0.0.0", ["serve"], "At 0.0.0.0 others can reach this server"),
+        ("EDGESPEC_SECONDS", "0", ["profile"], "--seconds is 0."),
+        ("EDGESPEC_MEMORY", "lots", ["draft", "make", "x.gguf"], "'lots' is not a size."),
+        ("EDGESPEC_N", "0", ["generate", "-p", "Hi"], "--n is 0."),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert main(command) == 2
+        assert capsys.readouterr().err.startswith(f"Error: {message}")
 
 
 def test_defaults_in_help_are_the_librarys() -> None:
@@ -225,7 +260,7 @@ def test_an_error_as_json_has_the_shape_of_an_answer(capsys: pytest.CaptureFixtu
     assert main(["generate", "-p", "Hi", "--json", "--top-p", "3"]) == 2
     out, err = capsys.readouterr()
     (record,) = records(out)
-    assert record.keys() == Generation().to_json("Hi").keys()
+    assert record.keys() == (Generation().to_json("Hi") | NO_ORIGIN).keys()
     assert (record["prompt"], record["finish_reason"]) == ("Hi", "error")
     assert record["error"] == "top_p is 3.0. It must be above 0 and at most 1."
     assert err == "Error: top_p is 3.0.\nIt must be above 0 and at most 1.\n"

@@ -40,6 +40,11 @@ def test_lines_are_answered_in_order(
     assert err == "2 answered.\n"
 
 
+def nested(depth: int) -> str:
+    """A line whose schema is nested so deeply."""
+    return '{"prompt": "a", "json_schema": ' + '{"items": ' * depth + "{}" + "}" * depth + "}"
+
+
 BAD_LINES = {
     "{": "It is not valid JSON: Expecting property name enclosed in double quotes at column 2.",
     "[1]": 'It is not a JSON object. Write {"prompt": "..."}.',
@@ -59,7 +64,17 @@ BAD_LINES = {
     '{"prompt": "a", "id": true}': "The id is true. It must be a text or a whole number.",
     '{"prompt": "a", "id": "good"}': "The id 'good' is that of line 1 too.",
     '{"prompt": "too long"}': "The prompt has 9 tokens. Shorten it.",
-    "[" * 100_000: "It is not JSON that can be read.",
+    "[" * 100_000: "It is nested deeper than 200 levels.",
+    nested(974): "It is nested deeper than 200 levels.",
+    '{"prompt": "a", "id": ' + "[" * 500 + "]" * 500 + "}": "It is nested deeper than 200 levels.",
+    '{"prompt": "a", "temperature": 1' + "0" * 400 + "}": f"temperature is 1{'0' * 78}…. "
+    "It must be from 0 to 100.",
+    '{"prompt": "a", "temperature": 1e999}': "temperature is inf. It must be from 0 to 100.",
+    '{"prompt": "a", "min_p": NaN}': "min_p is nan. It must be from 0 to 1.",
+    '{"prompt": "a", "seed": 1' + "0" * 5000 + "}": "It holds a number of too many digits.",
+    '{"prompt": "a", "seed": 9223372036854775808}': "seed is 9223372036854775808. "
+    "It must be from 0 to 9223372036854775807.",
+    '{"prompt": "a", "stop": "\\ud800"}': "The text holds half a surrogate pair.",
 }
 
 
@@ -85,7 +100,9 @@ def test_a_second_run_goes_on(
     with answers.open("a") as file:
         file.write('{"id": "c", "prompt": "Q')
     assert main(["generate", "--input", str(prompts), "--output", str(answers)]) == 0
-    assert capsys.readouterr() == ("", "3 answered, 1 were there already.\n")
+    unknown = f"Some answers in {answers} do not say which model, prompt and settings they were made with; "
+    unknown += "they are kept as they are.\n"
+    assert capsys.readouterr() == ("", f"{unknown}3 answered, 1 were there already.\n")
     assert [prompt for prompt, _, _ in engine.asked] == ["Qb", "Qc", "Qd"]
     written = [(r["id"], r["text"]) for r in records(answers.read_text())]
     assert written == [("a", "old")] + [(i, "Blue as ever.") for i in "bcd"]

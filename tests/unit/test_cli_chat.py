@@ -20,7 +20,10 @@ from edgespec.cli.terminal import (
     Terminal,
 )
 from edgespec.generation import Chunk, GenerationConfig
+from edgespec.speculation.rules import KINDS
 from tests.unit.talking import ANSWER, TalkingEngine
+
+CONVERT = "Convert it first, for example with: iconv -f WINDOWS-1252 -t UTF-8"
 
 
 class TalkingSession:
@@ -108,6 +111,19 @@ def test_answers_go_to_stdout_and_commands_to_stderr(typed: Any) -> None:
         ("/stats", "There is no answer yet."),
         ("/system", "There is no system prompt."),
         ("/clear", "The conversation starts over."),
+        ("/file", "/file needs the path of a text file. For example: /file notes.md"),
+        ('/file ""', "/file needs the path of a text file. For example: /file notes.md"),
+        (
+            "/set verify blah",
+            "There is no rule 'blah' to verify by. The rules are " + ", ".join(KINDS) + ".",
+        ),
+        (
+            "/set verify blok",
+            "There is no rule 'blok' to verify by. Did you mean block? The rules are "
+            + ", ".join(KINDS)
+            + ".",
+        ),
+        ("what \udcff?", "What was typed is not valid UTF-8: byte 0xff at offset 5. " + CONVERT),
     ],
 )
 def test_replies_of_commands(command: str, reply: str, typed: Any) -> None:
@@ -195,9 +211,13 @@ def test_a_file_that_is_named_twice_goes_once(typed: Any, engine: TalkingEngine,
 
 
 def test_a_binary_file_is_not_attached(typed: Any, tmp_path: Path) -> None:
-    (tmp_path / "x.png").write_bytes(b"\x89PNG\xff")
-    _, err, _ = typed(f"/file {tmp_path / 'x.png'}")
-    assert err == [f"{tmp_path / 'x.png'} is no text. Only text files can be attached, in UTF-8."]
+    (tmp_path / "x.png").write_bytes(b"\x89PNG\0\xff")
+    (tmp_path / "latin").write_bytes(b"a\ncaf\xe9")
+    _, err, _ = typed(f"/file {tmp_path / 'x.png'}", f"/file {tmp_path / 'latin'}")
+    assert err == [
+        f"{tmp_path / 'x.png'} is no text. Only text files can be attached, in UTF-8.",
+        f"{tmp_path / 'latin'} is not valid UTF-8: byte 0xe9 at offset 5, on line 2. {CONVERT}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -250,6 +270,6 @@ def test_a_model_without_a_template_cannot_chat(
     engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine.has_chat_template = False
-    assert main(["chat"]) == 1
+    assert main(["chat", "-p", "Hi"]) == 1
     what = "The model has no chat template, so it cannot chat."
     assert capsys.readouterr().err.startswith(f"Error: {what}\n")

@@ -46,13 +46,20 @@ def test_a_prompt_from_stdin(engine: TalkingEngine, monkeypatch: pytest.MonkeyPa
     assert engine.asked[0][2] is True
 
 
-@pytest.mark.parametrize(("data", "what"), [(b"", "empty"), (b"\xff", "not valid UTF-8")])
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "The prompt is empty"),
+        (b"ab\n\xff", "The text on standard input is not valid UTF-8: byte 0xff at offset 3, on line 2"),
+        ("Hi".encode("utf-16"), "The text on standard input is UTF-16, not UTF-8"),
+    ],
+)
 def test_a_wrong_prompt_from_stdin(
     data: bytes, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert main(["generate"]) == 2
-    assert capsys.readouterr().err.startswith(f"Error: The prompt is {what}.\n")
+    assert capsys.readouterr().err.startswith(f"Error: {what}.\n")
 
 
 def test_a_system_prompt_makes_messages(engine: TalkingEngine) -> None:
@@ -117,7 +124,8 @@ def test_lossy_output_is_labelled(engine: TalkingEngine, capsys: pytest.CaptureF
 def test_a_chat_says_that_it_is_lossy(
     engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
+    monkeypatch.setattr("edgespec.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text))
     assert main(["chat", "--verify", "topk-gap"]) == 0
     err = capsys.readouterr().err
     assert err == "--verify topk-gap:k=3,gap=1 is lossy: the text may differ from the model's own.\n"

@@ -76,3 +76,32 @@ def test_config_shows_where_values_come_from(
     assert any(line.split() == ["temperature", "0.5", str(file)] for line in lines)
     assert main(["config", "--path"]) == 0
     assert capsys.readouterr().out == f"{file}\n"
+
+
+def test_a_file_that_is_named_has_to_be_there(
+    tmp_path: Path,
+    engine: TalkingEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    missing = tmp_path / "none.toml"
+    monkeypatch.setenv("EDGESPEC_CONFIG", str(missing))
+    what = f"Error: EDGESPEC_CONFIG names {missing}, and there is no such file.\n"
+    for command in (["generate", "-p", "Hi"], ["models", "list"], ["config"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err.startswith(what)
+    assert engine.asked == []
+    for command in (["generate", "--help"], ["--version"], ["config", "--path"], ["config", "--init"]):
+        assert main(command) == 0
+    assert missing.exists()
+    assert main(["generate", "-p", "Hi"]) == 0
+
+
+def test_the_model_may_stand_in_the_file(file: Path, engine: TalkingEngine) -> None:
+    file.write_text('model = "a.gguf"\n')
+    assert main(["generate", "-p", "Hi"]) == 0
+    assert engine.loaded_with["model"] == "a.gguf"
+    assert main(["generate", "What is this?"]) == 0
+    assert engine.loaded_with["model"] == "a.gguf"
+    assert main(["generate", "b.gguf", "What is this?"]) == 0
+    assert engine.loaded_with["model"] == "b.gguf"

@@ -1,0 +1,54 @@
+"""A question written in the user's own editor."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prompt_toolkit.buffer import Buffer
+
+_EDITORS = ("/usr/bin/editor", "nano", "vi", "emacs")
+
+
+async def edit_message(buffer: Buffer) -> None:
+    """Open the buffer's text in an editor, and send what was written there.
+
+    Nothing is sent if the editor fails (`:cq`), or leaves the file as it was (`:q!`) or empty: the line
+    then stays as it was typed, and Enter sends it.
+    """
+    from prompt_toolkit.application import run_in_terminal
+    from prompt_toolkit.document import Document
+
+    before = buffer.text
+    after = await run_in_terminal(lambda: edited(before), in_executor=True)
+    if after is not None and after.strip() and after != before:
+        buffer.document = Document(after, len(after))
+        buffer.validate_and_handle()
+
+
+def edited(text: str) -> str | None:
+    """The text as an editor leaves it, without the newline at its end; None if the editor failed."""
+    with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
+        path = Path(folder) / "question.md"
+        path.write_text(text + "\n" if text else "", encoding="utf-8", errors="replace")
+        for name in (os.environ.get("VISUAL"), os.environ.get("EDITOR"), *_EDITORS):
+            if not name:
+                continue
+            try:
+                status = subprocess.call([*shlex.split(name), str(path)])
+            except (OSError, ValueError):  # there is none of that name, or its quotes do not match
+                continue
+            if status != 0:
+                return None
+            try:
+                return path.read_text(encoding="utf-8").removesuffix("\n")
+            except (OSError, UnicodeDecodeError):
+                return None
+    print("No editor was found; EDITOR names the one to use.", file=sys.stderr)
+    return None

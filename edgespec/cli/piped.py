@@ -1,0 +1,77 @@
+"""Text on standard input, beside the prompt of the command line: `cat notes | edgespec generate -p TEXT`.
+
+What comes from a pipe or a file is put before the prompt, as `llm` and `ollama` do, with an empty line
+between. Other kinds of standard input are left alone where there is a prompt: a service or a container may
+inherit one on which nothing ever arrives.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import stat
+import sys
+
+from edgespec.cli.terminal import Terminal, is_terminal
+from edgespec.cli.utf8 import checked, decoded
+from edgespec.errors import UsageError
+
+_PATIENCE_S = 2.0
+
+
+def whole_prompt(prompt: str | None, terminal: Terminal, how: str) -> str:
+    """The prompt of the command line, behind what is piped in.
+
+    Args:
+        prompt: None if the command line has none: then all is read, whatever standard input is.
+        how: the ways to give one, for the message where there is none.
+
+    Raises:
+        UsageError: there is no prompt, it is empty, or it is not valid UTF-8.
+    """
+    if prompt is not None:
+        checked(prompt, "The prompt")
+        if not prompt:
+            raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
+        piped = _read(terminal) if _is_pipe_or_file() else ""
+        return f"{piped}\n\n{prompt}" if piped.strip() else prompt
+    if sys.stdin is None or sys.stdin.closed or is_terminal(sys.stdin):
+        raise UsageError("There is no prompt.", how)
+    text = _read(terminal)
+    if not text:
+        raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
+    return text
+
+
+def _is_pipe_or_file() -> bool:
+    mode = _mode()
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _mode() -> int:
+    """The kind of file that standard input is; 0 if it is none."""
+    try:
+        return os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError, io.UnsupportedOperation):
+        return 0  # closed, or an object of Python's in its place
+
+
+def _read(terminal: Terminal) -> str:
+    _say_what_is_waited_for(terminal)
+    try:
+        data = sys.stdin.buffer.read()
+    except OSError as error:
+        raise UsageError(
+            f"Standard input cannot be read: {error.strerror}.", "Give the prompt with -p TEXT."
+        ) from error
+    return decoded(data, "The text on standard input").removesuffix("\n").removesuffix("\r")
+
+
+def _say_what_is_waited_for(terminal: Terminal) -> None:
+    """A pipe that nobody writes to and nobody closes would otherwise look like a program that hangs."""
+    if os.name != "posix" or not stat.S_ISFIFO(_mode()):
+        return
+    ready, _, _ = select.select([sys.stdin], [], [], _PATIENCE_S)
+    if not ready:
+        terminal.note("Waiting for text on standard input; where none is meant to come, add: </dev/null")
