@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from edgespec.encoding import Prompt
 from edgespec.engine import Engine
 from edgespec.generation import Chunk, GenerationConfig
+from edgespec.serving.refusals import QueueFull, ShuttingDown, Unavailable, is_clients_fault
+
+Open = Callable[[Callable[[str, float], None]], Engine]
+
+_AGAIN_S = 0.05
+_RETRY_S = 1.0
+_LONGEST_RETRY_S = 60.0
 
 
-class QueueFull(Exception):
-    """As many requests wait as may."""
+class Place:
+    """A place in the queue, held by a request until its last answer is done or nobody waits for it."""
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back: Callable[[], None] | None = give_back
+
+    def release(self) -> None:
+        """Give it back; once is enough."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
 
 
 @dataclass(eq=False)
@@ -22,12 +39,14 @@ class Task:
     """One answer that somebody waits for.
 
     Attributes:
+        tokens: the prompt.
+        place: given back when the answer is done; None if the request has more answers to come.
         cancelled: nobody waits any more.
     """
 
-    prompt: Prompt
+    tokens: list[int]
     config: GenerationConfig
-    raw: bool
+    place: Place | None = None
     events: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     cancelled: bool = False
@@ -48,76 +67,199 @@ class Task:
 
 
 class Worker:
-    """Answers one request after the other, in the order they came.
+    """Answers one request after the other, in the order they came, and loads a failed model again.
 
     Args:
+        engine: answers; closed by the worker.
         waiting: most requests in the queue, besides the one being answered.
+        reopen: loads the model again; told a function that may raise to end that.
+        on_trouble: told in a sentence that the model failed, and that it is back.
     """
 
-    def __init__(self, engine: Engine, waiting: int) -> None:
-        self._engine = engine
-        self._tasks: queue.Queue[Task | None] = queue.Queue()
+    def __init__(self, engine: Engine, waiting: int, reopen: Open, on_trouble: Callable[[str], None]) -> None:
+        self._engine: Engine | None = engine
+        self._reopen = reopen
+        self._on_trouble = on_trouble
         self._most = waiting + 1
-        self._open = 0  # waiting or being answered
-        self._lock = threading.Lock()
+        self._open = 0  # requests that hold a place
+        self._lent = 0  # users of the engine besides the worker's thread
+        self._tasks: deque[Task] = deque()
         self._running: Task | None = None
+        self._closing = False
+        self._trouble = ""
+        self._retry_s = _RETRY_S
+        self._retry_at = 0.0
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, task: Task) -> None:
-        """Put a request into the queue.
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be answered now; empty if all is well."""
+        return self._trouble
+
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """A place in the queue, for one request.
 
         Raises:
-            QueueFull: it has no room.
+            QueueFull: there is none.
         """
-        with self._lock:
+        with self._changed:
             if self._open >= self._most:
                 raise QueueFull
             self._open += 1
-        self._tasks.put(task)
+        place = Place(self._give_back)
+        try:
+            yield place
+        finally:
+            place.release()
+
+    @contextmanager
+    def lent(self) -> Iterator[Engine]:
+        """The engine, for what may be done beside an answer; it is not closed meanwhile.
+
+        Raises:
+            Unavailable: the model failed and is not back yet.
+        """
+        with self._changed:
+            if self._engine is None:
+                raise Unavailable(self._trouble)
+            engine = self._engine
+            self._lent += 1
+        try:
+            yield engine
+        finally:
+            with self._changed:
+                self._lent -= 1
+                self._changed.notify_all()
+
+    def submit(self, task: Task) -> None:
+        """Put an answer into the queue.
+
+        Raises:
+            ShuttingDown: nothing is answered any more.
+        """
+        with self._changed:
+            if self._closing:
+                raise ShuttingDown
+            self._tasks.append(task)
+            self._changed.notify_all()
 
     def cancel(self, task: Task) -> None:
-        """Nobody waits for this one any more; what runs for it ends within a moment."""
-        with self._lock:
+        """Nobody waits for this one any more: it leaves the queue, or ends within a moment."""
+        with self._changed:
             task.cancelled = True
-            if task is self._running:
+            if task in self._tasks:
+                self._tasks.remove(task)
+            running = task is self._running
+            if running and self._engine is not None:
                 self._engine.cancel()
+        if running:
+            # An answer forgets calls for its end that came before it began, so the call is repeated.
+            task.loop.call_later(_AGAIN_S, self.cancel, task)
+
+    def stop(self) -> None:
+        """End what runs, and refuse what waits."""
+        with self._changed:
+            self._closing = True
+            for task in (*self._tasks, *([self._running] if self._running else [])):
+                task.cancelled = True
+                task.tell(ShuttingDown())
+            self._tasks.clear()
+            if self._engine is not None:
+                self._engine.cancel()
+            self._changed.notify_all()
 
     def close(self) -> None:
-        """End what runs, and the thread; what still waits is not answered."""
-        with self._lock:
-            if self._running is not None:
-                self._running.cancelled = True
-                self._engine.cancel()
-        self._tasks.put(None)
-        self._thread.join()
+        """End everything and free the model."""
+        self.stop()
+        while self._thread.is_alive():
+            engine = self._engine
+            if engine is not None:
+                engine.cancel()
+            self._thread.join(_AGAIN_S)
+        self._close_engine()
+
+    def _give_back(self) -> None:
+        with self._changed:
+            self._open -= 1
 
     def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            with self._lock:
-                self._running = task
-            try:
-                self._answer(task)
-            except Exception as error:
-                task.tell(error)
-            else:
-                task.tell(None)
-            finally:
-                with self._lock:
-                    self._running = None
-                    self._open -= 1
+        while True:
+            with self._changed:
+                wait = max(0.0, self._retry_at - time.monotonic()) if self._engine is None else None
+                self._changed.wait_for(lambda: self._closing or self._tasks, wait)
+                if self._closing:
+                    return
+                task = self._running = self._tasks.popleft() if self._tasks else None
+            if task is not None:
+                self._run(task)
+            if self._engine is None and time.monotonic() >= self._retry_at:
+                self._load()
+
+    def _run(self, task: Task) -> None:
+        failure: Exception | None = None
+        try:
+            self._answer(task)
+            task.tell(None)
+        except Unavailable as error:
+            task.tell(error)
+        except Exception as error:
+            task.tell(error)
+            failure = None if is_clients_fault(error) or self._closing else error
+        finally:
+            with self._changed:
+                self._running = None
+            if task.place is not None:
+                task.place.release()
+        if failure is not None:
+            self._fail(failure)
 
     def _answer(self, task: Task) -> None:
+        engine = self._engine
         if task.cancelled:
             return
+        if engine is None:
+            raise Unavailable(self._trouble)
 
         def stop_if_cancelled(_done: int, _total: int) -> None:
-            # A call for an end may have come before the answer began, which forgets earlier ones.
             if task.cancelled:
-                self._engine.cancel()
+                engine.cancel()
 
-        answer = self._engine.stream(task.prompt, task.config, raw=task.raw, on_prefill=stop_if_cancelled)
-        for chunk in answer:
+        for chunk in engine.stream(task.tokens, task.config, on_prefill=stop_if_cancelled):
             if task.cancelled:
-                self._engine.cancel()
+                engine.cancel()
             task.tell(chunk)
+
+    def _fail(self, error: Exception) -> None:
+        """The engine cannot be trusted any more: close it, and load it again."""
+        self._trouble = str(error) or type(error).__name__
+        self._on_trouble(f"The model failed and is loaded again: {self._trouble}")
+        with suppress(Exception):  # it has failed, so that this may fail too; the next one is a new one
+            self._close_engine()
+        self._retry_s, self._retry_at = _RETRY_S, time.monotonic()
+
+    def _close_engine(self) -> None:
+        with self._changed:
+            engine, self._engine = self._engine, None
+            self._changed.wait_for(lambda: self._lent == 0)
+        if engine is not None:
+            engine.close()
+
+    def _load(self) -> None:
+        def end_if_closing(_what: str, _fraction: float) -> None:
+            if self._closing:
+                raise ShuttingDown
+
+        try:
+            engine = self._reopen(end_if_closing)
+        except (Exception, KeyboardInterrupt) as error:  # the latter is how loading reports that it was ended
+            self._trouble = str(error) or type(error).__name__
+            self._retry_at = time.monotonic() + self._retry_s
+            self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
+            return
+        with self._changed:
+            self._engine = engine
+            self._trouble = ""
+        self._on_trouble("The model is back.")

@@ -58,7 +58,9 @@ def ask(client: openai.OpenAI, text: str = SKY, **more: object) -> Any:
 
 def test_a_chat_answer_with_usage(client: openai.OpenAI) -> None:
     answer = ask(client, max_tokens=6)
-    assert answer.choices[0].message.content == "The sky is blue because of"
+    longer = ask(client, max_tokens=12)
+    assert len(answer.choices[0].message.content) > 6
+    assert longer.choices[0].message.content.startswith(answer.choices[0].message.content)
     assert answer.choices[0].finish_reason == "length"
     assert answer.model == MODEL
     assert answer.usage is not None
@@ -86,8 +88,10 @@ def test_streaming_gives_the_same_text(client: openai.OpenAI) -> None:
 
 
 def test_stop_and_several_answers(client: openai.OpenAI) -> None:
-    answer = ask(client, max_tokens=20, stop=[" because"], n=2)
-    assert [c.message.content for c in answer.choices] == ["The sky is blue"] * 2
+    text = ask(client, max_tokens=20).choices[0].message.content
+    word = text[text.index(" ", len(text) // 2) :][:4]
+    answer = ask(client, max_tokens=20, stop=[word], n=2)
+    assert [c.message.content for c in answer.choices] == [text[: text.index(word)]] * 2
     assert [c.finish_reason for c in answer.choices] == ["stop"] * 2
 
 
@@ -115,9 +119,8 @@ def test_what_is_wrong_is_said(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, text="x " * 2000)
     assert caught.value.code == "context_length_exceeded"
-    stream = ask(client, text="x " * 2000, stream=True)
-    with pytest.raises(openai.APIError, match="the context holds 1024"):
-        list(stream)
+    with pytest.raises(openai.BadRequestError, match="the context holds 1024"):
+        ask(client, text="x " * 2000, stream=True)
 
 
 def test_eight_clients_at_once(url: str) -> None:
@@ -203,7 +206,7 @@ def test_a_full_queue_is_a_429_and_gone_clients_are_forgotten() -> None:
                 time.sleep(0.1)
             else:
                 break
-        assert answer.choices[0].message.content == "The sky is blue"
+        assert answer.usage.completion_tokens == 4
 
 
 def test_an_api_key_keeps_others_out() -> None:
@@ -213,7 +216,7 @@ def test_an_api_key_keeps_others_out() -> None:
             with wrong:
                 client.models.list()
         with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
-            assert ask(client, max_tokens=4).choices[0].message.content == "The sky is blue"
+            assert ask(client, max_tokens=4).usage.completion_tokens == 4
 
 
 def test_web_pages_cannot_reach_it(url: str) -> None:

@@ -1,0 +1,152 @@
+"""One HTTP connection: uvicorn's, with a limit on everything that a client can leave undone.
+
+A client that has sent its request may close its sending side and wait for the answer. On the wire that looks
+like a client that has left: both send an end of file. They differ once something is sent to them, as the
+system of a client that has left answers with a reset. So after an end of file the client is sent, until its
+answer begins, an interim response (100 Continue), which every HTTP/1.1 client skips.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from edgespec.serving.answering import HALF_CLOSED
+from edgespec.serving.limits import Limits
+from edgespec.serving.refusals import RETRY_S, Refusal
+
+_LOOK_S = 0.1
+_LOOKS_BETWEEN_PROBES = 10
+
+
+def connection_type(limits: Limits) -> type[asyncio.Protocol]:
+    """The protocol for uvicorn, with these limits."""
+
+    class LimitedConnection(Connection):
+        _limits = limits
+
+    return LimitedConnection
+
+
+class Connection(H11Protocol):
+    """A connection that ends by itself when its client does not go on."""
+
+    _limits = Limits()
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._half_closed = asyncio.Event()
+        super().__init__(config, server_state, {**app_state, HALF_CLOSED: self._half_closed}, _loop)
+        self._head: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._looks = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.connections:
+            text = f"Too many connections are open. Try again in {RETRY_S} seconds."
+            self._refuse(Refusal(503, text, "too_many_connections", retry=True))
+        self._time_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for timer in (self._head, self._stalled):
+            if timer is not None:
+                timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_head()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        cycle = self.cycle
+        waits = cycle is not None and not cycle.more_body and not cycle.response_complete
+        if not waits or cycle.scope["http_version"] == "1.0":  # which has no interim responses
+            return False
+        if not self._half_closed.is_set():
+            self._half_closed.set()
+            self._look()
+        return True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self._limits.stalled_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._half_closed.is_set():
+            self.transport.close()
+        elif self.conn.their_state is h11.SEND_BODY:
+            # What was refused early may still be on its way. Closing at once would take the reply along.
+            self.loop.call_later(self._limits.linger_s, self._end_upload, self.cycle)
+
+    def shutdown(self) -> None:
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
+            self.transport.abort()  # a request that is not here yet is not waited for
+        else:
+            super().shutdown()
+
+    def _time_head(self) -> None:
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            if self._head is not None:
+                self._head.cancel()
+                self._head = None
+        elif self._head is None:
+            self._head = self.loop.call_later(self._limits.head_s, self._too_slow)
+
+    def _too_slow(self) -> None:
+        if self.conn.trailing_data[0]:
+            text = f"The headers did not arrive within {self._limits.head_s:g} seconds."
+            self._refuse(Refusal(408, text, "request_timeout"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer a connection that has not sent a whole request, and end it."""
+        body = json.dumps(refusal.body).encode()
+        reason = {408: "Request Timeout", 503: "Service Unavailable"}[refusal.status]
+        head = [
+            f"HTTP/1.1 {refusal.status} {reason}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+            *([f"Retry-After: {RETRY_S}"] if refusal.retry else []),
+        ]
+        self.transport.write("\r\n".join([*head, "", ""]).encode() + body)
+        self.transport.close()
+
+    def _end_upload(self, cycle: object) -> None:
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+            self.transport.abort()
+
+    def _look(self) -> None:
+        """See whether the client is still there, and make its system tell."""
+        cycle = self.cycle
+        if self.transport.is_closing() or cycle.response_complete:
+            return
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        if not cycle.response_started and self._looks % _LOOKS_BETWEEN_PROBES == 0:
+            interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+            self.transport.write(self.conn.send(interim) or b"")
+        self._looks += 1
+        self.loop.call_later(_LOOK_S, self._look)

@@ -1,0 +1,56 @@
+"""How much one client may ask of the server, and how long it may take to ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_WHOLE = 2**31 - 1
+"""The largest count a request may name, such as `max_tokens`."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that are checked before the work is done. Sizes in bytes, times in seconds.
+
+    Attributes:
+        body: the body of one request.
+        bodies: all bodies that are being received or prepared, over all connections; 0 is four times `body`.
+        small_body: the beginning of each body that does not count towards `bodies`, so that ordinary requests
+            pass while large ones wait.
+        values: values in the JSON of a body, keys not counted; the context adds one for each token.
+        depth: how deep objects and lists may be nested.
+        messages: messages in a conversation.
+        stops: stop strings.
+        stop_length: characters in each stop string.
+        grammar: a grammar or JSON schema.
+        text_per_token: text for each token of the context; longer prompts are refused before they are
+            tokenized.
+        small_text: a prompt of this size is tokenized whatever the context.
+        head_s: time to receive the request line and headers.
+        body_s: time to receive the body.
+        stalled_s: time that a client may go without reading what is sent to it.
+        linger_s: time to receive the rest of a body that was refused.
+        connections: open connections.
+    """
+
+    body: int = 8 << 20
+    bodies: int = 0
+    small_body: int = 64 << 10
+    values: int = 200_000
+    depth: int = 128
+    messages: int = 4096
+    stops: int = 64
+    stop_length: int = 1024
+    grammar: int = 128 << 10
+    text_per_token: int = 32
+    small_text: int = 64 << 10
+    head_s: float = 20.0
+    body_s: float = 60.0
+    stalled_s: float = 60.0
+    linger_s: float = 5.0
+    connections: int = 256
+
+    @property
+    def all_bodies(self) -> int:
+        """Bytes that all bodies together may take."""
+        return self.bodies or 4 * self.body

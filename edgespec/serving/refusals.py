@@ -1,0 +1,81 @@
+"""What a client is told when it gets no answer: an HTTP status and the API's form of an error."""
+
+from __future__ import annotations
+
+from starlette.responses import JSONResponse
+
+from edgespec.errors import ContextLengthError, EdgeSpecError, TemplateError, UsageError
+from edgespec.serving import protocol
+
+RETRY_S = 5
+
+
+class Refusal(Exception):
+    """A request that is not answered.
+
+    Attributes:
+        status: the HTTP status.
+        code: the API's name for the reason, where it has one.
+        retry: whether the same request may succeed in a few seconds.
+    """
+
+    def __init__(self, status: int, message: str, code: str | None = None, *, retry: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message.encode("utf-8", "replace").decode()  # half surrogates cannot be sent
+        self.code = code
+        self.retry = retry
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The error as the API has it."""
+        kind = "invalid_request_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
+        elif self.status >= 500:
+            kind = "server_error"
+        return protocol.failure(self.message, kind, self.code)
+
+    def response(self) -> JSONResponse:
+        """The error as a response."""
+        return JSONResponse(self.body, self.status, {"Retry-After": str(RETRY_S)} if self.retry else None)
+
+
+class QueueFull(Refusal):
+    """As many requests wait as may."""
+
+    def __init__(self) -> None:
+        text = f"Too many requests are waiting already. Try again in {RETRY_S} seconds."
+        super().__init__(429, text, "queue_full", retry=True)
+
+
+class Unavailable(Refusal):
+    """The model cannot answer at the moment."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(503, f"The model is not available: {reason}", "model_unavailable", retry=True)
+
+
+class ShuttingDown(Refusal):
+    """The server is about to end."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "The server is shutting down.", "shutting_down")
+
+
+def is_clients_fault(error: Exception) -> bool:
+    """Whether the request is at fault, and the engine is as good as before."""
+    return isinstance(error, UsageError | ContextLengthError | TemplateError)
+
+
+def refusal_for(error: Exception) -> Refusal:
+    """What the client is told about an error."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, ContextLengthError):
+        return Refusal(400, str(error), "context_length_exceeded")
+    if is_clients_fault(error):
+        return Refusal(400, str(error))
+    if isinstance(error, EdgeSpecError):
+        return Refusal(500, str(error))
+    return Refusal(500, f"This is a bug in EdgeSpec: {type(error).__name__}: {error}")

@@ -1,0 +1,278 @@
+"""Requests of the OpenAI API: JSON from anybody to what the engine takes, or a reason why not."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.encoding import Prompt
+from edgespec.errors import ContextLengthError, UsageError
+from edgespec.generation import MAX_SEED, GenerationConfig, Grammar
+from edgespec.serving.limits import MOST_WHOLE, Limits
+from edgespec.serving.refusals import Refusal
+
+_MOST_ANSWERS = 128
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+# Names of the API, and ours where it has none, for fields of GenerationConfig.
+_WHOLE = {
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "top_k": "top_k",
+    "penalty_window": "penalty_window",
+}
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
+_RANDOM_SEED = -1
+# Other fields that are not known are left aside, as clients send many that change nothing. These would
+# change the answer.
+_NOT_HERE = {
+    "tools": "Tools are",
+    "functions": "Functions are",
+    "logprobs": "Log-probabilities are",
+    "top_logprobs": "Log-probabilities are",
+    "logit_bias": "A logit bias is",
+    "suffix": "A suffix is",
+    "audio": "Audio is",
+    "echo": "Echoing the prompt is",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asked for.
+
+    Attributes:
+        chat: messages to answer; otherwise a text to go on with.
+        answers: how many.
+        with_usage: a last piece of a stream tells the usage.
+    """
+
+    chat: bool
+    prompt: Prompt
+    config: GenerationConfig
+    answers: int
+    stream: bool
+    with_usage: bool
+
+
+def read_request(
+    body: object, defaults: GenerationConfig, *, chat: bool, model: str, limits: Limits | None = None
+) -> Request:
+    """The request in a body.
+
+    Raises:
+        UsageError: a field is missing, of the wrong kind, out of its range, or unknown to be served here.
+        Refusal: another model is asked for.
+    """
+    limits = limits or Limits()
+    if not isinstance(body, dict):
+        raise UsageError("The body is not a JSON object.")
+    asked = body.get("model")
+    if asked not in (None, "", model):
+        text = f"The model {_shown(asked)} does not exist here. This server runs {model!r}."
+        raise Refusal(404, text, "model_not_found")
+    for name, what in _NOT_HERE.items():
+        if body.get(name) not in (None, False, 0, "", [], {}):
+            raise UsageError(f"{what} not supported.", f"Leave out {name!r}.")
+    answers = _whole(body, "n", 1, _MOST_ANSWERS) or 1
+    if body.get("best_of") not in (None, answers):
+        raise UsageError("Choosing the best of several answers is not supported.", "Leave out 'best_of'.")
+    options = body.get("stream_options")
+    if not isinstance(options, dict | None):
+        raise _wrong("stream_options", options, "an object")
+    prompt: Prompt = _messages(body.get("messages"), limits) if chat else _text_prompt(body.get("prompt"))
+    return Request(
+        chat=chat,
+        prompt=prompt,
+        config=_config(body, defaults, limits),
+        answers=answers,
+        stream=_yes(body, "stream"),
+        with_usage=_yes(options or {}, "include_usage"),
+    )
+
+
+def check_size(prompt: Prompt, *, context: int, n_vocab: int, limits: Limits) -> None:
+    """Refuse a prompt that cannot be answered, before work is spent on it.
+
+    Args:
+        context: most tokens of prompt and answer together.
+        n_vocab: the model's tokens are 0 .. n_vocab - 1.
+
+    Raises:
+        UsageError: it names tokens that the model does not have.
+        ContextLengthError: it is too long for any tokenization to fit.
+    """
+    texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, Mapping)]
+    tokens = [] if texts else [token for token in prompt if isinstance(token, int)]
+    if tokens:
+        if len(tokens) >= context:
+            raise too_long(f"{len(tokens)} tokens", context)
+        for token in tokens:
+            if not 0 <= token < n_vocab:
+                raise UsageError(f"There is no token {_shown(token)}.", f"Tokens are 0 to {n_vocab - 1}.")
+    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    if size > max(limits.small_text, limits.text_per_token * context):
+        raise too_long(f"{size:,} bytes", context)
+
+
+def too_long(size: str, context: int) -> ContextLengthError:
+    """The error for a prompt of this size."""
+    return ContextLengthError(
+        f"The prompt has {size}, and the context holds {context} tokens of prompt and answer together.",
+        "Shorten it, or start the server with a larger --context.",
+    )
+
+
+def nth_config(config: GenerationConfig, index: int) -> GenerationConfig:
+    """The settings of the answer number `index`: a seed counts up."""
+    return config if config.seed is None else config.with_(seed=(config.seed + index) % (MAX_SEED + 1))
+
+
+def _config(body: Mapping[str, Any], defaults: GenerationConfig, limits: Limits) -> GenerationConfig:
+    changes: dict[str, Any] = {}
+    for name, field in _WHOLE.items():
+        value = _whole(body, name, 0, MOST_WHOLE)
+        if value is not None:
+            changes[field] = value
+    for name in _NUMBERS:
+        number = body.get(name)
+        if number is None:
+            continue
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise _wrong(name, number, "a number")
+        if isinstance(number, int) and abs(number) > MOST_WHOLE:  # it may be too large for any float
+            raise _wrong(name, number, "a smaller number")
+        changes[name] = number
+    seed = _whole(body, "seed", -MAX_SEED - 1, MAX_SEED)
+    if seed is not None:
+        # The API allows negative seeds, and -1 is how clients of llama.cpp ask for a random one.
+        changes["seed"] = None if seed == _RANDOM_SEED else seed % (MAX_SEED + 1)
+    if body.get("stop") is not None:
+        changes["stop"] = _stops(body["stop"], limits)
+    grammar = _grammar(body)
+    if grammar is not None:
+        if len(grammar.text) > limits.grammar:
+            raise UsageError(
+                f"The {grammar.kind.replace('_', ' ')} has {len(grammar.text):,} characters.",
+                f"At most {limits.grammar:,} are allowed.",
+            )
+        changes["grammar"] = grammar
+    return defaults.with_(**changes)
+
+
+def _stops(value: object, limits: Limits) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise _wrong("stop", value, "a text or a list of texts")
+    if len(texts) > limits.stops or any(len(text) > limits.stop_length for text in texts):
+        raise UsageError(
+            "There are too many stop strings, or one is too long.",
+            f"At most {limits.stops} of {limits.stop_length} characters each are allowed.",
+        )
+    return tuple(text for text in texts if text)
+
+
+def _grammar(body: Mapping[str, Any]) -> Grammar | None:
+    """The form asked for: by `response_format`, or as llama.cpp's server takes it."""
+    forms = []
+    grammar, schema, form = (body.get(name) for name in ("grammar", "json_schema", "response_format"))
+    if grammar not in (None, ""):
+        if not isinstance(grammar, str):
+            raise _wrong("grammar", grammar, "a text")
+        forms.append(Grammar("grammar", grammar))
+    if schema is not None:
+        forms.append(_schema("json_schema", schema))
+    if form is not None:
+        kind = form.get("type") if isinstance(form, dict) else None
+        if kind == "json_object":
+            forms.append(Grammar("json_schema", '{"type": "object"}'))
+        elif kind == "json_schema" and isinstance(form.get("json_schema"), dict):
+            forms.append(_schema("response_format", form["json_schema"].get("schema", {})))
+        elif kind != "text":
+            raise UsageError(
+                "response_format is of the wrong kind.", "It must be text, json_object or json_schema."
+            )
+    if len(forms) > 1:
+        raise UsageError("The answer is to have several forms at once.", "Ask for one of them.")
+    return forms[0] if forms else None
+
+
+def _schema(name: str, value: object) -> Grammar:
+    if not isinstance(value, dict | bool):
+        raise _wrong(name, value, "a JSON schema")
+    return Grammar("json_schema", json.dumps(value))
+
+
+def _text_prompt(value: object) -> str | list[int]:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, list) and value and all(type(token) is int for token in value):
+        return value
+    raise UsageError("The prompt is not one text or list of tokens, or empty.")
+
+
+def _messages(value: object, limits: Limits) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not value:
+        raise UsageError("The messages are not a list, or empty.")
+    if len(value) > limits.messages:
+        raise UsageError(f"There are {len(value):,} messages.", f"At most {limits.messages:,} are allowed.")
+    return [_message(message) for message in value]
+
+
+def _message(message: object) -> dict[str, str]:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(message, dict) or not isinstance(role, str) or role not in _ROLES:
+        raise UsageError("A message is wrong.", f"It must have a role: {', '.join(_ROLES)}.")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(map(_part, content))
+    if not isinstance(content, str):
+        raise UsageError("A message has no text as its content.")
+    return {"role": _ROLES[role], "content": content}
+
+
+def _part(part: object) -> str:
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise UsageError("A part of a message is no text.", "Only text is understood here.")
+    return text
+
+
+def _whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not least <= value <= most:
+        raise _wrong(name, value, f"a whole number from {least} to {most}")
+    return value
+
+
+def _yes(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise _wrong(name, value, "true or false")
+    return bool(value)
+
+
+def _wrong(name: str, value: object, wanted: str) -> UsageError:
+    return UsageError(f"{name} is {_shown(value)}.", f"It must be {wanted}.")
+
+
+def _shown(value: object) -> str:
+    """A value in a message, cut to a length that people read."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**40:
+        return "a number of very many digits"
+    if isinstance(value, Sequence | Mapping) and not isinstance(value, str):
+        return "a list" if isinstance(value, Sequence) else "an object"
+    return reprlib.repr(value)

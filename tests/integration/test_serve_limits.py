@@ -1,0 +1,269 @@
+"""What a client may ask for: every limit is a 4xx with a reason, and no field can make the server fail."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgespec.serving.bodies import parse
+from edgespec.serving.limits import Limits
+from edgespec.serving.refusals import Refusal
+from tests.serving import CHAT, PATIENCE_S, TEXT, Running, load, serving
+
+MIB = 1 << 20
+HI = [{"role": "user", "content": "Hi"}]
+N_VOCAB = 49152
+
+
+@pytest.fixture(scope="module")
+def server(smol_path: Path) -> Iterator[Running]:
+    """Limits as they are, but for the size of bodies; short answers."""
+    with serving(partial(load, smol_path), Limits(body=MIB), max_tokens=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def impatient(smol_path: Path) -> Iterator[Running]:
+    """A server that waits for nobody."""
+    limits = Limits(body=MIB, head_s=2.0, body_s=2.0, linger_s=2.0, connections=8)
+    with serving(partial(load, smol_path), limits, max_tokens=2) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        (CHAT, b'{"messages":[' + b"{}," * 300_000 + b"{}]}", "more than 200,256 values"),
+        (CHAT, b'{"messages":"' + b'","' * 300_000 + b'"}', "more than 200,256 values"),
+        (CHAT, b"[" * 100_000, "nested more than 128 levels deep"),
+        (CHAT, b'{"a\\"[":' + b'{"\\\\":' * 200 + b"1" + b"}" * 201, "nested more than 128 levels deep"),
+        (CHAT, b'{"messages": [\xff]}', "not JSON in UTF-8"),
+        (CHAT, {"messages": HI * 5000}, "There are 5,000 messages"),
+        (CHAT, {"messages": HI, "stop": ["a"] * 65}, "too many stop strings"),
+        (CHAT, {"messages": HI, "stop": "a" * 1025}, "too many stop strings"),
+        (CHAT, {"messages": HI, "grammar": 'root ::= "a"' + " " * 131_072}, "The grammar has 131,084 char"),
+        (CHAT, {"messages": HI, "json_schema": {"enum": ["a" * 131_072]}}, "The json schema has"),
+        (CHAT, {"messages": HI, "grammar": 'root ::= "a"', "json_schema": {}}, "several forms at once"),
+        (CHAT, {"messages": HI, "grammar": ["a"]}, "grammar is a list"),
+        (CHAT, {"messages": [{"role": [], "content": "Hi"}]}, "It must have a role"),
+        (CHAT, {"messages": HI, "n": True}, "n is True"),
+        (CHAT, {"messages": HI, "n": 0}, "n is 0"),
+        (CHAT, {"messages": HI, "stream": "no"}, "stream is 'no'. It must be true or false"),
+        (CHAT, {"messages": HI, "temperature": 10**400}, "temperature is a number of very many digits"),
+        (CHAT, {"messages": HI, "top_p": 1.5}, "top_p is 1.5"),
+        (CHAT, {"messages": HI, "max_tokens": 1.5}, "max_tokens is 1.5. It must be a whole number"),
+        (CHAT, {"messages": HI, "seed": -(2**63) - 1}, "seed is -9223372036854775809"),
+        (CHAT, {"messages": HI, "logprobs": True}, "Log-probabilities are not supported"),
+        (TEXT, {"prompt": "Hi", "echo": True}, "Echoing the prompt is not supported"),
+        (TEXT, {"prompt": [-1]}, "There is no token -1"),
+        (TEXT, {"prompt": [1, N_VOCAB]}, f"There is no token {N_VOCAB}"),
+        (TEXT, {"prompt": [True]}, "not one text or list of tokens"),
+    ],
+)
+def test_what_is_refused(server: Running, path: str, body: object, reason: str) -> None:
+    status, answer = server.post(path, body)
+    assert status == 400
+    assert reason in answer["error"]["message"]
+    assert len(answer["error"]["message"]) < 500
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("prompt", ["a " * 40_000, "a " * 2000, [1] * 256])
+def test_a_prompt_that_is_too_long(server: Running, prompt: object) -> None:
+    status, answer = server.post(TEXT, {"prompt": prompt, "stream": True})
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert "the context holds 256 tokens" in answer["error"]["message"]
+
+
+@given(
+    st.recursive(st.none() | st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
+)
+def test_what_is_within_the_limits_is_parsed_as_it_is(value: Any) -> None:
+    assert parse(json.dumps(value).encode(), values=1000, depth=200) == value
+
+
+@given(st.lists(st.text('["\\{,'), max_size=5), st.integers(1, 8))
+def test_depth_is_counted_outside_of_texts(texts: list[str], depth: int) -> None:
+    value: Any = texts
+    for _ in range(depth - 1):
+        value = {"".join(texts): value}
+    data = json.dumps(value).encode()
+    assert parse(data, values=1000, depth=depth) == value
+    with pytest.raises(Refusal, match="nested"):
+        parse(data, values=1000, depth=depth - 1)
+
+
+def test_a_body_that_is_too_large(server: Running) -> None:
+    with server.connect() as client:
+        client.begin(CHAT, 64 * MIB)  # refused before any of it is sent
+        status, answer = client.answer()
+        assert (status, answer["error"]["code"]) == (413, "request_too_large")
+        assert "--max-body" in answer["error"]["message"]
+    with server.connect() as client:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.socket.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        for _ in range(17):  # each is more than the socket holds unread
+            client.socket.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
+        assert client.answer()[0] == 413
+
+
+def test_seeds_as_clients_send_them(server: Running) -> None:
+    def text(**more: object) -> str:
+        return server.text("The", max_tokens=12, temperature=100, **more)
+
+    assert text(seed=7) == text(seed=7)
+    assert text(seed=-2) == text(seed=-2)
+    assert len({text(seed=-1) for _ in range(4)}) > 1  # -1 is none at all, as in llama.cpp
+
+
+def test_fields_that_change_nothing_are_left_aside(server: Running) -> None:
+    plain = server.text()
+    assert (
+        server.text(user="me", store=False, metadata={"a": 1}, tools=[], logit_bias=None, echo=False) == plain
+    )
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(st.characters(), max_size=20) | st.integers(),
+    lambda x: (
+        st.lists(x, max_size=4) | st.dictionaries(st.text(max_size=8) | st.sampled_from(["type", "role"]), x)
+    ),
+    max_leaves=12,
+)
+_FIELDS = [
+    *(
+        "model",
+        "messages",
+        "prompt",
+        "n",
+        "best_of",
+        "stream",
+        "stream_options",
+        "stop",
+        "seed",
+        "temperature",
+    ),
+    *(
+        "max_tokens",
+        "max_completion_tokens",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repeat_penalty",
+        "frequency_penalty",
+    ),
+    *("presence_penalty", "penalty_window", "response_format", "grammar", "json_schema", "tools", "logprobs"),
+    *("logit_bias", "suffix", "echo", "user"),
+]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from([CHAT, TEXT]),
+    st.sampled_from(_FIELDS),
+    _VALUES | st.builds(lambda v: [{"role": "user", "content": v}], _VALUES),
+)
+def test_any_value_in_any_field_is_answered_or_refused(
+    server: Running, path: str, field: str, value: object
+) -> None:
+    body = {"messages": HI, "prompt": "Hi", "max_tokens": 2, field: value}
+    if field == "n" and isinstance(value, int) and value > 3:
+        return  # it would be answered, but takes long
+    with server.connect() as client:
+        client.send(path, body)
+        response = _read(client.socket)
+    status = int(response.split()[1])
+    assert status == 200 or 400 <= status < 500, (status, response[-500:])
+    assert b'"server_error"' not in response
+
+
+def _read(connection: socket.socket) -> bytes:
+    connection.shutdown(socket.SHUT_WR)  # and so the server closes when it has answered
+    pieces = []
+    while piece := connection.recv(65536):
+        pieces.append(piece)
+    return b"".join(pieces).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+
+
+def test_unfinished_bodies_are_bounded_together(server: Running) -> None:
+    """Four of a MiB may wait; then large ones are refused, and small ones are not."""
+    before = server.text()
+    clients = [server.connect() for _ in range(8)]
+    for client in clients:
+        client.begin(TEXT, MIB)
+    answers = []
+    for client in clients:
+        try:
+            client.socket.sendall(b" " * (MIB - 1000))
+        except ConnectionError:
+            continue
+    for client in clients:
+        client.socket.settimeout(1.0)
+        try:
+            answers.append(client.answer())
+        except TimeoutError:
+            answers.append((0, None))  # still waited for
+    refused = [body["error"]["code"] for status, body in answers if status == 503]
+    assert set(refused) == {"too_many_bodies"}
+    assert len(refused) + [status for status, _ in answers].count(0) == 8
+    assert len(refused) >= 4
+    assert server.text() == before
+    for client in clients:
+        client.socket.close()
+    for _ in range(100):  # when the server has seen them leave, a large one is received again
+        status, answer = server.post(TEXT, {"prompt": "Hi", "user": "x" * (MIB - 1000)})
+        if status == 200:
+            break
+        assert answer["error"]["code"] == "too_many_bodies"
+    assert status == 200
+
+
+def test_slow_requests_end(impatient: Running) -> None:
+    with impatient.connect() as silent, impatient.connect() as head, impatient.connect() as body:
+        head.socket.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: loc")
+        body.begin(TEXT, 1000)
+        body.socket.sendall(b'{"prompt": ')
+        assert silent.is_closed()
+        status, answer = head.answer()
+        assert (status, answer["error"]["message"]) == (408, "The headers did not arrive within 2 seconds.")
+        status, answer = body.answer()
+        assert (status, answer["error"]["message"]) == (408, "The body did not arrive within 2 seconds.")
+        assert body.is_closed()  # the rest is not waited for either
+
+
+def test_connections_are_bounded(impatient: Running) -> None:
+    clients = [impatient.connect() for _ in range(12)]
+    told = []
+    for client in clients:
+        try:
+            told.append(client.socket.recv(65536))
+        except ConnectionError:
+            told.append(b"")
+        client.socket.close()
+    assert sum(b"Too many connections are open" in text for text in told) >= 1
+    for _ in range(100):
+        try:
+            impatient.text()
+        except (ConnectionError, AssertionError):
+            continue
+        break
+    assert impatient.get("/health") == (200, {"status": "ok"})
+
+
+def test_the_headers_are_bounded(server: Running) -> None:
+    with server.connect() as client:
+        client.socket.settimeout(PATIENCE_S)
+        try:
+            client.socket.sendall(b"GET /health HTTP/1.1\r\n" + b"X-A: " + b"b" * 10 * MIB)
+        except ConnectionError:
+            return
+        assert client.is_closed()
+    assert server.get("/health")[0] == 200

@@ -1,0 +1,154 @@
+"""Servers for tests: in this process with limits of its own, and as the program that people start."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import edgespec
+from edgespec.engine import Engine
+from edgespec.generation import GenerationConfig
+from edgespec.serving.app import Application
+from edgespec.serving.limits import Limits
+from edgespec.serving.server import Server
+from edgespec.serving.worker import Worker
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+PATIENCE_S = 120.0
+
+
+@dataclass
+class Running:
+    """A server that runs.
+
+    Attributes:
+        told: what it said to the person who started it.
+    """
+
+    port: int
+    told: list[str] = field(default_factory=list)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON of a page."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        status, body = answer.status, json.loads(answer.read())
+        connection.close()
+        return status, body
+
+    def post(self, path: str, body: object) -> tuple[int, Any]:
+        """Status and JSON of an answer; `body` is bytes, or sent as JSON."""
+        with self.connect() as client:
+            client.send(path, body)
+            return client.answer()
+
+    def text(self, prompt: str = "Once upon a time", **more: object) -> str:
+        """The text that an ordinary client gets."""
+        status, answer = self.post(TEXT, {"prompt": prompt, "max_tokens": 8, **more})
+        assert status == 200, answer
+        return str(answer["choices"][0]["text"])
+
+    def connect(self) -> Client:
+        """A client whose every byte the test decides."""
+        return Client(socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S))
+
+
+class Client:
+    """A connection to a server."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, path: str, body: object) -> None:
+        """Send a whole request."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.begin(path, len(data))
+        self.socket.sendall(data)
+
+    def begin(self, path: str, length: int) -> None:
+        """Send the head of a request whose body has this many bytes."""
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        self.socket.sendall(f"{head}Content-Length: {length}\r\n\r\n".encode())
+
+    def answer(self) -> tuple[int, Any]:
+        """Status and JSON of the answer; interim ones are skipped, as every client does."""
+        answer = http.client.HTTPResponse(self.socket)
+        answer.begin()
+        return answer.status, json.loads(answer.read())
+
+    def is_closed(self) -> bool:
+        """Wait for the server to end the connection, reading what it still sends."""
+        try:
+            while self.socket.recv(65536):
+                pass
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            return False
+        return True
+
+
+@contextmanager
+def serving(
+    load: Callable[[], Engine], limits: Limits | None = None, *, waiting: int = 16, **defaults: Any
+) -> Iterator[Running]:
+    """A server in this process.
+
+    Args:
+        load: loads the model, the first time and again after a failure.
+        waiting: requests that may wait.
+        defaults: settings that requests leave open.
+    """
+    limits = limits or Limits()
+    listener = socket.create_server(("127.0.0.1", 0))
+    running = Running(listener.getsockname()[1])
+    worker = Worker(load(), waiting, lambda _report: load(), running.told.append)
+    try:
+        server = Server(Application(worker, "model", GenerationConfig(**defaults), limits=limits), limits)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield running
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+    finally:
+        worker.close()
+
+
+@contextmanager
+def started(*arguments: str | Path) -> Iterator[tuple[Running, subprocess.Popen[str]]]:
+    """The program; it is killed in the end if it still runs."""
+    command = [sys.executable, "-m", "edgespec", "serve", "--port", "0", *map(str, arguments)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        first = program.stderr.readline()
+        match = re.fullmatch(r"Serving \S+ at http://127\.0\.0\.1:(\d+)/v1\. Ctrl-C ends it\.\n", first)
+        try:
+            assert match, first + program.stderr.read()
+            yield Running(int(match[1]), [first]), program
+        finally:
+            program.kill()
+
+
+def load(model: Path, context: int = 256, **more: Any) -> Engine:
+    """A model that answers the same whatever was asked before."""
+    return edgespec.load(model, **{"draft": "none", "context": context, "threads": 1, "exact": True, **more})
