@@ -322,9 +322,11 @@ class Engine:
         yield Chunk(rest, generation=answer)
 
     def _new_constraint(self, prompt_tokens: int, config: GenerationConfig) -> Constraint | None:
-        if config.grammar is None:
+        grammar, grammars = config.grammar, self._grammars
+        if grammar is None:
             return None
-        return Constraint(self._grammars.matcher(config.grammar), prompt_tokens, self._grammars.ends)
+        matcher = grammars.matcher(grammar)
+        return Constraint(matcher, prompt_tokens, grammars.ends, lambda: grammars.forget(grammar))
 
     def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
         self._abort.clear()

@@ -2,6 +2,7 @@
 
     EdgeSpecError            exit code 1
     ├── UsageError           exit code 2: a wrong flag, number or input line
+    │   └── GrammarError     a grammar or schema that is wrong, too large, or cannot be followed
     ├── ModelFileError       a path that is no model, a damaged or hostile GGUF
     ├── HubError             a model that cannot be fetched: no network, no access, a corrupted download
     ├── PairingError         a drafter that makes no sense for its target
@@ -43,6 +44,10 @@ class UsageError(EdgeSpecError):
     """A wrong flag, an absurd number, or an input line that cannot be read."""
 
     exit_code = 2
+
+
+class GrammarError(UsageError):
+    """A grammar or JSON schema that is wrong, takes more than it may, or cannot be followed to its end."""
 
 
 class ModelFileError(EdgeSpecError):

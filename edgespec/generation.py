@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from edgespec.errors import UsageError
+from edgespec.errors import GrammarError, UsageError
 from edgespec.speculation.rules import Rule, parse_rule
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -23,6 +24,22 @@ class Grammar:
 
     kind: Literal["json_schema", "grammar", "regex"]
     text: str
+
+    @classmethod
+    def of_schema(cls, schema: object) -> Grammar:
+        """The form of a JSON schema that has been parsed already.
+
+        Raises:
+            GrammarError: it is nested too deeply to be written as JSON again, or is none.
+        """
+        try:
+            return cls("json_schema", json.dumps(schema))
+        except RecursionError:
+            raise GrammarError(
+                "The JSON schema is nested too deeply.", 'Flatten it with "$defs" and "$ref".'
+            ) from None
+        except (TypeError, ValueError) as error:
+            raise GrammarError(f"The JSON schema is not JSON: {error}.", "Correct it.") from error
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def _grammar(values: dict[str, Any]) -> dict[str, Grammar]:
     if "json_schema" in values and "grammar" in values:
         raise UsageError('It has both "json_schema" and "grammar".')
     if (schema := values.pop("json_schema", None)) is not None:
-        return {"grammar": Grammar("json_schema", json.dumps(schema))}
+        return {"grammar": Grammar.of_schema(schema)}
     if (text := values.pop("grammar", None)) is not None:
         if not isinstance(text, str):
             raise UsageError("The field 'grammar' is no text.")

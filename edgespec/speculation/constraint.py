@@ -8,12 +8,13 @@ llguidance), which walks to any node of the tree by taking tokens back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import GrammarError
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
@@ -25,12 +26,22 @@ BoolArray = NDArray[np.bool_]
 
 
 class Matcher(Protocol):
-    """A position in a grammar; what is used of llguidance.LLMatcher."""
+    """A position in a grammar; what is used of llguidance.LLMatcher.
 
-    def consume_tokens(self, sampled_tokens: list[int]) -> bool: ...
+    It never raises. Where it meets one of its limits it enters an error state, which it does not leave, and
+    permits only the end of the answer from then on.
+    """
+
+    def try_consume_tokens(self, tokens: list[int]) -> int: ...
     def rollback(self, num_tokens: int) -> bool: ...
     def compute_logit_bias(self) -> bytes: ...
     def is_accepting(self) -> bool: ...
+    def get_error(self) -> str: ...
+    def deep_copy(self) -> Matcher: ...
+
+
+class _Stuck(Exception):
+    """The matcher cannot say what may follow."""
 
 
 class Constraint:
@@ -40,10 +51,19 @@ class Constraint:
         matcher: at the beginning of the grammar.
         start: where the answer begins in the text.
         ends: (n_vocab,) tokens that end an answer; permitted wherever the grammar may end.
+        on_failure: told that the grammar cannot be followed any further.
     """
 
-    def __init__(self, matcher: Matcher, start: int, ends: BoolArray) -> None:
-        self._matcher = matcher
+    def __init__(
+        self,
+        matcher: Matcher,
+        start: int,
+        ends: BoolArray,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._first = matcher
+        self._matcher = matcher.deep_copy()
+        self._on_failure = on_failure
         self._start = start
         self._ends = ends
         self._read: list[int] = []  # the matcher's place
@@ -51,32 +71,57 @@ class Constraint:
         self._text: list[int] = []
 
     def permitted(self, text: Sequence[int], path: Sequence[int] = ()) -> BoolArray:
-        """(n_vocab,) whether each token may follow the text and a path behind it; nothing after an end."""
+        """(n_vocab,) whether each token may follow the text and a path behind it.
+
+        Nothing may follow an end, or a path that is not permitted itself.
+
+        Raises:
+            GrammarError: the matcher cannot say what may follow the text, because it has met a limit or permits
+                nothing. Behind a path this is no error: the text need not take that path.
+        """
         answer = list(text[self._start :])
         if answer != self._text:
             self._text, self._known = answer, {}
         key = tuple(path)
         if key not in self._known:
-            self._known[key] = self._mask([*answer, *path])
+            try:
+                self._known[key] = self._mask([*answer, *path])
+            except _Stuck as stuck:
+                self._matcher, self._read = self._first.deep_copy(), []
+                if not path:
+                    self._on_failure()
+                    raise GrammarError(
+                        f"The answer cannot go on in the form that was asked for: {stuck}.",
+                        "Make the grammar or schema simpler.",
+                    ) from None
+                self._known[key] = np.zeros(len(self._ends), dtype=np.bool_)
         return self._known[key]
 
     def masked(self, logits: FloatArray, tree: TokenTree, text: Sequence[int]) -> FloatArray:
-        """A copy of (nodes, n_vocab) logits in which no node goes on with what is not permitted."""
+        """A copy of (nodes, n_vocab) logits in which no node goes on with what is not permitted.
+
+        Args:
+            tree: as `pruned` left it.
+        """
         result: FloatArray = logits.copy()
         for node in range(len(tree)):
             permitted = self.permitted(text, self._path(tree, node))
-            if permitted.any():  # what follows an end is never asked for
+            if (
+                permitted.any()
+            ):  # only ends have no successor in a pruned tree, and what follows is not asked for
                 result[node, ~permitted[: result.shape[1]]] = -np.inf
         return result
 
     def pruned(self, tree: TokenTree, text: Sequence[int]) -> TokenTree:
-        """The tree without nodes that are not permitted, and what hangs below them."""
+        """The tree without nodes that are not permitted or lead nowhere, and what hangs below them."""
         parents = tree.parents.tolist()
         kept = [0]
         place = {0: 0}
         for node in range(1, len(tree)):
-            parent = parents[node]
-            if parent in place and self.permitted(text, self._path(tree, parent))[tree.tokens[node]]:
+            parent, token = parents[node], tree.tokens[node]
+            if parent not in place or not self.permitted(text, self._path(tree, parent))[token]:
+                continue
+            if self._ends[token] or self.permitted(text, self._path(tree, node)).any():
                 place[node] = len(kept)
                 kept.append(node)
         if len(kept) == len(tree):
@@ -103,13 +148,26 @@ class Constraint:
             if a != b:
                 break
             shared += 1
-        if shared < len(self._read):
-            self._matcher.rollback(len(self._read) - shared)
-        self._matcher.consume_tokens(tokens[shared:])
-        self._read = tokens
+        if shared < len(self._read) and not self._matcher.rollback(len(self._read) - shared):
+            raise _Stuck(self._reason())
+        taken = shared + self._matcher.try_consume_tokens(tokens[shared:])
+        self._read = tokens[:taken]
         mask = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8)[: len(self._ends)] != 0
-        ends = self._matcher.is_accepting() or not mask.any()
-        return np.where(self._ends, ends, mask)
+        if self._matcher.get_error():
+            raise _Stuck(self._reason())
+        if taken < len(tokens):
+            if taken < len(self._text):
+                raise _Stuck("it has left that form")
+            return np.zeros(len(self._ends), dtype=np.bool_)
+        accepting = self._matcher.is_accepting()
+        mask = np.where(self._ends, accepting, mask)
+        if not mask.any():
+            raise _Stuck("the grammar permits no token of this model here")
+        return mask
+
+    def _reason(self) -> str:
+        lines = self._matcher.get_error().strip().splitlines()
+        return lines[0].rstrip(".") if lines else "the grammar engine has failed"
 
 
 class _Guided(Ranking):

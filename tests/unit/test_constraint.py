@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.errors import GrammarError
 from edgespec.generation import GenerationConfig
 from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.growth import Frontier
@@ -107,3 +108,68 @@ def test_only_permitted_candidates_are_ranked(tokenizer: Any, temperature: float
     ranking.expanding(below, [0])
     best = ranking.best(logits, [4], 4)
     assert set(best.tokens[0][np.isfinite(best.logprobs[0])].tolist()) == set(b"bc")
+
+
+def lark(tokenizer: Any, text: str, **limits: int) -> llguidance.LLMatcher:
+    source = llguidance.LLMatcher.grammar_from_lark(text)
+    return llguidance.LLMatcher(tokenizer, source, log_level=0, limits=llguidance.LLParserLimits(**limits))
+
+
+def end_mask() -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return np.arange(N_VOCAB) == END
+
+
+def test_a_limit_that_is_met_ends_the_answer_with_an_error(tokenizer: Any) -> None:
+    matcher = lark(tokenizer, "start: /(a|b)*a(a|b){12}c/", max_lexer_states=200)
+    failures: list[str] = []
+    form = Constraint(matcher, len(PROMPT), end_mask(), lambda: failures.append("told"))
+    rng, text = np.random.default_rng(0), list(PROMPT)
+
+    def go_on() -> None:
+        for _ in range(5000):
+            assert form.permitted(text)[list(b"ab")].any(), "nothing but the form is permitted"
+            text.append(int(rng.choice(list(b"ab"))))
+
+    with pytest.raises(GrammarError, match=r"cannot go on in the form that was asked for: .*too many states"):
+        go_on()
+    assert failures == ["told"]
+
+
+def test_a_form_that_no_token_fits_is_an_error() -> None:
+    class NoC(Bytes):
+        special_token_ids = (END, ord("c"))
+        tokens = (*(bytes([i]) if i != ord("c") else b"\xff<c>" for i in range(256)), b"\xff<end>")
+
+        def __call__(self, text: bytes | str) -> list[int]:
+            return [token for token in super().__call__(text) if token not in self.special_token_ids]
+
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(NoC()))
+    form = Constraint(lark(tokenizer, 'start: "a" ("c" | "cc")'), len(PROMPT), end_mask())
+    assert after(form.permitted(PROMPT)) == "a"
+    with pytest.raises(GrammarError, match="permits no token of this model"):
+        form.permitted([*PROMPT, *b"a"])
+
+
+def test_branches_that_meet_a_limit_are_cut_and_the_others_stay(tokenizer: Any) -> None:
+    # Behind "a" the parser has more items than it may; behind "b" it has hardly any.
+    form = Constraint(
+        lark(tokenizer, 'start: "b" "c" | "a" x{0,1000}\nx: "x" | "xx"', max_items_in_row=8),
+        len(PROMPT),
+        end_mask(),
+    )
+    tree = TokenTree.build([PROMPT[-1], *b"ab", *b"xc"], [-1, 0, 0, 1, 2], [0.0] * 5)
+    with pytest.raises(GrammarError):
+        form.permitted([*PROMPT, *b"a"])
+    pruned = form.pruned(tree, PROMPT)
+    assert pruned.tokens.tolist() == [PROMPT[-1], *b"bc"]
+    masked = form.masked(np.zeros((len(pruned), N_VOCAB), dtype=np.float32), pruned, PROMPT)
+    assert [after(row == 0) for row in masked] == ["ab", "c", "$"]
+
+
+def test_a_text_that_has_left_the_form_is_an_error(tokenizer: Any) -> None:
+    form = constraint(tokenizer, "ab")
+    assert not form.permitted(PROMPT, b"ax").any()
+    assert after(form.permitted(PROMPT, b"a")) == "b"
+    with pytest.raises(GrammarError, match="has left that form"):
+        form.permitted([*PROMPT, *b"ax"])
+    assert after(form.permitted([*PROMPT, *b"a"])) == "b"
