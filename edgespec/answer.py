@@ -15,20 +15,23 @@ class AnswerBuilder:
     Attributes:
         generation: the answer so far.
         ended: an end token or stop string was met; later tokens are not part of the answer.
+        count: tokens that the target gave for the answer: its own, and the end token if it has one.
     """
 
     def __init__(self, generation: Generation, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
         self.generation = generation
         self.ended = False
+        self.count = 0
         self._vocabulary = vocabulary
         self._stream = TextStream(stop)
         self._text: list[str] = []
         self._end_token = False
 
     def take(self, tokens: Sequence[int]) -> str:
-        """Add tokens; returns the text that is now certain."""
+        """Add tokens, up to where the answer ends; returns the text that is now certain."""
         before = len(self._text)
         for token in tokens:
+            self.count += 1
             if self._vocabulary.is_end(token):
                 self.ended = self._end_token = True
                 break

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import secrets
-import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import TracebackType
 
@@ -42,10 +43,15 @@ from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification.base import Acceptance
 from edgespec.target import Target
+from edgespec.usage import Usage
 
 
 class Engine:
     """One target and one drafter, generating one answer at a time.
+
+    `cancel` and `close` are safe from any thread, also while another one generates. Everything else is for
+    one thread at a time. Whatever ends an answer, KeyboardInterrupt and errors of callbacks included, the
+    next one is what an engine would give that had never been interrupted.
 
     Attributes:
         context: most tokens of a text, prompt and answer together.
@@ -89,6 +95,7 @@ class Engine:
             most,
             budget=min(tree_budget or most.budget, target.max_nodes),
             leaves=min(most.leaves, target.max_leaves),
+            ends=target.model.vocabulary.ends,
         )
         if target.rule is not None:
             # Passes are padded to these rows anyway.
@@ -107,7 +114,7 @@ class Engine:
         self._abort = abort
         self._exact = exact  # somebody asked for it
         self._grammars = Grammars(target.model.vocabulary)
-        self._busy = threading.Lock()
+        self._usage = Usage(abort)
 
     @property
     def has_chat_template(self) -> bool:
@@ -193,15 +200,30 @@ class Engine:
             UsageError: the prompt is empty, the grammar is wrong, the drafter cannot serve the rule of
                 `config.verify`, or that rule lets the drafter take part in a text that was asked to be
                 exact; or the engine is busy with another answer.
+            BackendError: the engine is closed, or was closed by another thread meanwhile.
         """
-        config = config or GenerationConfig()
+        # The generator is what makes the engine busy. It cannot name itself, so it is told who it is.
+        own: list[weakref.ref[Generator[Chunk, None, None]]] = []
+        answer = self._stream(own, prompt, config or GenerationConfig(), raw, on_prefill)
+        own.append(weakref.ref(answer))
+        return answer
+
+    def _stream(
+        self,
+        own: Sequence[weakref.ref[Generator[Chunk, None, None]]],
+        prompt: Prompt,
+        config: GenerationConfig,
+        raw: bool,
+        on_prefill: Callable[[int, int], None] | None,
+    ) -> Generator[Chunk, None, None]:
         if self._exact and not config.rule.kind.invariant:
             raise UsageError(
                 f"The text depends on the drafter with the rule '{config.rule.name}', and in exact decoding "
                 "it must not.",
                 "Choose another rule, or load the model without exact=True (--exact).",
             )
-        tokens = self.encoder.encode(prompt, raw=raw)
+        with self._usage.held():
+            tokens = self.encoder.encode(prompt, raw=raw)
         room = self.context - len(tokens)
         if not tokens:
             raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
@@ -210,14 +232,21 @@ class Engine:
                 f"The prompt has {len(tokens)} tokens, and the context holds {self.context}.",
                 f"Shorten it, or ask for --context {_round_up(len(tokens) + 512, 1024)}.",
             )
-        if not self._busy.acquire(blocking=False):
-            raise UsageError(
-                "The engine is busy with another answer.", "Read that one to its end, or close it."
-            )
+        me = own[0]()
+        assert me is not None, "a generator that runs is there"
+        self._usage.begin(me)
+        del me
+        steps = self._answer(tokens, room, config, on_prefill)
         try:
-            yield from self._answer(tokens, room, config, on_prefill)
+            while True:
+                with self._usage.held():
+                    chunk = next(steps, None)
+                if chunk is None:
+                    return
+                yield chunk
         finally:
-            self._busy.release()
+            with self._usage.held_anyway():
+                steps.close()
 
     def generate(
         self,
@@ -253,11 +282,32 @@ class Engine:
         self._sizer = FixedSizer(replace(most, budget=budget)) if budget else AdaptiveSizer(most, self._costs)
 
     def close(self) -> None:
-        """Free the models and their caches."""
-        self.observed.keep(self.target)
-        self.encoder.close()
-        self.drafter.close()
-        self.target.close()
+        """Free the models and their caches; safe from any thread, and more than once.
+
+        An answer that another thread is generating is ended first: there `stream` and `generate` raise
+        BackendError. In a process that was forked after loading, nothing is freed.
+        """
+        self._usage.close(self._free)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine was closed."""
+        return self._usage.closed
+
+    def held(self) -> AbstractContextManager[None]:
+        """A context in which no other thread can free the models, for those who use them directly.
+
+        Raises:
+            BackendError: the engine is closed, or was loaded before this process was forked.
+        """
+        return self._usage.held()
+
+    def _free(self) -> None:
+        with ExitStack() as stack:  # the rest is freed too if something fails
+            stack.callback(self.target.close)
+            stack.callback(self.drafter.close)
+            stack.callback(self.encoder.close)
+            self.observed.keep(self.target)
 
     def __enter__(self) -> Engine:
         return self
@@ -276,7 +326,7 @@ class Engine:
         room: int,
         config: GenerationConfig,
         on_prefill: Callable[[int, int], None] | None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         seed = secrets.randbits(32) if config.seed is None else config.seed
         constraint = self._new_constraint(len(prompt), config)
         n_vocab = self.target.model.vocabulary.n_tokens
@@ -287,22 +337,14 @@ class Engine:
         text = list(prompt)
         most = room if config.max_tokens is None else min(config.max_tokens, room)
         reason: FinishReason = "cancelled"
+        start = time.perf_counter()
         try:
-            start = time.perf_counter()
-            self.target.prefill(text[:-1], on_prefill)
-            timings.prefill_s = time.perf_counter() - start
+            try:
+                self.target.prefill(text[:-1], on_prefill)
+            finally:
+                timings.prefill_s = time.perf_counter() - start
             for record in self.passes(text, method, most):
-                answer.passes.append(record)
-                if record.nodes > 1 and config.rule.kind.invariant and config.grammar is None:
-                    assert self.last_round is not None
-                    tree, accepted = self.last_round
-                    self.observed.add(tree, accepted.path, record.draft_steps, config.temperature)
-                timings.draft_s += record.draft_s
-                timings.verify_s += record.verify_s
-                timings.io_wait_s += record.wait_s
-                timings.decode_s += record.seconds
-                new = text[len(prompt) + len(answer.tokens) :]
-                yield Chunk(builder.take(new), tuple(new), record)
+                yield self._taken(record, text[len(prompt) + builder.count :], builder, config)
                 if builder.ended or self._abort.is_set:
                     break
             else:
@@ -314,12 +356,36 @@ class Engine:
             raise
         finally:
             rest = builder.finish(reason)
-            self.target.settle(len(prompt) + builder.tokens_to_cache)
+            with self._usage.held_anyway() as there:
+                if there:
+                    self.target.settle(len(prompt) + builder.tokens_to_cache)
             answer.plain_pass_s = self._plain_s
             self.policy.keep()
             answer.context_full = reason == "length" and len(answer.tokens) == room
             answer.memory.peak_rss_bytes = peak_rss()
+        if answer.finish_reason == "cancelled":
+            self._usage.check()
         yield Chunk(rest, generation=answer)
+
+    def _taken(
+        self, record: PassRecord, tokens: Sequence[int], builder: AnswerBuilder, config: GenerationConfig
+    ) -> Chunk:
+        """What a pass adds to the answer: its figures count nothing behind the answer's end."""
+        answer, timings = builder.generation, builder.generation.timings
+        before, known = builder.count, len(answer.tokens)
+        said = builder.take(tokens)
+        record = record.cut(builder.count - before)
+        answer.passes.append(record)
+        if record.nodes > 1 and config.rule.kind.invariant and config.grammar is None:
+            assert self.last_round is not None
+            tree, accepted = self.last_round
+            path = accepted.path[: record.accepted + 1]
+            self.observed.add(tree, path, record.draft_steps, config.temperature)
+        timings.draft_s += record.draft_s
+        timings.verify_s += record.verify_s
+        timings.io_wait_s += record.wait_s
+        timings.decode_s += record.seconds
+        return Chunk(said, tuple(answer.tokens[known:]), record)
 
     def _new_constraint(self, prompt_tokens: int, config: GenerationConfig) -> Constraint | None:
         grammar, grammars = config.grammar, self._grammars
@@ -329,7 +395,7 @@ class Engine:
         return Constraint(matcher, prompt_tokens, grammars.ends, lambda: grammars.forget(grammar))
 
     def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
-        self._abort.clear()
+        self._usage.clear_abort()
         answer = Generation(
             prompt_tokens=prompt_tokens,
             seed=0 if config.greedy else seed,

@@ -183,9 +183,13 @@ def _check(holds: bool, name: str, value: object, wanted: str) -> None:
 class PassRecord:
     """One round of the loop: a tree was drafted, verified in one target pass, and a path of it accepted.
 
+    A pass yields tokens of the answer. The end token is one of them, though it is no part of the text: it is
+    a choice of the target's like any other, and plain decoding takes a pass for it. What stands behind the
+    end token, or behind the token that completes a stop string, is not counted anywhere.
+
     Attributes:
         nodes: tree nodes the target read, the root included.
-        accepted: drafted tokens accepted; the pass yields one more, the bonus token.
+        accepted: drafted tokens accepted; the pass yields one more, the bonus token, or the end token.
         draft_s: seconds the drafter took to grow the tree.
         verify_s: seconds of the target pass.
         accept_s: seconds spent choosing tokens and updating the caches.
@@ -210,6 +214,10 @@ class PassRecord:
     def seconds(self) -> float:
         """The whole round."""
         return self.draft_s + self.verify_s + self.accept_s
+
+    def cut(self, tokens: int) -> PassRecord:
+        """The record of a pass of which only the first `tokens` tokens are part of the answer, at least 1."""
+        return self if tokens > self.accepted else replace(self, accepted=max(tokens - 1, 0))
 
 
 @dataclass
@@ -277,7 +285,10 @@ class Generation:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Mean tokens that a target pass yielded, the bonus token included."""
+        """Mean tokens of the answer that a target pass yielded, an end token included; see PassRecord.
+
+        Plain decoding has 1.
+        """
         return _mean([p.accepted + 1 for p in self.passes])
 
     @property
@@ -287,7 +298,7 @@ class Generation:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted drafted tokens over drafted tokens."""
+        """Drafted tokens that became part of the answer over all drafted tokens."""
         drafted = sum(p.nodes - 1 for p in self.passes)
         return sum(p.accepted for p in self.passes) / drafted if drafted else 0.0
 
@@ -354,7 +365,7 @@ class Chunk:
 
     Attributes:
         text: text that is now certain; never half a character, never part of a stop string.
-        tokens: the tokens accepted by this pass.
+        tokens: the tokens of the answer that this pass yielded, without the end token.
         record: the pass that yielded them.
         generation: the finished answer, on the last chunk only.
     """

@@ -9,7 +9,6 @@ from edgespec.encoding import Encoded
 from edgespec.engine import Engine
 from edgespec.errors import SessionError
 from edgespec.generation import Chunk, Generation, GenerationConfig
-from edgespec.models.cache import common_prefix
 from edgespec.models.states import StateStore
 from edgespec.saved import Conversation, SessionFile
 
@@ -100,7 +99,7 @@ class Session:
         answered = False
         try:
             for chunk in self.engine.stream(encoded.tokens, config, on_prefill=on_prefill):
-                answered = answered or bool(chunk.tokens)
+                answered = answered or chunk.record is not None
                 yield chunk
         finally:
             self._pending = None
@@ -182,7 +181,8 @@ class Session:
         self.messages[:] = saved.messages
         self._attach(file)
         tokens = list(saved.known.tokens) if saved.known else []
-        restored = 0 if reason or not tokens else self.engine.target.recall(tokens)
+        with self.engine.held():
+            restored = 0 if reason or not tokens else self.engine.target.recall(tokens)
         if saved.messages and not restored and not reason:
             reason = "The saved state is missing or damaged"
         return Resumed(self.turns, len(tokens), restored, reason, saved.pending)
@@ -201,14 +201,18 @@ class Session:
         told = self.messages if messages is None else messages
         question = {"role": "user", "content": text}
         known = self._known if messages is None else None
-        return self.engine.encoder.conversation([*system, *told, question], known)
+        with self.engine.held():
+            return self.engine.encoder.conversation([*system, *told, question], known)
 
     def _add(self, text: str, answer: Generation, encoded: Encoded) -> None:
         self.messages += [
             {"role": "user", "content": text},
             {"role": "assistant", "content": answer.text},
         ]
-        self._known = self.engine.encoder.answered(encoded, answer.text, answer.tokens)
+        self._known = None
+        if not self.engine.closed:
+            with self.engine.held():
+                self._known = self.engine.encoder.answered(encoded, answer.text, answer.tokens)
 
     def _attach(self, file: SessionFile) -> None:
         self.file = file
@@ -223,12 +227,10 @@ class Session:
         target = self.engine.target
         known = self._known
         self.file.write(Conversation(target.identity, self._system, self.messages, self._pending, known))
-        if self._pending is None:
-            read = target.tokens[: common_prefix(target.tokens, list(known.tokens))] if known else []
-            if read or not self.messages:
-                self._store.keep(target.cache, read, tail=True)
-                self._store.prune(read, parts=target.cache.saves_parts)
-                self.engine.drafter.save()
+        if self._pending is None and (known or not self.messages) and not self.engine.closed:
+            with self.engine.held():
+                if target.keep(self._store, list(known.tokens) if known else []) or not self.messages:
+                    self.engine.drafter.save()
 
     def _misfit(self, saved: Conversation, file: SessionFile) -> str:
         """Why the saved states are of no use; raises SessionError if the conversation is of none."""

@@ -17,6 +17,10 @@ from edgespec.speculation.tree import TokenTree
 class Target:
     """Verifies trees in one pass each, and keeps the accepted path in its cache.
 
+    Every call is all or nothing as far as later calls can tell: whatever one raises and wherever it was
+    interrupted, the next one first drops what it left in the cache. The text may then be shorter than it
+    was, and is read again; it is never another.
+
     Attributes:
         rule: the row rule in force; None lets the row count choose the kernels.
         max_nodes: most nodes a tree may have.
@@ -36,10 +40,14 @@ class Target:
         self.identity: dict[str, str] = {}
         self.stores: list[StateStore] = []
         self._tokens: list[int] = []
+        self._changing = False  # a call has begun, and not come to its end
+        self._guessing = False  # a tree was verified, and nothing of it committed
 
     @property
     def tokens(self) -> Sequence[int]:
         """The tokens whose keys and values are in the cache."""
+        if self._changing:
+            self._recover()
         return self._tokens
 
     def prefill(self, tokens: Sequence[int], on_progress: Callable[[int, int], None] | None = None) -> int:
@@ -49,9 +57,11 @@ class Target:
             How many tokens had to be decoded.
 
         Raises:
-            DecodeAborted: stopped from outside; what was read until then is kept.
+            DecodeAborted: stopped from outside; what was read until then is kept, but by models with a
+                running state.
         """
         self.recall(tokens)
+        self._begin()
         missing = tokens[self.cache.length :]
         # Under a row rule prompts too are read in pieces it allows. Then a token's keys and values do not
         # depend on what was read beside it or before it, and a cache that is reused gives the same text
@@ -68,6 +78,7 @@ class Target:
                 store.keep(self.cache, self._tokens, tail=False)
             if on_progress is not None:
                 on_progress(start + len(piece), len(missing))
+        self._changing = False
         return len(missing)
 
     def recall(self, tokens: Sequence[int]) -> int:
@@ -76,10 +87,29 @@ class Target:
         Returns:
             How many tokens it holds now.
         """
-        self.rewind(common_prefix(self._tokens, tokens))
+        self._begin()
+        self._rewind(common_prefix(self._tokens, tokens))
         for store in self.stores:
             self._tokens[:] = tokens[: store.restore(self.cache, tokens)]
+        self._changing = False
         return self.cache.length
+
+    def keep(self, store: StateStore, text: Sequence[int]) -> int:
+        """Have a store hold the state of as much of `text` as is in the cache, and no other text's.
+
+        Returns:
+            How many tokens that is. 0 if it is nothing of the text, or if a running state has gone on to
+            another text behind it; then the store is as it was.
+        """
+        self._begin()
+        known = common_prefix(self._tokens, text)
+        if not self.cache.saves_parts and known < self.cache.length:
+            known = 0
+        if known or not text:
+            store.keep(self.cache, self._tokens[:known], tail=True)
+            store.prune(self._tokens[:known], parts=self.cache.saves_parts)
+        self._changing = False
+        return known
 
     def verify(self, tree: TokenTree) -> FloatArray:
         """One pass over the tree behind the cached text.
@@ -88,29 +118,56 @@ class Target:
             (nodes, n_vocab) logits after each node; a view, valid until the next pass.
 
         Raises:
-            DecodeAborted: stopped from outside; the cache is as it was before.
+            DecodeAborted: stopped from outside; the text is as it was before.
         """
+        self._begin()
         n_paths = len(tree.leaves)
         self.cache.open(n_paths)
         batch = tree_batch(tree, self.cache.length)
-        self.cache.try_branches(batch, self._padded(len(tree)))
-        return self.context.logits()
+        self.cache.try_branches(batch, self._padded(len(tree)), certain=1)
+        logits = self.context.logits()
+        self._guessing = True
+        self._changing = False
+        return logits
 
     def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
         """Keep the nodes of `path`, which begins at the root, and drop the rest of the tree."""
+        self._changing = True
         numbers, offsets = tree.sequences
         leaf = int(numbers[offsets[path[-1]]])
+        accepted = [int(tree.tokens[node]) for node in path]
         self.cache.commit(leaf, len(path), used_paths=len(tree.leaves), n_rows=len(tree))
-        self._tokens.extend(int(tree.tokens[node]) for node in path)
+        self._tokens.extend(accepted)
+        self._guessing = self._changing = False
 
     def rewind(self, length: int) -> None:
         """Forget the cached text from `length` on."""
-        self.cache.rewind(length)
-        del self._tokens[self.cache.length :]
+        self._begin()
+        self._rewind(length)
+        self._changing = False
 
     def settle(self, length: int) -> None:
         """End an answer: forget what plain decoding would not have read by now."""
+        self._begin()
         self.cache.settle(length)
+        del self._tokens[self.cache.length :]
+        self._changing = False
+
+    def _begin(self) -> None:
+        """A call that changes the cache begins; what an interrupted one left is dropped."""
+        if self._changing or self._guessing:
+            self._recover()
+        self._changing = True
+
+    def _recover(self) -> None:
+        """Bring cache and tokens to what both are known to hold."""
+        self._changing = True  # in case this is interrupted too
+        self.cache.recover()
+        self._rewind(len(self._tokens))
+        self._changing = self._guessing = False
+
+    def _rewind(self, length: int) -> None:
+        self.cache.rewind(length)
         del self._tokens[self.cache.length :]
 
     def _padded(self, rows: int) -> int:

@@ -58,13 +58,14 @@ class BranchingCache:
         self._decode(batch, rows)
         self.length += len(batch)
 
-    def try_branches(self, batch: Batch, rows: int = 0) -> None:
+    def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
         """Decode rows behind the committed text, of which `commit` keeps one path.
 
         Args:
             batch: rows in ids 0 .. paths - 1, which must be open.
             rows: pad to this many rows, so that the row count does not choose the kernels; for
                 ordered caches.
+            certain: leading rows that `commit` is going to keep in any case.
         """
         self._decode(batch, rows)
 
@@ -95,12 +96,24 @@ class BranchingCache:
                     self.context.copy(path, other, start, end)
         self.length = end
 
+    def recover(self) -> None:
+        """Drop everything but the committed text, wherever the last call was interrupted.
+
+        Calls claim less text before they take any away, and more only when it is there. So the first
+        `length` tokens are in id 0, whatever happened; nothing else is certain.
+        """
+        for path in range(1, self.context.n_sequences):
+            if not self.ordered or path != self._graveyard_id:
+                self.context.remove(path)
+        self.context.remove(0, self.length)
+        self._open = 1
+
     def rewind(self, length: int) -> None:
         """Forget the committed text from `length` on."""
         if length < self.length:
+            self.length = length
             for path in range(self._open):
                 self.context.remove(path, length)
-            self.length = length
 
     def settle(self, length: int) -> None:
         """Forget what stands behind `length` at the end of an answer, as plain decoding never read it."""
@@ -111,18 +124,20 @@ class BranchingCache:
         if self._tail == self.length:
             return
         state = self.context.save(0) if self.length else None
+        length, self.length = self.length, 0  # if this is interrupted, there is no text
         self.context.clear()
         if state is not None:
             self.context.restore(0, state)
-        self._tail = self.length
+        self.length = self._tail = length
         paths, self._open = self._open, 1
         self.open(paths)
         self.compactions += 1
 
     def clear(self) -> None:
         """Forget the text."""
+        self.length = 0
         self.context.clear()
-        self.length = self._tail = 0
+        self._tail = 0
 
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
         """The keys and values of the text's tokens start .. end - 1, exact."""
@@ -141,7 +156,7 @@ class BranchingCache:
         """
         self.compact()
         if self.length + n_tokens > self.context.n_cells:
-            raise NoRoomInCache
+            raise NoRoomInCache(self.context.n_cells)
         spare = self._spare_id()
         self.context.restore(spare, state)
         for path in range(self._open):
@@ -166,7 +181,7 @@ class BranchingCache:
         if self.ordered and self._tail + len(padded) > self.context.n_cells:
             self.compact()
             if self._tail + len(padded) > self.context.n_cells:
-                raise NoRoomInCache
+                raise NoRoomInCache(self.context.n_cells)
         self.context.decode(padded)
         self._tail = min(self._tail + len(padded), self.context.n_cells)
         if len(padded) > len(batch):

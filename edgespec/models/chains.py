@@ -1,8 +1,8 @@
 """The cache of a model that keeps a running state: one text, one guess at its end, no branches.
 
 Recurrent and hybrid models fold each token into a state and cannot forget the last few again. So the
-state is saved before a guess is read, and put back if the guess was wrong; the part of it that was right
-is then read once more.
+state is saved before a guess that may be wrong is read, and put back if it was; the part of it that was
+right is then read once more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class ChainCache:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.length = 0
-        self._saved: ctypes.Array[ctypes.c_uint8] | None = None
+        self._saved: tuple[int, ctypes.Array[ctypes.c_uint8]] | None = (
+            None  # tokens, and the state after them
+        )
         self._tried: list[int] = []
 
     def open(self, paths: int) -> None:
@@ -39,10 +41,15 @@ class ChainCache:
         self.context.decode(batch)
         self.length += len(batch)
 
-    def try_branches(self, batch: Batch, rows: int = 0) -> None:
-        """Decode a guess behind the text, of which `commit` keeps the beginning."""
-        if not self._tried:
-            self._saved = self.context.save(0) if self.length else None
+    def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
+        """Decode a guess behind the text, of which `commit` keeps the beginning.
+
+        Args:
+            certain: leading rows that `commit` is going to keep in any case. Where that is all of them, the
+                state is not saved: nothing can be rejected.
+        """
+        if not self._tried and len(batch) > certain:
+            self._saved = (self.length, self.context.save(0)) if self.length else None
         self._tried += batch.tokens.tolist()
         self.context.decode(batch)
 
@@ -50,12 +57,19 @@ class ChainCache:
         """Keep the first `n_tokens` of the guess."""
         right, self._tried = self._tried[:n_tokens], []
         if n_tokens < n_rows:
-            self.context.clear()
-            if self._saved is not None:
-                self.context.restore(0, self._saved)
+            self.recover()
             if right:
                 self.context.decode(Batch.run(right, self.length, n_sequences=1))
         self.length += n_tokens
+
+    def recover(self) -> None:
+        """Go back to the last state that was saved, or to nothing: what the model holds now is unknown."""
+        saved, self.length = self._saved, 0
+        self._tried = []
+        self.context.clear()
+        if saved is not None:
+            self.context.restore(0, saved[1])
+            self.length = saved[0]
 
     def rewind(self, length: int) -> None:
         """Forget everything, if anything must be forgotten: a running state has no way back."""
@@ -70,13 +84,19 @@ class ChainCache:
 
     def clear(self) -> None:
         """Forget the text."""
-        self.context.clear()
         self.length = 0
         self._saved = None
         self._tried = []
+        self.context.clear()
 
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
-        """The state after the whole text; there are no parts."""
+        """The state after the whole text; there are no parts.
+
+        Raises:
+            ValueError: the tokens start .. end - 1 are not the whole text.
+        """
+        if (start, end) != (0, self.length):
+            raise ValueError(f"the state after {self.length} tokens is no state of {start} .. {end}")
         return self.context.save(0)
 
     def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:

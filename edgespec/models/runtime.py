@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,10 +21,12 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import BackendError, MemoryLimitError, ModelFileError
+from edgespec.errors import BackendError, ContextLengthError, MemoryLimitError, ModelFileError
+from edgespec.models import forks
 from edgespec.models.batch import Batch
 from edgespec.models.filestate import FileState, states_of
 from edgespec.models.gguf import parts_by_name
+from edgespec.models.signals import SignalsWait
 from edgespec.models.vocabulary import Vocabulary
 from edgespec.offload.directing import directed
 from edgespec.offload.ggml import overrides
@@ -36,11 +39,20 @@ _KEPT_ERRORS = 8
 
 
 class DecodeAborted(Exception):
-    """The pass was stopped from outside; the cache is as it was before."""
+    """The pass was stopped from outside."""
 
 
-class NoRoomInCache(Exception):
-    """The cache has no cells for this batch."""
+class NoRoomInCache(ContextLengthError):
+    """The cache has no cells for this batch.
+
+    Args:
+        n_cells: cells in the cache.
+    """
+
+    def __init__(self, n_cells: int) -> None:
+        super().__init__(
+            f"The cache of {n_cells} cells has no room for another pass.", "Ask for a larger --context."
+        )
 
 
 class _Log:
@@ -174,6 +186,7 @@ class Model:
         ModelFileError: llama.cpp cannot load the file, or it changes meanwhile.
         MemoryLimitError: there is not enough memory.
         UsageError, BackendError: EDGESPEC_KERNELS cannot be obeyed, or llama.cpp does not work here.
+        BackendError: llama.cpp cannot compute in this process, as it was forked from one where it had.
     """
 
     def __init__(
@@ -188,6 +201,8 @@ class Model:
         weights: OutsideWeights | None = None,
         vocabulary_only: bool = False,
     ) -> None:
+        if not vocabulary_only:
+            forks.check_computing()
         start_backend()
         self.path = path
         self.weights = weights
@@ -195,6 +210,8 @@ class Model:
         self._files = tuple(part.absolute() for part in parts_by_name(path))
         self.states = _states_now(self._files)
         self._mapped = memory_map and not may_be_rewritten and not vocabulary_only
+        self._forked = False
+        self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         _log.errors.clear()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
@@ -206,26 +223,33 @@ class Model:
         else:
             params.use_extra_bufts = False
         params.vocab_only = vocabulary_only
-        interrupted: list[BaseException] = []
-        if on_progress is not None:
+        failed: list[BaseException] = []
+        signals = SignalsWait()
 
-            @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
-            def report(fraction: float, _data: object) -> bool:
-                try:
+        @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
+        def report(fraction: float, _data: object) -> bool:
+            try:
+                if on_progress is not None:
                     on_progress(fraction)
-                except BaseException as error:  # ctypes would swallow it, Ctrl-C too
-                    interrupted.append(error)
-                    return False
-                return True
+            except BaseException as error:  # ctypes would swallow it
+                failed.append(error)
+                return False
+            return not signals.interrupted
 
-            params.progress_callback = report
-        with (
-            weights.loading(params, patterns) if weights else _directing(path, params, patterns) as load_path
-        ):
-            self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(load_path), params)
-        if interrupted:
+        params.progress_callback = report
+        try:
+            with (
+                signals,
+                weights.loading(params, patterns)
+                if weights
+                else _directing(path, params, patterns) as load_path,
+            ):
+                self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(load_path), params)
+            if failed:
+                raise failed[0]
+        except BaseException:
             self.close()
-            raise interrupted[0]
+            raise
         if not self._handle and _log.tells_of_memory:
             raise MemoryLimitError(f"The system refused memory for '{path.name}': {_log.cause()}.")
         if not self._handle:
@@ -233,18 +257,19 @@ class Model:
                 f"llama.cpp cannot load '{path}': {_log.cause()}.",
                 "The file may be damaged, or its architecture newer than this llama.cpp build.",
             )
-        if not may_be_rewritten and _states_now(self._files) != self.states:
-            self.close()
-            raise ModelFileError(
-                f"'{path}' was changed while it was being loaded.", "Let its download or copy finish first."
-            )
-        self.vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(self._handle))
-        if weights is not None:
-            try:
+        try:
+            if not may_be_rewritten and _states_now(self._files) != self.states:
+                raise ModelFileError(
+                    f"'{path}' was changed while it was being loaded.",
+                    "Let its download or copy finish first.",
+                )
+            self.vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(self._handle))
+            if weights is not None:
                 weights.loaded()
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
+        forks.watch(self)
 
     def change(self) -> ModelFileError | None:
         """What is wrong if the files of a mapped model are not what was loaded; None if they are.
@@ -263,9 +288,11 @@ class Model:
         """The llama_model pointer.
 
         Raises:
-            BackendError: the model is closed.
+            BackendError: the model is closed, or was loaded before this process was forked.
         """
         if not self._handle:
+            if self._forked:
+                raise forks.refusal()
             raise BackendError(f"The model '{self.path.name}' is closed.", "Load it again.")
         return self._handle
 
@@ -297,11 +324,25 @@ class Model:
         template = llama_cpp.llama_model_chat_template(self.handle, None)
         return template.decode("utf-8", "replace") if template else None
 
-    def close(self) -> None:
-        """Free the weights; contexts of this model must be closed before."""
+    def forked(self) -> None:
+        """Let go of what belongs to the process that this one was forked from."""
         if self._handle:
-            llama_cpp.llama_model_free(self._handle)
-            self._handle = None
+            self._handle, self._forked = None, True
+            self.vocabulary.close(forks.refusal)
+
+    def add_context(self, context: Context) -> None:
+        """Have a context closed before the weights are freed, if nobody has closed it until then."""
+        self._contexts.add(context)
+
+    def close(self) -> None:
+        """Free the weights, and the contexts that use them; a second time, nothing happens."""
+        if self._handle:
+            for context in list(self._contexts):
+                context.close()
+            if hasattr(self, "vocabulary"):
+                self.vocabulary.close()
+            handle, self._handle = self._handle, None
+            llama_cpp.llama_model_free(handle)
             if self.weights is not None:
                 self.weights.close()
 
@@ -355,6 +396,8 @@ class Context:
         self.n_sequences = n_sequences
         self.n_threads = n_threads
         self._handle: Any = None
+        self._memory_handle: Any = None
+        self._forked = False
         self._n_outputs = 0
         self._abort = abort  # C keeps the flag's address, so it must live as long as the context
         params = llama_cpp.llama_context_default_params()
@@ -379,7 +422,9 @@ class Context:
                 f"llama.cpp cannot set up a context of {n_cells} cells for '{model.path.name}': "
                 f"{_log.cause()}."
             )
-        self._memory = llama_cpp.llama_get_memory(self._handle)
+        model.add_context(self)
+        forks.watch(self)
+        self._memory_handle = llama_cpp.llama_get_memory(self._handle)
         self.n_cells = int(llama_cpp.llama_n_ctx(self._handle))
 
     @property
@@ -387,38 +432,57 @@ class Context:
         """The llama_context pointer.
 
         Raises:
-            BackendError: the context is closed.
+            BackendError: the context is closed, or was made before this process was forked.
         """
         if not self._handle:
-            raise BackendError("The engine is closed.", "Load it again.")
+            raise self._closed()
         return self._handle
+
+    @property
+    def _memory(self) -> Any:
+        if not self._memory_handle:
+            raise self._closed()
+        return self._memory_handle
+
+    def _closed(self) -> BackendError:
+        return forks.refusal() if self._forked else BackendError("The engine is closed.", "Load it again.")
 
     def decode(self, batch: Batch) -> None:
         """Run the model over the batch; its tokens enter the cache, its logits can be read.
 
         Raises:
-            DecodeAborted: the abort flag was set; nothing of the batch is in the cache.
+            DecodeAborted: the abort flag was set; nothing of the batch is in a cache of cells. A running
+                state may have been overwritten.
             NoRoomInCache: too few free cells.
-            BackendError: llama.cpp refused the batch, or a kernel failed.
-            StreamError: weights could not be read; nothing of the batch is in the cache.
-            ModelFileError: the model's file was changed; nothing of the batch is in the cache.
+            BackendError: llama.cpp refused the batch, or a kernel failed; or the context is closed.
+            StreamError: weights could not be read; as for DecodeAborted.
+            ModelFileError: the model's file was changed; as for DecodeAborted.
         """
+        handle = self.handle
         if (change := self.model.change()) is not None:  # reading what was cut off would end the process
             raise change
+        forks.has_computed()
         struct, keep_alive = batch.to_llama()
         _log.errors.clear()
         weights = self.model.weights
-        if weights is not None:
-            weights.start_pass(self._stopped)
-        code = llama_cpp.llama_decode(self.handle, struct)
-        error = (weights.end_pass() if weights is not None else None) or self.model.change()
+        error: BaseException | None = None
+        if weights is None:
+            code = llama_cpp.llama_decode(handle, struct)
+        else:
+            with SignalsWait(self._interrupt):
+                weights.start_pass(self._stopped)
+                try:
+                    code = llama_cpp.llama_decode(handle, struct)
+                finally:
+                    error = weights.end_pass()
+        error = error or self.model.change()
         del keep_alive
         if error is not None or code == 2:
             self._forget(batch)
         if error is not None:
             raise error
         if code == 1:
-            raise NoRoomInCache
+            raise NoRoomInCache(self.n_cells)
         if code == 2:
             raise DecodeAborted
         if code != 0:
@@ -433,6 +497,11 @@ class Context:
     def _stopped(self) -> bool:
         return self._abort is not None and self._abort.is_set
 
+    def _interrupt(self) -> None:
+        """End the pass that runs: KeyboardInterrupt is to follow it."""
+        if self._abort is not None:
+            self._abort.set()
+
     def _forget(self, batch: Batch) -> None:
         """Take a batch that was not computed to its end out of the cache.
 
@@ -443,7 +512,11 @@ class Context:
             self.remove(sequence, int(positions[batch.sequence_ids == sequence].min()))
 
     def logits(self) -> FloatArray:
-        """(rows that wanted logits, n_vocab) of the last decode: a view, valid until the next one."""
+        """(rows that wanted logits, n_vocab) of the last decode: a view, valid until the next one or `close`.
+
+        Raises:
+            BackendError: there are none, or the context is closed.
+        """
         llama_cpp.llama_synchronize(self.handle)
         start = ctypes.cast(llama_cpp.llama_get_logits(self.handle), ctypes.c_void_p).value
         n_vocab = self.model.vocabulary.n_tokens
@@ -482,8 +555,17 @@ class Context:
         if llama_cpp.llama_state_seq_set_data(self.handle, state, len(state), sequence) == 0:
             raise BackendError("llama.cpp could not put the state of the conversation back.")
 
-    def close(self) -> None:
-        """Free the cache and the buffers."""
+    def forked(self) -> None:
+        """Let go of what belongs to the process that this one was forked from."""
         if self._handle:
-            llama_cpp.llama_free(self._handle)
-            self._handle = None
+            self._handle = self._memory_handle = None
+            self._forked = True
+
+    def close(self) -> None:
+        """Free the cache and the buffers; a second time, nothing happens.
+
+        No other thread may use the context meanwhile.
+        """
+        if self._handle:
+            handle, self._handle, self._memory_handle = self._handle, None, None
+            llama_cpp.llama_free(handle)

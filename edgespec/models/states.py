@@ -26,6 +26,7 @@ from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
 from edgespec.models.cache import TextCache
+from edgespec.models.runtime import NoRoomInCache
 
 BLOCK = 128  # tokens
 
@@ -84,6 +85,8 @@ class StateStore:
                 break
             try:
                 cache.restore(state, block.end - block.start)
+            except NoRoomInCache:
+                break
             except BackendError:
                 self._discard(block.name)
                 break

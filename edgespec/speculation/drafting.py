@@ -42,7 +42,7 @@ class Ranked(Drafting):
     ranking: Ranking
     chain: bool = False
     constraint: Constraint | None = None
-    growth: Growth = Growth(merges=False)  # noqa: RUF009 (frozen)
+    growth: Growth = Growth(merges=False, ends=True)  # noqa: RUF009 (frozen)
 
     def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
         limits = replace(limits, growth=self.growth)
@@ -105,7 +105,8 @@ class Drawn(Drafting):
             return self.sampler.law(logits, [*text, *below] if self.sampler.penalizes else text)
 
         draws = self.draws(Stream.DRAFTING, len(text))
-        return drafter.draw(text, Drawing(self.shape(limits), self.replacement, law, draws), limits.width)
+        drawing = Drawing(self.shape(limits), self.replacement, law, draws, limits.ends)
+        return drafter.draw(text, drawing, limits.width)
 
 
 class WhileSure(Ranking):

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.speculation.draws import Draws
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
-from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 from edgespec.speculation.verification.base import Drafted, Law
 
 # The chance that the target takes a node's first, second, ... draw, where nothing is known of the pair. They
@@ -75,7 +76,7 @@ def by_rank(limits: TreeLimits) -> Shape:
         shape = (len(frontier.nodes), 1)
         return Children(np.tile(ranks, shape), np.tile(chances, shape))
 
-    return Shape.of(grow(0, expand, limits).parents.tolist())
+    return Shape.of(grow(0, expand, replace(limits, ends=None)).parents.tolist())  # ranks are no tokens
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,14 @@ class Drawing:
         replacement: whether a token may be drawn twice below one node.
         law: (logits, tokens since the root) -> the drafter's law over the target's vocabulary.
         draws: where chance comes from.
+        ends: says of tokens whether each ends an answer; nothing is drawn below one, as no text follows.
     """
 
     shape: Shape
     replacement: bool
     law: Callable[[FloatArray, Sequence[int]], Law]
     draws: Draws
+    ends: Callable[[IntArray], NDArray[np.bool_]] | None = None
 
     def below(self, law: Law, count: int) -> list[int]:
         """Draws from a law, in order.
@@ -164,6 +167,9 @@ class _Growth:
 
     def count(self, node: int) -> int:
         """How many tokens are drawn below a node."""
+        ends = self._drawing.ends
+        if node and ends is not None and ends(np.array([self.tokens[node]], dtype=np.int32))[0]:
+            return 0
         return len(self._places_below(node))
 
     def frontier(self, nodes: Sequence[int]) -> Frontier:

@@ -128,6 +128,9 @@ class Growth:
         least_gain: stop after a draft step that raised the tree's expected accepted tokens by no more.
         later_branching: most children of a node below the root, where they are fewer than the root's.
         merges: whether a model drafter may take in what the text itself proposes.
+        ends: whether tokens that end the answer become nodes. Where the target chooses, such a node is a row
+            for nothing: the choice behind its parent says the same. Rules that judge drafted tokens must
+            see it. Nothing ever grows below one.
     """
 
     chances: Chances = field(default_factory=Drafted)
@@ -135,6 +138,7 @@ class Growth:
     least_gain: float = 0.0
     later_branching: int | None = None
     merges: bool = True
+    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ class TreeLimits:
             every node it reads.
         steps: most draft steps.
         growth: the policy.
+        ends: says of tokens whether each ends an answer; None if no token does. No text goes on behind one.
     """
 
     budget: int
@@ -169,6 +174,7 @@ class TreeLimits:
     row_gain: float = 0.0
     steps: int = 1 << 16
     growth: Growth = field(default_factory=Growth, compare=False)
+    ends: Callable[[IntArray], NDArray[np.bool_]] | None = field(default=None, compare=False)
 
     @property
     def allows_drafting(self) -> bool:
@@ -225,6 +231,9 @@ def growing(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Ch
         edges = np.minimum(growth.chances.edges(children), 0)
         if step and growth.later_branching is not None:
             edges[:, growth.later_branching :] = -np.inf
+        ends = limits.ends(children.tokens) if limits.ends is not None else np.zeros(edges.shape, np.bool_)
+        if not growth.ends:
+            edges[ends] = -np.inf
         found = (scores[chosen, None] + edges).ravel()
         keep = found > (enters if limits.rows > 1 else bar)  # what is not worth a row may fill one
         tokens = np.concatenate([tokens, children.tokens.ravel()[keep]])
@@ -232,7 +241,7 @@ def growing(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Ch
         parents = np.concatenate([parents, new_parents])
         depths = np.concatenate([depths, depths[new_parents] + 1])
         scores = np.concatenate([scores, found[keep]])
-        is_open = np.concatenate([is_open, np.ones(len(new_parents), dtype=np.bool_)])
+        is_open = np.concatenate([is_open, ~ends.ravel()[keep]])
         if growth.least_gain:
             before, expected = expected, _expected(scores, limits.budget)
             if expected - before <= growth.least_gain:

@@ -110,10 +110,11 @@ class LookupDrafter(Drafter):
 
     def _index(self, text: Sequence[int]) -> None:
         """Bring the index up to date with the text: usually a few tokens more than last time."""
-        if list(text[: len(self._text)]) != self._text:
-            self._text.clear()
+        known, self._text = self._text, []  # if this is interrupted, everything is indexed anew
+        if not known or list(text[: len(known)]) != known:
+            known = []
             self._places.clear()
-        for end in range(len(self._text) + 1, len(text) + 1):
+        for end in range(len(known) + 1, len(text) + 1):
             for length in range(1, min(_LONGEST, end) + 1):
                 places = self._places[tuple(text[end - length : end])]
                 places.append(end)

@@ -14,7 +14,7 @@ from edgespec.models.batch import Batch
 from edgespec.models.cache import common_prefix, open_cache
 from edgespec.models.gguf import read_header
 from edgespec.models.identity import cache_identity
-from edgespec.models.runtime import Context, DecodeAborted, Model
+from edgespec.models.runtime import Context, Model
 from edgespec.models.states import BLOCK, StateStore
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.drafters.expansions import Expansions
@@ -54,6 +54,8 @@ class ModelDrafter(Drafter):
     target accepted is kept, so that nothing accepted is read twice. A node that was read and found no place
     in the tree is kept too if the target chose its token after all: then a tree grows below it at once.
 
+    Whatever a call raises and wherever it was interrupted, the next one first drops what it left.
+
     Args:
         lookup: merge the text's own continuations into the tree (SpecInfer's collective tree, Miao et al.
             2024, section 3); None leaves the model alone.
@@ -89,6 +91,7 @@ class ModelDrafter(Drafter):
         self._limits: TreeLimits | None = None
         self.steps = self.rows = 0
         self.root_was_known = False
+        self._changing = False  # a call has begun, and not come to its end
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of at most `limits.budget` nodes below the last token of the text.
@@ -97,13 +100,15 @@ class ModelDrafter(Drafter):
             DecodeAborted: stopped from outside; the next call goes on from what was read.
         """
         self._begin(text)
-        if not limits.allows_drafting:
-            return TokenTree.root_only(text[-1])
-        self._catch_up(text, ranking, limits.branching)
-        self._limits, self._ranking = limits, ranking
-        lookup = self._lookup if limits.growth.merges else None
-        self._continuations = lookup.continuations(text, limits.depth) if lookup else None
-        return grow(text[-1], self._expand, limits)
+        tree = TokenTree.root_only(text[-1])
+        if limits.allows_drafting:
+            self._catch_up(text, ranking, limits.branching)
+            self._limits, self._ranking = limits, ranking
+            lookup = self._lookup if limits.growth.merges else None
+            self._continuations = lookup.continuations(text, limits.depth) if lookup else None
+            tree = grow(text[-1], self._expand, limits)
+        self._changing = False
+        return tree
 
     def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> Drafted:
         """A tree whose tokens are drawn from this model's distribution.
@@ -114,7 +119,9 @@ class ModelDrafter(Drafter):
         self._begin(text)
         self._catch_up(text, None)
         self._limits = self._ranking = None  # draws are no candidates: nothing is learned of them or reused
-        return grow_drawn(text[-1], self._read_frontier, drawing, width)
+        drafted = grow_drawn(text[-1], self._read_frontier, drawing, width)
+        self._changing = False
+        return drafted
 
     def step_seconds(self, rows: int) -> float:
         """What one decode of so many rows takes, behind a short text; what was read is forgotten.
@@ -128,23 +135,29 @@ class ModelDrafter(Drafter):
         self.forget()
         tokens = np.random.default_rng(rows).integers(0, self._n_vocab, _TRIAL_TEXT + rows).astype(np.int32)
         text, drafted = tokens[:_TRIAL_TEXT], tokens[_TRIAL_TEXT:]
-        try:
-            self.cache.append(Batch.run(text, 0, self.cache.open_paths, "last"))
-            self._context.logits()
-            start = time.perf_counter()
-            self.cache.append(Batch.run(drafted, _TRIAL_TEXT, self.cache.open_paths, "all"))
-            self._context.logits()
-            return time.perf_counter() - start
-        finally:
-            self.forget()
+        self._changing = True  # `_read` knows nothing of these tokens, so the next call drops them
+        self.cache.append(Batch.run(text, 0, self.cache.open_paths, "last"))
+        self._context.logits()
+        start = time.perf_counter()
+        self.cache.append(Batch.run(drafted, _TRIAL_TEXT, self.cache.open_paths, "all"))
+        self._context.logits()
+        return time.perf_counter() - start
 
     def forget(self) -> None:
         """Forget everything that was read."""
-        last, self._branches = self._branches, _Branches()
-        self.cache.commit(0, 0, last.used_paths, len(last.paths))
+        self._recover()
         self.cache.rewind(0)
-        self._read, self._pending = [], []
+        self._read = []
+
+    def _recover(self) -> None:
+        """Go on from the text that was certainly read; the last tree is forgotten."""
+        self._changing = True  # in case this is interrupted too
+        self.cache.recover()
+        self.cache.rewind(len(self._read))
+        del self._read[self.cache.length :]
+        self._branches, self._pending = _Branches(), []
         self._expansions, self._text, self._limits, self._ranking = Expansions(), [], None, None
+        self._changing = False
 
     def learn(self, text: Sequence[int]) -> None:
         """Tell the policy which candidates of the last tree the target took."""
@@ -168,10 +181,14 @@ class ModelDrafter(Drafter):
     def save(self) -> None:
         """Write the state of the text as it was last drafted for; the last tree is forgotten."""
         if self._store is not None:
+            if self._changing:
+                self._recover()
+            self._changing = True
             last, self._branches = self._branches, _Branches()
             self.cache.commit(0, 0, last.used_paths, len(last.paths))
             self._store.keep(self.cache, self._read, tail=True)
             self._store.prune(self._read, parts=self.cache.saves_parts)
+            self._changing = False
 
     def stop_saving(self) -> None:
         """Undo `save_to`."""
@@ -184,6 +201,9 @@ class ModelDrafter(Drafter):
 
     def _begin(self, text: Sequence[int]) -> None:
         """A new tree: nothing of it is known yet."""
+        if self._changing:
+            self._recover()
+        self._changing = True
         self._expansions = Expansions()
         self._text = list(text)
         self.steps = self.rows = 0
@@ -310,11 +330,7 @@ class ModelDrafter(Drafter):
             offsets=np.arange(len(rows) + 1, dtype=np.int64),
             wants_logits=np.ones(len(rows), dtype=np.bool_),
         )
-        try:
-            self.cache.try_branches(batch)
-        except DecodeAborted:
-            self._branches.children.clear()  # these nodes were not read: none of the tree can be kept
-            raise
+        self.cache.try_branches(batch)
         return rows
 
     def _path_for(self, parent: int, depth: int) -> int | None:

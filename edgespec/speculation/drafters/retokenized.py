@@ -10,6 +10,7 @@ the text twice, and there are chains only, no trees.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -41,8 +42,8 @@ class RetokenizedDrafter(Drafter):
         self._target = target
         self.cache = open_cache(context, ordered=False)
         self._read: list[int] = []
-        self._known: list[int] = []  # the target's text, and its bytes
-        self._bytes = b""
+        self._changing = False  # a call has begun, and not come to its end
+        self._known: tuple[list[int], bytes] = [], b""  # the target's text, and its bytes
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A chain of at most `limits.depth` of the target's tokens.
@@ -53,15 +54,15 @@ class RetokenizedDrafter(Drafter):
         root = TokenTree.root_only(text[-1])
         if not limits.allows_drafting:
             return root
-        self._follow(text)
         try:
-            so_far = self._bytes.decode()
+            so_far = self._follow(text).decode()
         except UnicodeDecodeError:
             return root  # in the middle of a character, of which the drafter cannot be told half
         depth = min(limits.depth, limits.budget - 1)
         pieces = self._go_on(self._own.tokenize(so_far, control=True, bos=True), depth)
         path = self._cut(text, pieces)[:depth]
         floor = limits.min_logprob
+        path = list(takewhile(lambda step: not self._target.is_end(step[0]), path))
         path = [(token, score) for token, score in path if score > floor]
         return (
             TokenTree.from_paths(text[-1], [([t for t, _ in path], [s for _, s in path])]) if path else root
@@ -72,16 +73,22 @@ class RetokenizedDrafter(Drafter):
         self._context.close()
         self._model.close()
 
-    def _follow(self, text: Sequence[int]) -> None:
-        """Bring the bytes up to date with the text: usually a few tokens more than last time."""
-        known = len(self._known)
-        if list(text[:known]) != self._known:
-            self._known, self._bytes, known = [], b"", 0
-        self._bytes += b"".join(self._target.piece(token, control=True) for token in text[known:])
-        self._known = list(text)
+    def _follow(self, text: Sequence[int]) -> bytes:
+        """The text's bytes: usually a few tokens more than last time."""
+        known, spelled = self._known
+        if list(text[: len(known)]) != known:
+            known, spelled = [], b""
+        spelled += b"".join(self._target.piece(token, control=True) for token in text[len(known) :])
+        self._known = list(text), spelled
+        return spelled
 
     def _go_on(self, tokens: list[int], most: int) -> list[tuple[bytes, float]]:
         """The drafter's likeliest continuation: bytes of each token, and the log-probability up to it."""
+        if self._changing:  # whatever the last call raised, wherever it was interrupted
+            self.cache.recover()
+            self.cache.rewind(len(self._read))
+            del self._read[self.cache.length :]
+        self._changing = True
         shared = min(common_prefix(self._read, tokens), len(tokens) - 1)
         if shared < len(self._read):
             self.cache.rewind(shared)
@@ -97,6 +104,7 @@ class RetokenizedDrafter(Drafter):
                 break
             pieces.append((self._own.piece(token), total))
             pending = [token]
+        self._changing = False
         return pieces
 
     def _append(self, tokens: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
