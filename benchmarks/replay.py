@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 
 from edgespec.generation import GenerationConfig
 from edgespec.models.batch import Batch
@@ -181,10 +180,10 @@ class Contexts:
         return free
 
     def _remember(self, keys: Sequence[Key]) -> None:
-        logits = torch.from_numpy(self._context.logits())
+        logits = self._context.logits()
         positions = [length + len(off) for length, off in keys]
         by_probability = self._by_probability.best(logits, positions, _COLUMNS)
-        values, tokens = self._by_agreement.top(logits, positions)
+        values, tokens = self._by_agreement.candidates(logits, positions)
         for row, key in enumerate(keys):
             self._found[key] = by_probability.row(row), values[row : row + 1], tokens[row : row + 1]
 

@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import edgespec
 from benchmarks.replay import Contexts, Run, Walk, replay
@@ -70,7 +69,6 @@ class Question:
 
 def main() -> None:
     options = _parse()
-    torch.set_num_threads(options.threads)
     if options.action == "report":
         report(options.results, options.output)
     elif options.action == "check":

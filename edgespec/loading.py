@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -212,9 +211,6 @@ class _Loader:
             self._on_progress("Trying the processor's kernels (once)", 0.0)
         self._notes += notes(tried_report())
         draft_path = _draft_path(draft, kind, self._on_progress) or self._known_drafter(files, draft, kind)
-        if draft_path is not None:
-            # Over a second, which it can spend while the weights are read.
-            threading.Thread(target=__import__, args=("torch",), daemon=True).start()
         draft_header = gguf.read_header(draft_path) if draft_path else None
         headers = [header, draft_header] if draft_header else [header]
         prints = [footprint(h, n_cells=self._cells, n_outputs=self._nodes) for h in headers]

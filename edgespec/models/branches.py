@@ -7,7 +7,8 @@ them. Committing a path gives its cells to every id, so that the long text is ne
 With `ordered`, new rows always take cells behind all earlier ones, so that every query sums its cells in
 the order plain decoding would, and rounding is the same: rejected cells are not freed, as later tokens
 would fill them out of order, but parked under a graveyard id that no query uses. When the tail runs out,
-the text is saved, the cache cleared, and the text put back in consecutive cells, bit for bit.
+they are freed, and the text is moved to consecutive cells part by part, bit for bit. A part is all that is
+ever copied, so that a long text needs no second one's memory.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import ctypes
 
 from edgespec.models.batch import Batch
 from edgespec.models.runtime import Context, NoRoomInCache
+
+PART = 128  # tokens that are moved at a time
 
 
 class BranchingCache:
@@ -120,18 +123,38 @@ class BranchingCache:
         self.rewind(length)
 
     def compact(self) -> None:
-        """Move the text's cells to the front, in order, and free all others."""
+        """Move the text's cells to the front, in order, and free all others; for ordered caches.
+
+        If an exception ends it, the text is forgotten.
+        """
         if self._tail == self.length:
             return
-        state = self.context.save(0) if self.length else None
-        length, self.length = self.length, 0  # if this is interrupted, there is no text
-        self.context.clear()
-        if state is not None:
-            self.context.restore(0, state)
-        self.length = self._tail = length
-        paths, self._open = self._open, 1
+        paths = self._open
+        try:
+            for other in range(1, self.context.n_sequences):
+                self.context.remove(other)
+            self._open = 1
+            for start in range(0, self.length, PART):
+                self._move_to_front(start, min(start + PART, self.length))
+        except BaseException:
+            self.clear()
+            raise
+        self._tail = self.length
         self.open(paths)
         self.compactions += 1
+
+    def _move_to_front(self, start: int, end: int) -> None:
+        """Move a part of the text to the first free cells; what comes before it must be in place.
+
+        The cells up to the next part's are then free but for those before, and at least as many as this
+        part's tokens. llama.cpp fills the first free ones, in order.
+        """
+        state = self.save(start, end)
+        self.context.remove(0, start, end)
+        spare = self._spare_id()
+        self.context.restore(spare, state)
+        self.context.copy(spare, 0, start, end)
+        self.context.remove(spare)
 
     def clear(self) -> None:
         """Forget the text."""
@@ -154,7 +177,8 @@ class BranchingCache:
             NoRoomInCache: too few free cells.
             BackendError: llama.cpp refused the state; the text is as it was.
         """
-        self.compact()
+        if self.ordered:
+            self.compact()
         if self.length + n_tokens > self.context.n_cells:
             raise NoRoomInCache(self.context.n_cells)
         spare = self._spare_id()

@@ -19,9 +19,6 @@ from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
-if TYPE_CHECKING:
-    import torch
-
 BoolArray = NDArray[np.bool_]
 
 
@@ -184,16 +181,14 @@ class _Guided(Ranking):
         self._expanded = self._follow(frontier)[list(rows)]
 
     def best(
-        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+        self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
     ) -> Children:
         if self._expanded is None:
             return self._ranking.best(logits, positions, count, after)
-        import torch
-
         permitted, self._expanded = self._expanded[:, : logits.shape[1]], None
         # Rows behind an end have no candidates; as rows of -inf they would be no logits to rank.
         ruled_out = ~permitted & permitted.any(axis=1, keepdims=True)
-        logits = logits.masked_fill(torch.from_numpy(ruled_out), -torch.inf)
+        logits = np.where(ruled_out, np.float32(-np.inf), logits)
         return _only(self._ranking.best(logits, positions, count, after), permitted)
 
     def screened(self, frontier: Frontier, children: Children) -> Children:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from edgespec.speculation.ranking import ByProbability, Ranking
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray, IntArray
 from edgespec.speculation.verification.base import Drafted, Law
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Drafting(Protocol):
@@ -116,7 +113,7 @@ class WhileSure(Ranking):
         self._floor = floor
 
     def best(
-        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+        self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
     ) -> Children:
         children = ByProbability().best(logits, positions, count, after)
         unsure = np.exp(children.logprobs[:, :1]) < self._floor

@@ -8,11 +8,15 @@ with the same noise tends to draw the same token (Daliri et al. 2025, drafter-in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
-from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+KEPT_BYTES = 16 << 20  # of each kind of noise that is kept: some 80 positions of a usual vocabulary
+_KEPT_POSITIONS = 32  # a tree spans fewer, and each is asked for by drafter and target
 
 
 class Stream(IntEnum):
@@ -29,6 +33,30 @@ def philox(seed: int, stream: Stream, position: int) -> np.random.Philox:
     return np.random.Philox(key=seed, counter=[0, position, stream, 0])
 
 
+class KeptNoise:
+    """Noise of the latest positions, as long as it takes little memory.
+
+    Args:
+        make: an array for a position.
+        most_bytes: that are kept; the array that was asked for last is kept in any case.
+    """
+
+    def __init__(self, make: Callable[[int], NDArray[Any]], most_bytes: int = KEPT_BYTES) -> None:
+        self._make = make
+        self._most_bytes = most_bytes
+        self._kept: dict[int, NDArray[Any]] = {}
+
+    def __call__(self, position: int) -> NDArray[Any]:
+        """The array of a position; not to be changed."""
+        kept = self._kept
+        if position not in kept:
+            made = self._make(position)
+            while kept and (len(kept) >= _KEPT_POSITIONS or (len(kept) + 1) * made.nbytes > self._most_bytes):
+                del kept[next(iter(kept))]
+            kept[position] = made
+        return kept[position]
+
+
 class GumbelNoise:
     """Noise by position."""
 
@@ -36,12 +64,11 @@ class GumbelNoise:
         self.seed = seed
         self._stream = stream
         self._n_vocab = n_vocab
-        # A tree spans few positions, and each is asked for by drafter and target.
-        self._bits = lru_cache(maxsize=32)(self._draw)
+        self._bits = KeptNoise(self._draw)
 
     def at(self, position: int, tokens: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
         """Gumbel(0, 1) noise at a position, for some tokens or, without, for the whole vocabulary."""
-        bits = self._bits(position)
+        bits: NDArray[np.uint64] = self._bits(position)
         if tokens is not None:
             bits = bits[tokens]
         # 52 random bits, centred in their interval: never 0, and no rounding makes it 1.

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from edgespec.generation import GenerationConfig
 from edgespec.speculation.counts import Table
 from edgespec.speculation.growth import Children, Frontier
-from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.noise import GumbelNoise, KeptNoise
 from edgespec.speculation.pair import Pair
+from edgespec.speculation.top import log_sums, top
 from edgespec.speculation.tree import FloatArray, IntArray
 
-if TYPE_CHECKING:
-    import torch
-
 _COMPARED = 64  # best candidates whose chances sum up to 1: the others together hold next to nothing
-_KEPT_NOISE = 64  # positions whose noise is kept; a tree spans few
+_CUT_AMONG = 256  # best candidates among which a filter's cut is looked for
 
 
 class Ranking(Protocol):
     """Turns logits into the best candidates and the log of the chance that the target takes each."""
 
     def best(
-        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+        self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
     ) -> Children:
         """The `count` best candidates a row.
 
@@ -62,15 +60,13 @@ class ByProbability(Ranking):
         self._temperature = max(temperature, 1e-37)
 
     def best(
-        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+        self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
     ) -> Children:
-        values, tokens = logits.topk(min(count, logits.shape[1]), dim=1)
-        top = values[:, :1]
-        if self._temperature == 1:
-            sums = logits.logsumexp(dim=1, keepdim=True) - top
-        else:
-            sums = ((logits - top) / self._temperature).logsumexp(dim=1, keepdim=True)
-        return Children(tokens.numpy().astype(np.int32), ((values - top) / self._temperature - sums).numpy())
+        values, tokens = top(logits, count)
+        best = values[:, :1]
+        with np.errstate(over="ignore"):
+            scores = (values - best) / np.float32(self._temperature)
+        return Children(tokens, scores - log_sums(logits, best, self._temperature))
 
 
 class ByAgreement(Ranking):
@@ -86,62 +82,54 @@ class ByAgreement(Ranking):
         self._config = config
         self._noise = noise
         self._pair = pair
-        self._kept: dict[int, FloatArray] = {}
+        self._kept = KeptNoise(self._added)
         # Megabytes, filled anew in every draft step: memory that is given back is dear to get again.
         self._scores = np.empty((0, 0), dtype=np.float32)
 
     def best(
-        self, logits: torch.Tensor, positions: list[int], count: int, after: IntArray | None = None
+        self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
     ) -> Children:
-        values, tokens = self.top(logits, positions)
+        values, tokens = self.candidates(logits, positions)
         if after is None:
             after = np.full(len(positions), -1, dtype=np.int32)
         return self._pair.children(tokens, values, after, count)
 
-    def top(self, logits: torch.Tensor, positions: list[int]) -> tuple[Table, IntArray]:
+    def candidates(self, logits: FloatArray, positions: list[int]) -> tuple[Table, IntArray]:
         """(rows, candidates) values and tokens of the drafter's best, before the pair's correction."""
         scores = logits if self._config.greedy else self._perturbed(logits, positions)
-        values, tokens = scores.topk(min(_COMPARED, logits.shape[1]), dim=1)
-        return values.numpy().astype(np.float64), tokens.numpy().astype(np.int32)
+        values, tokens = top(scores, _COMPARED)
+        return values.astype(np.float64), tokens
 
-    def _perturbed(self, logits: torch.Tensor, positions: list[int]) -> torch.Tensor:
-        import torch
-
+    def _perturbed(self, logits: FloatArray, positions: list[int]) -> FloatArray:
         if len(self._scores) < len(logits) or self._scores.shape[1] != logits.shape[1]:
             self._scores = np.empty(logits.shape, dtype=np.float32)
-        # By row, as torch would have its threads wait for each other over so little.
-        for row, values, position in zip(self._scores, logits.numpy(), positions, strict=False):
-            np.add(values, self._at(position)[: len(values)], out=row)
-        scores = torch.from_numpy(self._scores[: len(logits)])
+        scores = self._scores[: len(logits)]
+        for row, values, position in zip(scores, logits, positions, strict=False):
+            np.add(values, self._kept(position)[: len(values)], out=row)
         cut = self._cut(logits)
         if cut is not None:
-            scores.masked_fill_(logits < cut - self._pair.nats, -math.inf)
+            np.copyto(scores, -np.inf, where=logits < cut - self._pair.nats)
         return scores
 
-    def _at(self, position: int) -> FloatArray:
+    def _added(self, position: int) -> FloatArray:
         """(n_vocab,) what the noise of a position adds to logits."""
-        if position not in self._kept:
-            while len(self._kept) >= _KEPT_NOISE:
-                del self._kept[next(iter(self._kept))]
-            noise = self._config.temperature * self._noise.at(position)
-            self._kept[position] = noise.astype(np.float32)
-        return self._kept[position]
+        return (self._config.temperature * self._noise.at(position)).astype(np.float32)
 
-    def _cut(self, logits: torch.Tensor) -> torch.Tensor | None:
+    def _cut(self, logits: FloatArray) -> FloatArray | None:
         """(rows, 1) the logit below which the drafter itself would not draw; None if it draws from all."""
         c = self._config
         if not (0 < c.top_k < logits.shape[1] or c.top_p < 1 or c.min_p > 0):
             return None
-        best = logits.topk(min(256, logits.shape[1]), dim=1).values
-        cut = best[:, -1:] - math.inf
+        best, _ = top(logits, _CUT_AMONG)
+        cut = np.full((len(best), 1), -np.inf, dtype=np.float32)
         if 0 < c.top_k <= best.shape[1]:
-            cut = cut.maximum(best[:, c.top_k - 1 : c.top_k])
+            cut = np.maximum(cut, best[:, c.top_k - 1 : c.top_k])
         if c.top_p < 1:
-            # In the set until it holds top_p: the first token always is.
-            before = best.softmax(dim=1).cumsum(dim=1).roll(1, dims=1)
-            before[:, 0] = 0
-            inside = (before < c.top_p).sum(dim=1, keepdim=True)
-            cut = cut.maximum(best.gather(1, inside - 1))
+            weights = np.exp(best - best[:, :1])
+            sums = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
+            # A token is in the set until those before it hold top_p: the first one always is.
+            inside = 1 + (sums[:, :-1] < c.top_p).sum(axis=1, keepdims=True)
+            cut = np.maximum(cut, np.take_along_axis(best, inside - 1, axis=1))
         if c.min_p > 0:
-            cut = cut.maximum(best[:, :1] + math.log(c.min_p))
+            cut = np.maximum(cut, best[:, :1] + np.float32(math.log(c.min_p)))
         return cut

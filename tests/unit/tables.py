@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
-import torch
 from hypothesis import strategies as st
 
 from edgespec.generation import GenerationConfig
@@ -51,7 +50,7 @@ class TableDrafter(Drafter):
         self._start(text)
 
         def expand(frontier: Frontier) -> Children:
-            logits = torch.from_numpy(self._read(frontier)[1])
+            logits = self._read(frontier)[1]
             positions = [len(text) + int(depth) for depth in frontier.depths]
             return ranking.best(logits, positions, limits.branching)
 

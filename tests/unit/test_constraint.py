@@ -7,7 +7,6 @@ from typing import Any
 import llguidance
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,7 +98,7 @@ def test_only_permitted_candidates_are_ranked(tokenizer: Any, temperature: float
     text = list(PROMPT)
     config = GenerationConfig(temperature=temperature)
     ranking = form.guiding(tree_policy().ranking(config, GumbelNoise(1, N_VOCAB)), text)
-    logits = torch.randn(1, N_VOCAB)
+    logits = np.random.default_rng(0).standard_normal((1, N_VOCAB), dtype=np.float32)
     root = Frontier(*(np.array([x], dtype=np.int32) for x in (0, text[-1], -1, 0)))
     ranking.expanding(root, [0])
     best = ranking.best(logits, [3], 4)

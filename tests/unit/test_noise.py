@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.generation import MAX_SEED
-from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.noise import KEPT_BYTES, GumbelNoise, KeptNoise
 
 _VOCABULARY = 50
 
@@ -93,3 +94,24 @@ def test_the_most_extreme_bits_give_finite_noise(bits: int, monkeypatch: pytest.
 def test_seeds_that_differ_only_in_high_bits_differ() -> None:
     values = [GumbelNoise(seed, 4).at(0).tolist() for seed in (1, 1 + 2**32, 1 + 2**62, MAX_SEED)]
     assert len({tuple(v) for v in values}) == 4
+
+
+@pytest.mark.parametrize("n_vocab", [40, 49_152, 262_144])
+def test_noise_is_kept_within_bounds_whatever_the_vocabulary(n_vocab: int) -> None:
+    made: list[int] = []
+
+    def make(position: int) -> np.ndarray:
+        made.append(position)
+        return np.full(n_vocab, position, dtype=np.uint64)
+
+    kept = KeptNoise(make)
+    tracemalloc.start()
+    for position in range(100):
+        assert kept(position)[0] == position
+        assert kept(position)[-1] == position
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert made == list(range(100))  # each once: the latest are kept
+    assert held <= KEPT_BYTES + (1 << 20)
+    kept(0)
+    assert made[-1] == 0

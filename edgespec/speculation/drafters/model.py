@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from edgespec.models.batch import Batch
 from edgespec.models.cache import common_prefix, open_cache
@@ -264,10 +263,9 @@ class ModelDrafter(Drafter):
         found = self._branches.found
         if frontier.nodes[0] == 0 and 0 in found:
             return found[0].first(count)
-        rows, values = self._read_frontier(frontier)
+        rows, logits = self._read_frontier(frontier)
         if not rows:
             return Children.none(len(frontier.nodes), count)
-        logits = torch.from_numpy(values)
         positions = [len(self._read) + int(depth) for depth in frontier.depths[rows]]
         self._ranking.expanding(frontier, rows)
         best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
