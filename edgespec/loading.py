@@ -24,6 +24,7 @@ from edgespec.models.build import current_build
 from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
 from edgespec.models.identity import cache_identity
 from edgespec.models.pairing import differs
+from edgespec.models.pieces import LongPieces, outcomes_path, rows_within_buffers
 from edgespec.models.registry import Registry
 from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.runtime import AbortFlag, Context, DecodeAborted, Model
@@ -245,7 +246,7 @@ class _Loader:
         context = Context(
             model,
             n_cells=self._cells,
-            n_rows=max(MOST_ROWS if exact else _PREFILL_ROWS, self._nodes),
+            n_rows=max(self._exact_rows(header) if exact else _PREFILL_ROWS, self._nodes),
             n_outputs=self._nodes,
             n_sequences=_sequences(model, self._nodes),
             n_threads=wish.threads,
@@ -257,6 +258,7 @@ class _Loader:
         target.identity = cache_identity(
             header, model, context=self._cells, rule=target.rule, gpu_layers=wish.gpu_layers, kernels=kernels
         )
+        self._allow_long_pieces(target, header.fingerprint)
         limits = TreeLimits(self._nodes, depth=self._nodes, width=max(8, self._nodes // 8))
         guesses = "none" if draft == "none" else "lookup"
         policy = self._policy([header.fingerprint, draft_header.fingerprint if draft_header else guesses])
@@ -296,6 +298,21 @@ class _Loader:
             memory=self._memory_use(prints, model),
             exact=bool(wish.exact),
         )
+
+    def _exact_rows(self, header: gguf.GGUFHeader) -> int:
+        """Most rows of a pass in exact mode: each pass reads a streamed model once, so prompts want many."""
+        if self._plan.stream is None or self._wish.gpu_layers:
+            return MOST_ROWS
+        return max(rows_within_buffers(header, self._cells), MOST_ROWS)
+
+    def _allow_long_pieces(self, target: Target, fingerprint: str) -> None:
+        """Let a streamed target's prompts be read in long pieces, if these turn out to be exact."""
+        weights = target.model.weights
+        if target.rule is None or self._wish.gpu_layers or not isinstance(weights, StreamedWeights):
+            return
+        if weights.keep_row_attention():
+            path = outcomes_path(user_cache_path("edgespec") / "rows", fingerprint, target.identity)
+            target.pieces = LongPieces(target.rule, target.context.n_rows, path)
 
     def _costs(self, target: Target, drafter: Drafter, width: int, keys: Keys) -> Costs | None:
         """What trees cost here; None where their size is not asked about."""
@@ -430,10 +447,10 @@ class _Loader:
 
     def _row_rule(self, context: Context, fingerprint: str) -> RowRule | None:
         self._on_progress("Finding the rule for exact decoding (once a model)", 0.0)
-        if self._plan.kernels_differ:
-            fingerprint += " plain"
+        kernels = "plain" if self._plan.kernels_differ else "packed"
+        held = f"{kernels} gpu_layers={self._wish.gpu_layers}"
         search = SPARING if self._plan.stream is not None else THOROUGH
-        rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, context, search)
+        rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, search)
         if rule is None and self._wish.exact is None:
             self._notes.append("No row rule holds for this model here, so the text is not bit-exact.")
         elif rule is None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from edgespec.models.batch import Batch
 from edgespec.models.cache import common_prefix, open_cache
+from edgespec.models.pieces import LongPieces
 from edgespec.models.rows import RowRule
 from edgespec.models.runtime import Context, FloatArray, Model
 from edgespec.models.states import StateStore
@@ -27,6 +28,7 @@ class Target:
         max_leaves: most leaves a tree may have.
         identity: names everything but the tokens that the bits of the cache depend on.
         stores: where states of texts are kept on disk.
+        pieces: under a row rule, the longer pieces that prompts may be read in; None allows none.
     """
 
     def __init__(self, model: Model, context: Context, rule: RowRule | None) -> None:
@@ -39,6 +41,7 @@ class Target:
         self.max_leaves = self.cache.max_paths
         self.identity: dict[str, str] = {}
         self.stores: list[StateStore] = []
+        self.pieces: LongPieces | None = None
         self._tokens: list[int] = []
         self._changing = False  # a call has begun, and not come to its end
         self._guessing = False  # a tree was verified, and nothing of it committed
@@ -65,21 +68,59 @@ class Target:
         missing = tokens[self.cache.length :]
         # Under a row rule prompts too are read in pieces it allows. Then a token's keys and values do not
         # depend on what was read beside it or before it, and a cache that is reused gives the same text
-        # as one that starts empty.
-        step = self.rule.maximum if self.rule else self.context.n_rows
-        if on_progress is not None and len(missing) > step:
-            on_progress(0, len(missing))
-        for start in range(0, len(missing), step):
-            piece = missing[start : start + step]
-            batch = Batch.run(piece, self.cache.length, self.cache.open_paths)
-            self.cache.append(batch, self._padded(len(piece)))
-            self._tokens.extend(piece)
+        # as one that starts empty. Longer pieces are taken only where they were seen to give the same bits.
+        start = 0
+        while start < len(missing):
+            n_tokens, rows = self._next_piece(len(missing) - start)
+            if on_progress is not None and start == 0 and n_tokens < len(missing):
+                on_progress(0, len(missing))
+            piece = missing[start : start + n_tokens]
+            if self.pieces is None or self.rule is None or self.pieces.is_proven(rows):
+                self._read(piece, rows)
+            else:
+                self._try_long(piece, rows, self.pieces, self.rule)
+            start += n_tokens
             for store in self.stores:
                 store.keep(self.cache, self._tokens, tail=False)
             if on_progress is not None:
-                on_progress(start + len(piece), len(missing))
+                on_progress(start, len(missing))
         self._changing = False
         return len(missing)
+
+    @property
+    def prompt_rows(self) -> int:
+        """Most rows of a piece of a prompt."""
+        if self.pieces is not None:
+            return self.pieces.longest
+        return self.rule.maximum if self.rule else self.context.n_rows
+
+    def _next_piece(self, missing: int) -> tuple[int, int]:
+        """Tokens of the next piece of a prompt, and the rows they are padded to."""
+        if self.pieces is not None:
+            return self.pieces.next(missing)
+        tokens = min(missing, self.prompt_rows)
+        return tokens, self._padded(tokens)
+
+    def _read(self, piece: Sequence[int], rows: int) -> None:
+        """Decode the next tokens of a prompt in one pass of so many rows."""
+        self.cache.append(Batch.run(piece, self.cache.length, self.cache.open_paths), rows)
+        self._tokens.extend(piece)
+
+    def _try_long(self, piece: Sequence[int], rows: int, pieces: LongPieces, rule: RowRule) -> None:
+        """Read a piece in short ones and then as a whole, and remember whether that gave the same bits."""
+        start = self.cache.length
+        for at in range(0, len(piece), rule.maximum):
+            short = piece[at : at + rule.maximum]
+            self._read(short, rule.padded(len(short)))
+        expected = self.cache.save(start, self.cache.length)
+        self.rewind(start)
+        self._read(piece, rows)
+        same = bytes(self.cache.save(start, self.cache.length)) == bytes(expected)
+        pieces.found(rows, same)
+        if not same:
+            self.rewind(start)
+            self.cache.restore(expected, len(piece))
+            self._tokens.extend(piece)
 
     def recall(self, tokens: Sequence[int]) -> int:
         """Bring the cache to hold as much of the beginning of `tokens` as can be had without a pass.

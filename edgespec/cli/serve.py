@@ -6,6 +6,8 @@ import ipaddress
 import socket
 from typing import Annotated
 
+import typer
+
 from edgespec.cli.declare import option, with_options
 from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, parse_size
 from edgespec.cli.terminal import Terminal

@@ -8,9 +8,9 @@ from edgespec.models.gguf import ArrayInfo, GGUFHeader
 
 SPARE_CELLS = 512  # for trees behind the text, and rejected cells that wait to be cleared away
 USUAL_NODES = 64  # of the largest tree, where nobody says otherwise
+GRAPH_BYTES = 64 << 20  # llama.cpp's compute buffers beside the logits, for the models that fit laptops
 
 _HALF = 2  # bytes of a cached key or value element
-_GRAPH_BYTES = 64 << 20  # llama.cpp's compute buffers beside the logits, for the models that fit laptops
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def footprint(header: GGUFHeader, *, n_cells: int, n_outputs: int) -> Footprint:
         weights=header.tensor_bytes,
         cache=n_cells * cell,
         # Logits stand once in the graph and once in the output buffer.
-        buffers=_GRAPH_BYTES + 2 * n_outputs * vocabulary * 4,
+        buffers=GRAPH_BYTES + 2 * n_outputs * vocabulary * 4,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -161,16 +160,10 @@ def _pack_files(pack: Path) -> list[Removable]:
 
 
 def _row_rules(folder: Path, fingerprint: str) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    from edgespec.models.rows import SPARING, THOROUGH, RowRuleStore
+    """What was found out about exact decoding with the model."""
+    from edgespec.models.rows import files_about
 
-    store = RowRuleStore(folder)
-    found = [
-        store.path(fingerprint + suffix, search)
-        for suffix, search in itertools.product(("", " plain"), (THOROUGH, SPARING))
-    ]
-    return [path for path in found if path.exists()]
+    return files_about(folder, fingerprint)
 
 
 def _profiles(folder: Path, fingerprint: str) -> list[Path]:

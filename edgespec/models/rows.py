@@ -100,15 +100,30 @@ def _logits(context: Context, tokens: np.ndarray, rows: int, rule: RowRule) -> I
         context.clear()
 
 
+def file_stem(fingerprint: str, identity: str) -> str:
+    """The name of a file about a model, so that all of a model's can be found, and each by its identity."""
+    return f"{fingerprint[:16]}-{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}"
+
+
+def files_about(folder: Path, fingerprint: str) -> list[Path]:
+    """The files in a folder that were named for this model by `file_stem`."""
+    return sorted(folder.glob(f"{fingerprint[:16]}-*.json"))
+
+
 class RowRuleStore:
-    """Rules already found, one small file for each model, llama.cpp build and CPU."""
+    """Rules already found, one small file for each model, way to hold it, llama.cpp build and CPU."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, fingerprint: str, context: Context, search: Search = THOROUGH) -> RowRule | None:
-        """The rule for a model with this header fingerprint: remembered, or found now and kept."""
-        path = self.path(fingerprint, search)
+    def get(self, fingerprint: str, held: str, context: Context, search: Search = THOROUGH) -> RowRule | None:
+        """The rule for a model: remembered, or found now and kept.
+
+        Args:
+            fingerprint: of the model's header.
+            held: what else its kernels depend on: the layout of its weights, layers on a GPU.
+        """
+        path = self.path(fingerprint, held, search)
         try:
             stored = json.loads(path.read_text())
             return RowRule(**stored["rule"]) if stored["rule"] else None
@@ -118,10 +133,10 @@ class RowRuleStore:
         self._put(path, rule)
         return rule
 
-    def path(self, fingerprint: str, search: Search) -> Path:
-        """The file for a model with this header fingerprint."""
-        identity = f"{fingerprint} {build_identity()} {search}"
-        return self._folder / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.json"
+    def path(self, fingerprint: str, held: str, search: Search) -> Path:
+        """The file for a model with this header fingerprint, held so."""
+        identity = f"{fingerprint} {held} {build_identity()} {search}"
+        return self._folder / (file_stem(fingerprint, identity) + ".json")
 
     def _put(self, path: Path, rule: RowRule | None) -> None:
         with contextlib.suppress(OSError):  # it is found anew next time

@@ -16,6 +16,7 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -29,7 +30,7 @@ _OBJECT_BYTES = 32  # sizeof(struct ggml_object), which precedes every tensor in
 _SOURCES = 10
 _USAGE_WEIGHTS = 1
 _CPU_DEVICE = 0
-F32, I32 = 0, 26
+F32, F16, I32 = 0, 1, 26
 
 Address = int
 
@@ -103,6 +104,9 @@ class _Override(ctypes.Structure):
 _NODE = struct.Struct(f"={_SOURCES}QQQQ64s")
 _NODE_OFFSET = _Tensor.src.offset
 _DATA_OFFSET = _Tensor.data.offset
+_SHAPE = struct.Struct("=4q4Q")
+_SHAPE_OFFSET = _Tensor.ne.offset
+_OPERATION_OFFSET = _Tensor.op.offset
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_init": (_POINTER, [_ContextParams]),
@@ -127,6 +131,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_graph_compute": (ctypes.c_int, [_POINTER, _POINTER]),
     "ggml_backend_free": (None, [_POINTER]),
     "ggml_backend_tensor_get": (None, [_POINTER, _POINTER, _SIZE, _SIZE]),
+    "ggml_flash_attn_ext": (_POINTER, [*[_POINTER] * 5, *[ctypes.c_float] * 3]),
     "ggml_backend_cpu_buffer_type": (_POINTER, []),
     "ggml_backend_cpu_buffer_from_ptr": (_POINTER, [_POINTER, _SIZE]),
     "ggml_backend_buft_name": (ctypes.c_char_p, [_POINTER]),
@@ -254,6 +259,59 @@ def read_node(node: Address) -> tuple[Any, ...]:
 def set_data(tensor: Address, data: Address) -> None:
     """Let a tensor's weights be at `data`."""
     _POINTER.from_address(tensor + _DATA_OFFSET).value = data
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tensor's four dimensions.
+
+    Attributes:
+        sizes: elements along each, rows first.
+        strides: bytes from one element to the next along each.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def in_streams(self, dimension: int, size: int) -> Shape:
+        """The same elements with a dimension cut into pieces of `size`, which the fourth one counts."""
+        sizes, strides = list(self.sizes), list(self.strides)
+        sizes[dimension], sizes[3] = size, self.sizes[dimension] // size
+        strides[3] = self.strides[dimension] * size
+        return Shape(tuple(sizes), tuple(strides))
+
+
+def shape_of(tensor: Address) -> Shape:
+    """A tensor's dimensions."""
+    fields = _SHAPE.unpack(ctypes.string_at(tensor + _SHAPE_OFFSET, _SHAPE.size))
+    return Shape(fields[:4], fields[4:])
+
+
+def set_shape(tensor: Address, shape: Shape) -> None:
+    """Describe a tensor's memory differently."""
+    ctypes.memmove(tensor + _SHAPE_OFFSET, _SHAPE.pack(*shape.sizes, *shape.strides), _SHAPE.size)
+
+
+def operation_of(node: Address) -> int:
+    """The number of a graph node's operation."""
+    return int(ctypes.c_int.from_address(node + _OPERATION_OFFSET).value)
+
+
+@cache
+def attention_operation() -> int:
+    """The number of flash attention among ggml's operations.
+
+    Raises:
+        UnsupportedBuild: its sources are not where they are expected.
+    """
+    with Scratch() as scratch:
+        # Keys and values of eight cells, for the queries of four rows.
+        queries, keys, values = (scratch.tensor(t, (32, n, 2)) for t, n in ((F32, 4), (F16, 8), (F16, 8)))
+        mask = scratch.tensor(F16, (8, 4))
+        node = functions()["ggml_flash_attn_ext"](scratch.handle, queries, keys, values, mask, 1.0, 0.0, 0.0)
+        _same("the sources of attention", read_node(node)[:4], (queries, keys, values, mask))
+        _same("the shape of attention", shape_of(node).sizes, (32, 2, 4, 1))
+        return operation_of(node)
 
 
 def set_buffer(tensor: Address, buffer: Address | None) -> None:

@@ -18,6 +18,7 @@ import llama_cpp
 
 from edgespec.errors import BackendError
 from edgespec.offload import ggml
+from edgespec.offload.attention import RowAttention
 from edgespec.offload.ggml import Address
 from edgespec.offload.streamer import LayerRing
 
@@ -41,6 +42,7 @@ class HandOver:
         tensors: layer to its tensors' addresses and offsets in the slot.
 
     Attributes:
+        attention: keeps attention's rounding from depending on the rows of a pass; None leaves it alone.
         error: what went wrong in the callback, which C cannot pass on.
     """
 
@@ -51,6 +53,7 @@ class HandOver:
         self._known = frozenset(self._layer_of)
         self._stops: dict[int, _Stop] = {}
         self._stop_asked: Callable[[], bool] = lambda: False
+        self.attention: RowAttention | None = None
         self.error: BaseException | None = None
         self._begin()
         callback = llama_cpp.ggml_backend_sched_eval_callback
@@ -69,6 +72,8 @@ class HandOver:
     def end(self) -> BaseException | None:
         """The pass is over; what went wrong in it, if anything."""
         self._ring.restart()
+        if self.attention is not None:
+            self.attention.end()
         if self.error is None:
             self._learn_exits()
         return self.error
@@ -97,6 +102,8 @@ class HandOver:
     def _asked(self, node: Address) -> bool:
         """Whether the graph shall stop behind this node."""
         self._at += 1
+        if self.attention is not None:
+            self.attention.on_node(node)
         fields = ggml.read_node(node)
         name: bytes = fields[_NAME]
         stop = self._stops.get(self._at)

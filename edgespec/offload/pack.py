@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from edgespec.errors import OutputError
-from edgespec.kernels.setting import AUTO, kernels_setting
 from edgespec.files import cleaned_up, open_claimed
+from edgespec.kernels.setting import AUTO, kernels_setting
 from edgespec.models.runtime import build_identity
 from edgespec.offload.ggml import address_of_map
 from edgespec.offload.kernels import kernel_layout

@@ -14,6 +14,7 @@ from typing import Any
 
 from edgespec.errors import BackendError
 from edgespec.offload import ggml
+from edgespec.offload.attention import RowAttention
 from edgespec.offload.ggml import Address, HollowType
 from edgespec.offload.handover import HandOver
 from edgespec.offload.kernels import kernel_layouts
@@ -159,6 +160,20 @@ class StreamedWeights:
         if self._hand_over is not None:
             params.cb_eval = self._hand_over.callback
             params.op_offload = False  # would copy weights before their layer's turn
+
+    def keep_row_attention(self) -> bool:
+        """Keep attention's rounding from depending on the rows of a pass, where passes are watched.
+
+        Returns:
+            Whether that is so now.
+        """
+        if self._hand_over is None:
+            return False
+        try:
+            self._hand_over.attention = RowAttention()
+        except ggml.UnsupportedBuild:
+            return False
+        return True
 
     def start_pass(self, stop: Callable[[], bool]) -> None:
         """A decode begins; `stop` is asked during waits whether it shall end."""

@@ -9,7 +9,7 @@ llguidance), which walks to any node of the tree by taking tokens back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,0 +1,61 @@
+"""Attention whose rounding does not depend on how many rows a pass has.
+
+ggml's CPU backend has two flash attention kernels. One computes a query row at a time; the other, taken
+from a certain number of rows on, works on tiles of rows and keys, and rounds differently. What is counted
+is the rows of one stream (the fourth dimension of the queries), not those of the batch. So a node with many
+rows is described as several streams of few rows each, over the same memory and with the same keys: its
+consumers find the result where they expect it, and the first kernel computes it. A long piece of a prompt
+can then be read in one pass over the weights, and still get the bits that it would get in short pieces.
+"""
+
+from __future__ import annotations
+
+from edgespec.offload import ggml
+from edgespec.offload.ggml import Address, Shape
+
+MOST_ROWS = 60  # of a stream; ggml's tiles begin at 64
+_QUERIES, _MASK = 0, 3  # among a node's sources
+
+
+class RowAttention:
+    """Describes attention nodes as streams of few rows, for the length of one pass.
+
+    Attributes:
+        changed: how many nodes it has changed in all.
+    """
+
+    def __init__(self) -> None:
+        self.changed = 0
+        self._operation = ggml.attention_operation()
+        self._before: dict[Address, Shape] = {}
+
+    def on_node(self, node: Address) -> None:
+        """Look at a node that is about to be computed, and change it if it is attention over many rows."""
+        if ggml.operation_of(node) != self._operation:
+            return
+        sources = ggml.read_node(node)
+        queries, mask = sources[_QUERIES], sources[_MASK]
+        # The queries' second dimension is that of their rows, the result's is that of the heads.
+        parts = [(queries, 1), (node, 2), *([(mask, 1)] if mask else [])]
+        rows = ggml.shape_of(queries).sizes[1]
+        if rows <= MOST_ROWS:
+            return
+        per_stream = _most_that_divides(rows)
+        shapes = {tensor: self._before.get(tensor) or ggml.shape_of(tensor) for tensor, _ in parts}
+        if any(shapes[t].sizes[3] != 1 or shapes[t].sizes[dimension] != rows for t, dimension in parts):
+            return  # in streams already, or laid out in a way that is not known here
+        for tensor, dimension in parts:
+            if tensor not in self._before:  # layers share the mask
+                self._before[tensor] = shapes[tensor]
+                ggml.set_shape(tensor, shapes[tensor].in_streams(dimension, per_stream))
+        self.changed += 1
+
+    def end(self) -> None:
+        """The pass is over: give the nodes their shapes back, as llama.cpp may use the graph again."""
+        while self._before:
+            tensor, shape = self._before.popitem()
+            ggml.set_shape(tensor, shape)
+
+
+def _most_that_divides(rows: int) -> int:
+    return max(size for size in range(1, MOST_ROWS + 1) if rows % size == 0)

@@ -1,0 +1,97 @@
+"""Prompts of streamed models are read in long pieces where that gives the bits of short ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine import Engine
+from edgespec.generation import GenerationConfig
+from edgespec.models.batch import Batch
+from edgespec.models.pieces import LongPieces
+from edgespec.offload.weights import StreamedWeights
+from tests.integration.test_streaming import load_streamed
+
+PROMPT = "The river was high that spring, and nobody crossed it without a reason. " * 24
+CONTEXT = 768
+
+
+@pytest.fixture(scope="module", params=["q4_drafter_path", "smol_path", "gemma_path"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    path: Path = request.getfixturevalue(request.param)
+    with load_streamed(path, context=CONTEXT, threads=1) as loaded:
+        yield loaded
+
+
+def read(engine: Engine, tokens: list[int], pieces: LongPieces | None) -> tuple[bytes, int]:
+    """The state of a text read from nothing, and how often the weights were read for that."""
+    target = engine.target
+    weights = target.model.weights
+    assert isinstance(weights, StreamedWeights)
+    before, target.pieces = target.pieces, pieces
+    try:
+        target.rewind(0)
+        read_before = weights.read_bytes
+        target.prefill(tokens)
+        sweeps = (weights.read_bytes - read_before) / weights.streamed_bytes
+        return bytes(target.cache.save(0, len(tokens))), round(sweeps)
+    finally:
+        target.pieces = before
+
+
+def test_long_pieces_give_the_bits_of_short_ones_in_fewer_sweeps(engine: Engine, tmp_path: Path) -> None:
+    tokens = engine.encoder.encode(PROMPT)[:450]
+    rule = engine.target.rule
+    assert rule is not None
+    assert engine.target.pieces is not None, "loading allows them for a streamed model"
+    short, sweeps = read(engine, tokens, None)
+    assert sweeps >= len(tokens) // rule.maximum
+    file = tmp_path / "rows" / "pieces.json"
+    pieces = LongPieces(rule, engine.target.context.n_rows, file)
+    tried, _ = read(engine, tokens, pieces)
+    assert tried == short, "whatever the trial found, the text is the same"
+    remembered = LongPieces(rule, engine.target.context.n_rows, file)
+    assert json.loads(file.read_text())
+    assert remembered.longest == pieces.longest
+    known, fewer = read(engine, tokens, remembered)
+    assert known == short
+    if remembered.is_proven(remembered.longest):
+        assert fewer < sweeps / 2
+
+
+def test_attention_in_tiles_would_give_other_bits_or_is_not_there(engine: Engine) -> None:
+    """What makes long pieces exact is that attention's kernel is kept: without that the trial must see it."""
+    target = engine.target
+    tokens = engine.encoder.encode(PROMPT)[:384]
+    assert target.rule is not None
+    weights = target.model.weights
+    assert isinstance(weights, StreamedWeights)
+    hand_over = weights._hand_over
+    assert hand_over is not None
+    kept, hand_over.attention = hand_over.attention, None
+    try:
+        target.rewind(0)
+        target.cache.append(Batch.run(tokens, 0, target.cache.open_paths), len(tokens))
+        target._tokens.extend(tokens)
+        tiled = bytes(target.cache.save(0, len(tokens)))
+        pieces = LongPieces(target.rule, target.context.n_rows)
+        state, _ = read(engine, tokens, pieces)
+    finally:
+        hand_over.attention = kept
+    short, _ = read(engine, tokens, None)
+    assert state == short
+    assert pieces.is_proven(384) is (tiled == short)
+
+
+def test_a_graph_that_is_used_again_has_its_own_shapes(engine: Engine) -> None:
+    """Long and short passes in turn, and the same long one twice: llama.cpp keeps the last graph."""
+    tokens = engine.encoder.encode(PROMPT)[:192]
+    first, _ = read(engine, tokens, engine.target.pieces)
+    again, _ = read(engine, tokens, engine.target.pieces)
+    once_more, _ = read(engine, tokens, engine.target.pieces)
+    assert first == again == once_more
+    answer = engine.generate(tokens, GenerationConfig(max_tokens=4))
+    assert len(answer.tokens) > 0

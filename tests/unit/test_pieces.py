@@ -1,0 +1,90 @@
+"""How prompts are cut into pieces, and what is remembered of trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.models.pieces import LENGTHS, LongPieces, outcomes_path
+from edgespec.models.rows import RowRule, RowRuleStore, files_about
+
+RULE = RowRule(4, 8)
+
+
+def cut(pieces: LongPieces, missing: int) -> list[tuple[int, int]]:
+    found = []
+    while missing:
+        found.append(pieces.next(missing))
+        missing -= found[-1][0]
+    return found
+
+
+@given(st.integers(1, 5000), st.sets(st.sampled_from(LENGTHS)), st.sampled_from([0, 60, 96, 200, 512]))
+def test_every_token_is_read_once_in_rows_that_are_allowed(missing: int, failed: set[int], most: int) -> None:
+    pieces = LongPieces(RULE, most)
+    for rows in failed:
+        pieces.found(rows, same=False)
+    found = cut(pieces, missing)
+    assert sum(tokens for tokens, _ in found) == missing
+    for tokens, rows in found:
+        assert 0 < tokens <= rows
+        if rows > RULE.maximum:
+            assert rows <= most
+            assert rows in LENGTHS
+            assert rows not in failed
+            assert tokens >= 0.75 * rows
+        else:
+            assert rows == RULE.padded(tokens)
+
+
+def test_a_long_prompt_takes_an_eighth_of_the_passes() -> None:
+    assert len(cut(LongPieces(RULE, 512), 2048)) == 4
+    assert len(cut(LongPieces(RULE, 60), 2048)) == 35
+
+
+def test_lengths_that_the_rule_would_pad_are_not_taken() -> None:
+    assert LongPieces(RowRule(5, 5), 512).longest == RULE.maximum
+
+
+def test_outcomes_are_remembered_and_a_damaged_file_is_as_good_as_none(tmp_path: Path) -> None:
+    file = tmp_path / "pieces.json"
+    pieces = LongPieces(RULE, 512, file)
+    assert pieces.longest == 512
+    assert not pieces.is_proven(512)
+    pieces.found(512, same=False)
+    pieces.found(384, same=True)
+    again = LongPieces(RULE, 512, file)
+    assert (again.longest, again.is_proven(384), again.is_proven(256)) == (384, True, False)
+    for text in ("", "[]", '{"x": 1}'):
+        file.write_text(text)
+        assert LongPieces(RULE, 512, file).longest == 512
+
+
+def test_a_rule_found_with_layers_on_a_gpu_is_not_used_without(tmp_path: Path) -> None:
+    from edgespec.models.rows import THOROUGH
+
+    store = RowRuleStore(tmp_path)
+    held = ["packed gpu_layers=0", "packed gpu_layers=4", "plain gpu_layers=0"]
+    assert len({store.path("model", how, THOROUGH) for how in held}) == 3
+
+
+def test_everything_remembered_of_a_model_is_found_when_it_is_removed(tmp_path: Path) -> None:
+    from edgespec.models.rows import SPARING
+
+    store = RowRuleStore(tmp_path)
+    mine = [
+        store.path("a" * 64, "packed gpu_layers=7", SPARING),
+        outcomes_path(tmp_path, "a" * 64, {"x": "1"}),
+    ]
+    other = store.path("b" * 64, "packed gpu_layers=7", SPARING)
+    for path in (*mine, other):
+        path.write_text("{}")
+    assert files_about(tmp_path, "a" * 64) == sorted(mine)
+
+
+@pytest.mark.parametrize("rows", [1, 60])
+def test_short_pieces_need_no_proof(rows: int) -> None:
+    assert LongPieces(RULE, 512).is_proven(rows)
