@@ -113,12 +113,12 @@ class Target:
             short = piece[at : at + rule.maximum]
             self._read(short, rule.padded(len(short)))
         expected = self.cache.save(start, self.cache.length)
-        self.rewind(start)
+        self._rewind(start)
         self._read(piece, rows)
         same = bytes(self.cache.save(start, self.cache.length)) == bytes(expected)
         pieces.found(rows, same)
         if not same:
-            self.rewind(start)
+            self._rewind(start)
             self.cache.restore(expected, len(piece))
             self._tokens.extend(piece)
 

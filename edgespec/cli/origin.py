@@ -109,15 +109,13 @@ def model_mark(model: str | None) -> ModelMark:
     """
     from edgespec.models import catalog
     from edgespec.models.gguf import read_header
-    from edgespec.models.identity import cache_identity
 
     try:
         header = read_header(catalog.find(model, fetch=False))
-        identity = cache_identity(header)["model"]
     except (EdgeSpecError, OSError):
         return ModelMark()
     # Without the file's name: a model that was moved is the same one.
-    return ModelMark(header.path.name, _hash(identity.removeprefix(header.path.name)))
+    return ModelMark(header.path.name, _hash(header.fingerprint))
 
 
 def _changes(was: object, now: Mapping[str, Any]) -> list[str]:
