@@ -12,6 +12,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
+from edgespec.kernels import setting as kernels_setting
 from edgespec.models.factory import KEEP, make_drafter
 
 # Before any test moves the user folders. Kept between runs, because the files take seconds to make.
@@ -33,7 +34,8 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(home / kind.lower()))
     for name in list(os.environ):
-        if name.startswith(("EDGESPEC_", "HF_")):
+        # The kernel layouts that the suite runs with are chosen from outside.
+        if name.startswith(("EDGESPEC_", "HF_")) and name != kernels_setting.VARIABLE:
             monkeypatch.delenv(name)
 
 

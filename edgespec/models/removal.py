@@ -131,7 +131,7 @@ def _add_cached(removal: Removal, path: Path) -> None:
 
 def _add_made(removal: Removal, header: GGUFHeader) -> None:
     cache = user_cache_path("edgespec")
-    for pack in packs_folder().glob(f"*-{header.fingerprint[:16]}.pack*"):
+    for pack in packs_folder().glob(f"*-{header.fingerprint[:16]}*.pack*"):
         removal.files += _pack_files(pack)
     for rule in _row_rules(cache / "rows", header.fingerprint):
         removal.files.append(Removable(rule, "row rule", rule.stat().st_size))

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from edgespec.errors import BackendError, MemoryLimitError, ModelFileError
 from edgespec.models.batch import Batch
 from edgespec.models.vocabulary import Vocabulary
+from edgespec.offload.kernels import kernels_identity, restrict_loader
 
 FloatArray = NDArray[np.float32]
 
@@ -77,10 +78,16 @@ def start_backend() -> None:
 
 
 def build_identity() -> str:
-    """Names the llama.cpp build and the CPU features it uses: what kernels' rounding depends on."""
+    """Names the llama.cpp build, the CPU features it uses and the kernel layouts in use.
+
+    These are what the rounding and the speed of arithmetic depend on.
+
+    Raises:
+        UsageError: EDGESPEC_KERNELS cannot be obeyed.
+    """
     start_backend()
     features = llama_cpp.llama_print_system_info().decode()
-    return f"{llama_cpp.__version__} {sys.platform} {features}"
+    return f"{llama_cpp.__version__} {sys.platform} {features} {kernels_identity()}"
 
 
 class AbortFlag:
@@ -137,7 +144,7 @@ class Model:
     Args:
         gpu_layers: layers to hand to the GPU, where the llama.cpp build has one.
         memory_map: let the system page the weights in and out instead of reading them into memory.
-        repack: copy weights into the layout of the CPU's fastest kernels.
+        repack: copy weights into the kernel layouts in use (see offload.kernels).
         on_progress: told the fraction that is loaded.
         weights: holds the layers' weights in llama.cpp's stead; closed with the model, or by the caller
             if the model cannot be loaded.
@@ -146,6 +153,7 @@ class Model:
     Raises:
         ModelFileError: llama.cpp cannot load the file.
         MemoryLimitError: there is not enough memory.
+        UsageError: EDGESPEC_KERNELS cannot be obeyed.
     """
 
     def __init__(
@@ -167,7 +175,7 @@ class Model:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
-        params.use_extra_bufts = repack
+        params.use_extra_bufts = repack and restrict_loader()
         params.vocab_only = vocabulary_only
         interrupted: list[BaseException] = []
         if on_progress is not None:

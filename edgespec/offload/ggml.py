@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -161,6 +161,54 @@ def cpu_device() -> Address:
     """ggml's CPU device."""
     device: Address = functions()["ggml_backend_dev_by_type"](_CPU_DEVICE)
     return device
+
+
+@cache
+def extra_buffer_types() -> tuple[Address, ...]:
+    """The CPU's buffer types beside the plain one, in ggml's order."""
+    return offered_buffer_types()  # cached, so that it is asked before the first change
+
+
+def offered_buffer_types() -> tuple[Address, ...]:
+    """Those of them that llama.cpp chooses between at present, in the order in which it tries them."""
+    table = _extra_table()
+    found: list[Address] = []
+    while table and table[len(found)]:
+        found.append(table[len(found)])
+    return tuple(found)
+
+
+def offer_buffer_types(wanted: Sequence[Address]) -> None:
+    """Let llama.cpp choose between these extra buffer types, in this order, when it loads models from now on.
+
+    It takes for each tensor the first type that can hold it, and has no option to leave one out. But the
+    table it looks through is not constant, and ends at the first null.
+
+    Args:
+        wanted: some of `extra_buffer_types`.
+
+    Raises:
+        UnsupportedBuild: the table is another one each time.
+    """
+    available = extra_buffer_types()
+    if offered_buffer_types() == tuple(wanted):
+        return
+    table = _extra_table()
+    for index in range(len(available)):
+        table[index] = wanted[index] if index < len(wanted) else None
+    if offered_buffer_types() != tuple(wanted):
+        raise UnsupportedBuild("the list of its kernel layouts cannot be changed")
+
+
+def _extra_table() -> Any:
+    """ggml's own array of extra buffer types, ended by a null; None where it has none."""
+    f = functions()
+    registry = f["ggml_backend_dev_backend_reg"](cpu_device())
+    address = f["ggml_backend_reg_get_proc_address"](registry, b"ggml_backend_dev_get_extra_bufts")
+    if not address:
+        return None
+    lookup = ctypes.CFUNCTYPE(ctypes.POINTER(_POINTER), _POINTER)(address)
+    return lookup(cpu_device())
 
 
 class Scratch:

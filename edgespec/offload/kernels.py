@@ -1,7 +1,7 @@
 """The CPU's kernel layouts: which weights ggml can rearrange for its fastest kernels, and doing so.
 
-Which layout a weight takes is asked of ggml in the way llama.cpp asks when it loads a model, so that
-weights rearranged here are, byte for byte, those of a model that is loaded the usual way.
+Whether a layout can hold a weight is asked of ggml in the way llama.cpp asks when it loads a model, so
+that weights rearranged here are, byte for byte, those of a model that is loaded the usual way.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 
+from edgespec.errors import BackendError
+from edgespec.kernels.setting import allowed_layouts
 from edgespec.offload import ggml
 from edgespec.offload.ggml import Address
 
@@ -50,29 +52,70 @@ class KernelLayout:
 
 
 @cache
+def available_layouts() -> tuple[KernelLayout, ...]:
+    """The layouts that llama.cpp has kernels for on this processor, in ggml's order."""
+    return tuple(
+        KernelLayout(ggml.functions()["ggml_backend_buft_name"](address).decode(), address)
+        for address in ggml.extra_buffer_types()
+    )
+
+
 def kernel_layouts() -> tuple[KernelLayout, ...]:
-    """The layouts that this CPU has kernels for, the preferred ones first."""
-    f = ggml.functions()
-    device = ggml.cpu_device()
-    registry = f["ggml_backend_dev_backend_reg"](device)
-    address = f["ggml_backend_reg_get_proc_address"](registry, b"ggml_backend_dev_get_extra_bufts")
-    if not address:
-        return ()
-    lookup = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
-    table = lookup(device)
-    found: list[KernelLayout] = []
-    while table and table[len(found)]:
-        name = f["ggml_backend_buft_name"](table[len(found)])
-        found.append(KernelLayout(name.decode(), table[len(found)]))
-    return tuple(found)
+    """The layouts in use, in ggml's order.
+
+    Raises:
+        UsageError: EDGESPEC_KERNELS asks for one that is not available.
+    """
+    allowed = allowed_layouts([layout.name for layout in available_layouts()])
+    return tuple(layout for layout in available_layouts() if layout.name in allowed)
+
+
+def kernel_layout(type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
+    """The layout for a matrix of a layer; None where the file's own is used.
+
+    A matrix multiplies activations; a stack of them, as experts have, is multiplied by index.
+
+    Raises:
+        UsageError: as kernel_layouts.
+    """
+    return _first_layout(kernel_layouts(), type_id, shape)
+
+
+def kernels_identity() -> str:
+    """Names the layouts in use: kernels of different layouts round differently.
+
+    Raises:
+        UsageError: as kernel_layouts.
+    """
+    return "+".join(layout.name for layout in kernel_layouts()) or "plain"
+
+
+def restrict_loader() -> bool:
+    """Let llama.cpp's loader see the layouts in use and no others.
+
+    Returns:
+        Whether there are any: what `use_extra_bufts` should be.
+
+    Raises:
+        UsageError: as kernel_layouts.
+        BackendError: llama.cpp cannot be told.
+    """
+    layouts = kernel_layouts()
+    if layouts:
+        try:
+            ggml.offer_buffer_types([layout.address for layout in layouts])
+        except ggml.UnsupportedBuild as error:
+            raise BackendError(
+                f"A choice of kernel layouts is not possible with this llama.cpp build: {error}.",
+                "Set EDGESPEC_KERNELS=plain, or install the llama-cpp-python that EdgeSpec asks for.",
+            ) from error
+    return bool(layouts)
 
 
 @cache
-def kernel_layout(type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
-    """The layout llama.cpp would give a matrix of a layer; None where the file's own is used.
-
-    A matrix multiplies activations; a stack of them, as experts have, is multiplied by index.
-    """
+def _first_layout(
+    layouts: tuple[KernelLayout, ...], type_id: int, shape: tuple[int, ...]
+) -> KernelLayout | None:
     if len(shape) not in (2, 3):
         return None
     f = ggml.functions()
@@ -85,7 +128,7 @@ def kernel_layout(type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
             rows = scratch.tensor(ggml.F32, (shape[0], 1, _ROWS))
             indices = scratch.tensor(ggml.I32, (1, _ROWS))
             product = f["ggml_mul_mat_id"](scratch.handle, weight, rows, indices)
-        for layout in kernel_layouts():
+        for layout in layouts:
             buffer = f["ggml_backend_buft_alloc_buffer"](layout.address, 0)
             ggml.set_buffer(weight, buffer)
             supported = f["ggml_backend_dev_supports_op"](ggml.cpu_device(), product)

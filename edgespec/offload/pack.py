@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgespec.errors import OutputError
+from edgespec.kernels.setting import AUTO, kernels_setting
 from edgespec.models.runtime import build_identity
 from edgespec.offload.ggml import address_of_map
-from edgespec.offload.kernels import kernel_layout, kernel_layouts
+from edgespec.offload.kernels import kernel_layout
 from edgespec.offload.layout import (
     PIECE_BYTES,
     FileTensor,
@@ -71,9 +72,15 @@ def content_fingerprint(files: ModelFiles) -> str:
 
 
 def pack_path(folder: Path, files: ModelFiles) -> Path:
-    """Where the packed file of a model is kept."""
+    """Where the packed file of a model is kept; one for each setting of EDGESPEC_KERNELS.
+
+    Raises:
+        UsageError: that setting has no such value.
+    """
     header = files.headers[0]
-    return folder / f"{header.path.stem}-{header.fingerprint[:16]}.pack"
+    setting = kernels_setting()
+    kernels = "" if setting == AUTO else f".{setting}"
+    return folder / f"{header.path.stem}-{header.fingerprint[:16]}{kernels}.pack"
 
 
 def gains_from_packing(layers: Iterable[Layer]) -> bool:
@@ -107,7 +114,7 @@ def open_pack(path: Path, fingerprint: str) -> Store:
         index = json.loads(raw)
         if index["model"] != fingerprint:
             raise StalePack(f"{path.name} was made from other weights")
-        if index["build"] != _build():
+        if index["build"] != build_identity():
             raise StalePack(f"{path.name} was made for another llama.cpp build or CPU")
         return _store(path, index)
     except FileNotFoundError as error:
@@ -135,7 +142,7 @@ def build_pack(
         with partial.open("wb") as file:
             _reserve(file, packed_bytes(layers))
             index = _write_layers(file, files, layers, on_progress or (lambda _fraction: None))
-            _write_index(file, {"model": fingerprint, "build": _build(), **index})
+            _write_index(file, {"model": fingerprint, "build": build_identity(), **index})
         partial.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
@@ -152,10 +159,6 @@ def cannot_write(path: Path, error: OSError) -> OutputError:
         f"The packed layer file '{path}' cannot be written: {error.strerror or error}.",
         "Make room on the disk, or use --pack never.",
     )
-
-
-def _build() -> str:
-    return f"{build_identity()} {' '.join(layout.name for layout in kernel_layouts())}"
 
 
 def _reserve(file: BinaryIO, n_bytes: int) -> None:

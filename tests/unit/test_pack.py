@@ -98,7 +98,7 @@ def test_a_file_that_does_not_fit_is_stale(
     with pytest.raises(StalePack, match="made from other weights"):
         open_pack(path, "0" * 32)
     with monkeypatch.context() as patch:
-        patch.setattr(pack, "_build", lambda: "another")
+        patch.setattr(pack, "build_identity", lambda: "another")
         with pytest.raises(StalePack, match=r"another llama\.cpp build or CPU"):
             open_pack(path, fingerprint)
     whole = path.read_bytes()

@@ -1,0 +1,122 @@
+"""Kernel layouts: what EDGESPEC_KERNELS allows, and what llama.cpp is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import UsageError
+from edgespec.kernels.setting import SETTINGS, VARIABLE, allowed_layouts
+from edgespec.models.gguf import read_header
+from edgespec.models.identity import cache_identity
+from edgespec.models.rows import THOROUGH, RowRuleStore
+from edgespec.models.runtime import Model, build_identity, start_backend
+from edgespec.offload import ggml
+from edgespec.offload.kernels import (
+    available_layouts,
+    kernel_layout,
+    kernel_layouts,
+    kernels_identity,
+    restrict_loader,
+)
+from edgespec.offload.layout import ModelFiles
+from edgespec.offload.pack import pack_path
+
+Q4_0 = 2
+
+
+@pytest.fixture
+def loader() -> Iterator[None]:
+    """Leaves llama.cpp's loader as it was."""
+    start_backend()
+    offered = ggml.offered_buffer_types()
+    yield
+    ggml.offer_buffer_types(offered)
+
+
+@pytest.fixture(params=[s for s in SETTINGS if s not in ("auto", "plain")])
+def layout_setting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each setting that names a layout of this processor."""
+    monkeypatch.setenv(VARIABLE, request.param)
+    try:
+        kernel_layouts()
+    except UsageError:
+        pytest.skip(f"this processor has no {request.param} kernels")
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("auto", ("AMX", "CPU_REPACK")),
+        ("", ("AMX", "CPU_REPACK")),
+        ("plain", ()),
+        ("repack", ("CPU_REPACK",)),
+        (" AMX ", ("AMX",)),
+    ],
+)
+def test_a_setting_leaves_layouts_out(
+    monkeypatch: pytest.MonkeyPatch, setting: str, expected: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv(VARIABLE, setting)
+    assert allowed_layouts(["AMX", "CPU_REPACK"]) == expected
+
+
+def test_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "fast")
+    with pytest.raises(UsageError, match=r"EDGESPEC_KERNELS is 'fast'.*plain, repack, amx, auto"):
+        allowed_layouts([])
+
+
+@pytest.mark.parametrize(
+    ("available", "has"), [(["CPU_REPACK"], "it has CPU_REPACK"), ([], "none but the plain one")]
+)
+def test_a_layout_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, available: list[str], has: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, "amx")
+    with pytest.raises(UsageError, match=f"no AMX kernels on this processor: .*{has}"):
+        allowed_layouts(available)
+
+
+def test_plain_has_no_layouts(monkeypatch: pytest.MonkeyPatch, loader: None) -> None:
+    monkeypatch.setenv(VARIABLE, "plain")
+    assert kernel_layouts() == ()
+    assert kernel_layout(Q4_0, (256, 64)) is None
+    assert not restrict_loader()
+    assert kernels_identity() == "plain"
+
+
+def test_llama_cpp_is_offered_the_layout_alone(layout_setting: str, loader: None, smol_path: Path) -> None:
+    Model(smol_path).close()
+    assert ggml.offered_buffer_types() == tuple(layout.address for layout in kernel_layouts())
+    assert len(kernel_layouts()) == 1
+    assert len(available_layouts()) >= 1, "what is there must still be known"
+
+
+def test_a_restriction_can_be_lifted(loader: None) -> None:
+    everything = ggml.extra_buffer_types()
+    ggml.offer_buffer_types([])
+    assert ggml.offered_buffer_types() == ()
+    ggml.offer_buffer_types(everything)
+    assert ggml.offered_buffer_types() == everything
+
+
+def test_what_is_kept_is_kept_apart(
+    layout_setting: str, monkeypatch: pytest.MonkeyPatch, smol_path: Path, tmp_path: Path
+) -> None:
+    header = read_header(smol_path)
+
+    def names() -> list[str]:
+        return [
+            build_identity(),
+            str(cache_identity(header)),
+            str(RowRuleStore(tmp_path).path(header.fingerprint, THOROUGH)),
+            str(pack_path(tmp_path, ModelFiles.of(header))),
+        ]
+
+    with_layout = names()
+    monkeypatch.setenv(VARIABLE, "plain")
+    assert all(a != b for a, b in zip(with_layout, names(), strict=True))
