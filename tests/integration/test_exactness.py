@@ -11,7 +11,13 @@ import edgespec
 from edgespec.engine import Engine
 from edgespec.generation import Generation, GenerationConfig
 
-PROMPT = "Write a short story about a fox and a crow who share a house."
+PROMPTS = [
+    "Write a short story about a fox and a crow who share a house.",
+    "Write a story of five hundred words about a lighthouse.",
+    "Explain at length how bread is made, step by step, for somebody who has never baked.",
+    "List the numbers from one to two hundred in words.",
+    "Describe every room of a large old house in detail.",
+]
 # Past 256 cached positions, in a context so short that the cache must be compacted on the way.
 CONTEXT, TOKENS = 384, 300
 
@@ -27,9 +33,18 @@ def drafts(q4_drafter_path: Path, dropped_drafter_path: Path) -> dict[str, Path 
     return {"q4_0": q4_drafter_path, "dropped": dropped_drafter_path, "lookup": "lookup"}
 
 
-def generate(engine: Engine, config: GenerationConfig) -> Generation:
+def generate(engine: Engine, config: GenerationConfig, prompt: str = PROMPTS[0]) -> Generation:
     engine.target.rewind(0)
-    return engine.generate(PROMPT, config)
+    return engine.generate(prompt, config)
+
+
+def generate_at_length(engine: Engine, config: GenerationConfig) -> tuple[str, Generation]:
+    """A prompt whose answer does not end early on this processor, and that answer."""
+    for prompt in PROMPTS:
+        answer = generate(engine, config, prompt)
+        if answer.finish_reason == "length":
+            return prompt, answer
+    pytest.fail("every answer ended before the cache had to be compacted")
 
 
 @pytest.mark.parametrize(
@@ -40,11 +55,11 @@ def test_text_does_not_depend_on_the_tree(
     smol_path: Path, drafts: dict[str, Path | str], plain: Engine, draft: str, budget: int, temperature: float
 ) -> None:
     config = GenerationConfig(max_tokens=TOKENS, temperature=temperature, seed=11)
-    expected = generate(plain, config)
+    prompt, expected = generate_at_length(plain, config)
     with edgespec.load(
         smol_path, draft=drafts[draft], tree_budget=budget, exact=True, context=CONTEXT
     ) as engine:
-        answer = generate(engine, config)
+        answer = generate(engine, config, prompt)
         assert engine.target.cache.compactions > 0
     assert answer.tokens == expected.tokens
     assert answer.text == expected.text
@@ -75,11 +90,11 @@ def test_several_turns_do_not_depend_on_the_tree(
 def test_text_does_not_depend_on_what_the_cache_held_before(plain: Engine) -> None:
     config = GenerationConfig(max_tokens=40)
     fresh = generate(plain, config)
-    encoded = plain.encoder.encode(PROMPT)
+    encoded = plain.encoder.encode(PROMPTS[0])
     for shared in (1, 5, 17, len(encoded) - 1):
         plain.target.rewind(0)
         plain.generate([*encoded[:shared], 100, 200, 300], GenerationConfig(max_tokens=9))
-        assert plain.generate(PROMPT, config).tokens == fresh.tokens
+        assert plain.generate(PROMPTS[0], config).tokens == fresh.tokens
 
 
 def test_a_second_architecture_with_sliding_windows_is_exact_too(gemma_path: Path) -> None:

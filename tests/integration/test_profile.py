@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,12 @@ def test_the_first_start_measures_in_a_hurry_and_the_second_knows(smol_path: Pat
         assert any("Measuring" in what for what in told) is expected
 
 
-def test_how_fast_weights_came_is_kept_for_the_next_run(smol_path: Path) -> None:
+def test_how_fast_weights_came_is_kept_for_the_next_run(
+    smol_path: Path, least_memory: Callable[..., int]
+) -> None:
     store = ProfileStore()
-    streamed: dict[str, Any] = {"draft": "lookup", "memory": 330_000_000, "offload": "stream", "context": 256}
+    streamed: dict[str, Any] = {"draft": "lookup", "offload": "stream", "context": 256}
+    streamed["memory"] = least_memory(smol_path, **streamed) + 10_000_000
     with edgespec.load(smol_path, **streamed) as engine:
         assert engine.keys is not None
         key = engine.keys.passes

@@ -21,8 +21,11 @@ import edgespec
 from edgespec.engine import Engine
 from edgespec.errors import MemoryLimitError, StreamError
 from edgespec.generation import Generation, GenerationConfig
+from edgespec.models.gguf import read_header
 from edgespec.offload import ggml, opening
 from edgespec.offload.handover import HandOver
+from edgespec.offload.layout import ModelFiles
+from edgespec.offload.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights
 from edgespec.offload.reader import FileReader
 from edgespec.offload.weights import StreamedWeights
@@ -60,6 +63,10 @@ def weights_of(engine: Engine) -> StreamedWeights:
     return weights
 
 
+def bytes_of_layers(model: Path) -> int:
+    return sum(layer.n_bytes for layer in ModelFiles.of(read_header(model)).layers())
+
+
 def packs() -> list[Path]:
     return [path for path in (user_cache_path("edgespec") / "packs").glob("*") if path.suffix != ".lock"]
 
@@ -80,14 +87,15 @@ def streamed(q4_drafter_path: Path) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("config", [GREEDY, GREEDY.with_(temperature=1.0, seed=5)])
 def test_streamed_text_is_the_resident_text(
-    streamed: Engine, resident: Engine, config: GenerationConfig
+    q4_drafter_path: Path, streamed: Engine, resident: Engine, config: GenerationConfig
 ) -> None:
     expected = generate(resident, config)
     answer = generate(streamed, config)
     assert answer.tokens == expected.tokens
     assert answer.exact
-    assert answer.memory.streamed_bytes_per_pass > 40 * MIB
-    assert answer.memory.resident_bytes < 60 * MIB
+    layers = bytes_of_layers(q4_drafter_path)
+    assert answer.memory.streamed_bytes_per_pass > layers / 2
+    assert answer.memory.resident_bytes < streamed.target.model.n_bytes
     assert answer.memory.peak_rss_bytes > 0
     assert answer.timings.io_wait_s == pytest.approx(sum(record.wait_s for record in answer.passes))
     assert weights_of(streamed).waited_s > 0
@@ -106,19 +114,22 @@ def test_trees_of_a_model_drafter_change_nothing(
         streamed = weights_of(engine).streamed_bytes
     assert answer.tokens == expected.tokens
     assert max(record.nodes for record in answer.passes) > 4
-    assert 20 * MIB < streamed < 50 * MIB
+    assert 0 < streamed < bytes_of_layers(q4_drafter_path) - 10 * MIB
 
 
 def test_mixed_quantizations_and_sliding_windows(gemma_path: Path) -> None:
     with edgespec.load(gemma_path, draft="none", exact=True, context=CONTEXT) as engine:
         expected = generate(engine)
-    with load_streamed(gemma_path, draft="lookup") as engine:
+    with load_streamed(gemma_path, draft="lookup", pack="always") as engine:
         answer = generate(engine)
     assert answer.tokens == expected.tokens
     assert len(packs()) == 1
 
 
-def test_weights_without_a_kernel_layout_come_from_the_model_itself(smol_path: Path) -> None:
+def test_weights_without_a_kernel_layout_come_from_the_model_itself(
+    smol_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_KERNELS", "plain")  # other processors have one for these weights
     with edgespec.load(smol_path, draft="none", exact=True, context=CONTEXT) as engine:
         expected = generate(engine)
     with load_streamed(smol_path, 9 * MIB) as engine:
@@ -131,11 +142,12 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
     q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"draft": "none", "context": CONTEXT, "exact": False, "pack": "never"}
+    layers = bytes_of_layers(q4_drafter_path)
     with load_streamed(q4_drafter_path, **options) as engine:
         budget = engine.generate("Hi", GenerationConfig(max_tokens=1)).memory.budget_bytes
         expected = generate(engine).tokens
     with edgespec.load(q4_drafter_path, memory=budget, **options) as engine:
-        assert weights_of(engine).streamed_bytes > 40 * MIB
+        assert weights_of(engine).streamed_bytes > layers / 2
         assert generate(engine).tokens == expected
     assert packs() == []
 
@@ -149,13 +161,14 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
         assert "Weights cannot be streamed here: a tensor's name is elsewhere." in engine.notes
         answer = generate(engine)
         assert len(answer.tokens) == len(expected)
-        assert paged.read_bytes > 40 * MIB * len(answer.passes)  # every layer, ahead of every pass
+        assert paged.read_bytes > layers / 2 * len(answer.passes)  # every layer, ahead of every pass
     with pytest.raises(edgespec.errors.BackendError, match="--offload mmap"):
         edgespec.load(q4_drafter_path, memory=budget, offload="stream", **options)
 
 
 def test_a_damaged_pack_is_noticed_before_use_and_made_anew(q4_drafter_path: Path) -> None:
-    load_streamed(q4_drafter_path, exact=False).close()
+    options: dict[str, Any] = {"exact": False, "pack": "always"}
+    load_streamed(q4_drafter_path, **options).close()
     (path,) = packs()
     good = path.read_bytes()
 
@@ -163,20 +176,20 @@ def test_a_damaged_pack_is_noticed_before_use_and_made_anew(q4_drafter_path: Pat
         path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
 
     damage(len(good) - 10)  # the index: seen when it is opened
-    with load_streamed(q4_drafter_path, exact=False) as engine:
+    with load_streamed(q4_drafter_path, **options) as engine:
         assert path.read_bytes() == good
         expected = generate(engine).tokens
     damage(len(good) // 2)  # a streamed layer: seen when it is first read
-    with load_streamed(q4_drafter_path, exact=False) as engine:
+    with load_streamed(q4_drafter_path, **options) as engine:
         with pytest.raises(StreamError) as caught:
             generate(engine)
         assert caught.value.what == f"The packed layer file '{path}' is damaged, and was removed."
     assert packs() == []
-    with load_streamed(q4_drafter_path, exact=False) as engine:
+    with load_streamed(q4_drafter_path, **options) as engine:
         assert generate(engine).tokens == expected
     # A layer that stays in memory: seen while loading, and made anew at once.
     damage(len(good) - 200_000)
-    with load_streamed(q4_drafter_path, 20 * MIB, exact=False) as engine:
+    with load_streamed(q4_drafter_path, 20 * MIB, **options) as engine:
         assert path.read_bytes() == good
         assert generate(engine).tokens == expected
 
@@ -184,6 +197,8 @@ def test_a_damaged_pack_is_noticed_before_use_and_made_anew(q4_drafter_path: Pat
 def test_a_full_disk_means_streaming_the_model_itself(
     q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not gains_from_packing(ModelFiles.of(read_header(q4_drafter_path)).layers()):
+        pytest.skip("this processor has no faster layout for these weights, so nothing would be packed")
     monkeypatch.setattr(opening, "_SPARE_DISK", 1 << 60)
     with load_streamed(q4_drafter_path, exact=False) as engine:
         assert any(note.startswith("The packed layer file would take") for note in engine.notes)
@@ -194,7 +209,7 @@ def test_a_full_disk_means_streaming_the_model_itself(
 def test_a_file_cut_while_in_use_ends_the_answer_and_not_the_process(smol_path: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     shutil.copy(smol_path, model)
-    with load_streamed(model, exact=False) as engine:
+    with load_streamed(model, exact=False, pack="never") as engine:
         chunks = engine.stream(PROMPT, GREEDY)
         shown = [next(chunks).text for _ in range(3)]
         os.truncate(model, model.stat().st_size // 2)
@@ -281,10 +296,11 @@ def test_cancelling_takes_effect_while_waiting_for_the_disk(
 
 def test_two_engines_share_one_pack(q4_drafter_path: Path, resident: Engine) -> None:
     expected = generate(resident).tokens
-    with load_streamed(q4_drafter_path, exact=True) as one:
+    options: dict[str, Any] = {"exact": True, "pack": "always"}
+    with load_streamed(q4_drafter_path, **options) as one:
         (path,) = packs()
         made = path.stat().st_mtime_ns
-        with load_streamed(q4_drafter_path, exact=True) as other:
+        with load_streamed(q4_drafter_path, **options) as other:
             assert generate(one).tokens == generate(other).tokens == expected
         assert path.stat().st_mtime_ns == made
 
