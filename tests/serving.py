@@ -149,6 +149,14 @@ def started(*arguments: str | Path) -> Iterator[tuple[Running, subprocess.Popen[
             program.kill()
 
 
+def end_of(program: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code of a program that was told to end, and what it said since its first line."""
+    assert program.stderr is not None
+    # Not by `communicate`, which does not see what was read ahead together with the first line.
+    told = program.stderr.read()
+    return program.wait(PATIENCE_S), told
+
+
 def load(model: Path, context: int = 256, **more: Any) -> Engine:
     """A model that answers the same whatever was asked before."""
     return edgespec.load(model, **{"draft": "none", "context": context, "threads": 1, "exact": True, **more})

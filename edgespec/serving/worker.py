@@ -206,8 +206,10 @@ class Worker:
         except Unavailable as error:
             task.tell(error)
         except Exception as error:
+            if not is_clients_fault(error) and not self._closing:
+                failure = error
+                self._trouble = _told(error)  # before the client is told, who may ask for the health next
             task.tell(error)
-            failure = None if is_clients_fault(error) or self._closing else error
         finally:
             with self._changed:
                 self._running = None
@@ -233,9 +235,8 @@ class Worker:
             task.tell(chunk)
 
     def _fail(self, error: Exception) -> None:
-        """The engine cannot be trusted any more: close it, and load it again."""
-        self._trouble = str(error) or type(error).__name__
-        self._on_trouble(f"The model failed and is loaded again: {self._trouble}")
+        """The engine cannot be trusted any more: close it, and have it loaded again."""
+        self._on_trouble(f"The model failed and is loaded again: {_told(error)}")
         with suppress(Exception):  # it has failed, so that this may fail too; the next one is a new one
             self._close_engine()
         self._retry_s, self._retry_at = _RETRY_S, time.monotonic()
@@ -255,7 +256,7 @@ class Worker:
         try:
             engine = self._reopen(end_if_closing)
         except (Exception, KeyboardInterrupt) as error:  # the latter is how loading reports that it was ended
-            self._trouble = str(error) or type(error).__name__
+            self._trouble = _told(error)
             self._retry_at = time.monotonic() + self._retry_s
             self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
             return
@@ -263,3 +264,7 @@ class Worker:
             self._engine = engine
             self._trouble = ""
         self._on_trouble("The model is back.")
+
+
+def _told(error: BaseException) -> str:
+    return str(error) or type(error).__name__

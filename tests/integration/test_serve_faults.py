@@ -1,0 +1,376 @@
+"""Clients that leave, models that fail, and the end of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from platformdirs import user_cache_path
+
+from edgespec.encoding import Encoder
+from edgespec.engine import Engine
+from edgespec.errors import MemoryLimitError
+from edgespec.models.template import ChatTemplate
+from edgespec.serving.limits import Limits
+from tests.serving import CHAT, PATIENCE_S, TEXT, Client, Running, end_of, load, serving, started
+from tests.tiny import write_tiny
+
+LONG = {"prompt": "la " * 100, "max_tokens": 3000}  # it goes on like that
+SHORT = {"prompt": "Once upon a time", "max_tokens": 4}
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until it holds; fails if it never does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def server(smol_path: Path) -> Iterator[Running]:
+    """One is answered, one may wait, and an answer may take minutes."""
+    with serving(partial(load, smol_path, 4096), waiting=1) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def a_long_answer(server: Running) -> Iterator[Client]:
+    """A client whose stream has begun, and takes long: in the end it has not ended."""
+    with server.connect() as client:
+        client.send(TEXT, LONG | {"stream": True})
+        received = b""
+        while b'"text"' not in received:
+            received += client.socket.recv(65536)
+        yield client
+        if client.socket.fileno() >= 0:
+            client.socket.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while piece := client.socket.recv(65536):
+                    received += piece
+            assert b"[DONE]" not in received
+
+
+def waits(client: Client, *, stream: bool = False) -> bool:
+    """Send a short request; whether it takes a place in the queue. False if there is none."""
+    client.send(TEXT, SHORT | {"stream": stream})
+    client.socket.settimeout(0.5)
+    try:
+        received = client.socket.recv(65536)
+    except TimeoutError:
+        return True
+    finally:
+        client.socket.settimeout(PATIENCE_S)
+    assert received.startswith((b"HTTP/1.1 200", b"HTTP/1.1 429"))
+    return received.startswith(b"HTTP/1.1 200")
+
+
+def has_room(server: Running) -> bool:
+    with server.connect() as client:
+        return waits(client)
+
+
+def answers_again(server: Running) -> bool:
+    """Whether an ordinary request is answered; it may find no place for a moment."""
+    status, answer = server.post(TEXT, SHORT)
+    assert status in (200, 429), answer
+    return status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("resets", [False, True])
+def test_who_leaves_the_queue_keeps_nobody_waiting(server: Running, stream: bool, resets: bool) -> None:
+    with a_long_answer(server):
+        eventually(lambda: has_room(server))  # those before have left
+        waiting = server.connect()
+        while not waits(waiting, stream=stream):
+            waiting.socket.close()
+            waiting = server.connect()
+        assert not has_room(server)
+        if resets:
+            waiting.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        waiting.socket.close()
+        eventually(lambda: has_room(server))
+    eventually(lambda: answers_again(server))
+
+
+def test_who_leaves_an_answer_keeps_nobody_waiting(server: Running) -> None:
+    with a_long_answer(server) as client:
+        client.socket.close()
+    eventually(lambda: answers_again(server))
+    for _ in range(3):
+        client = server.connect()
+        client.send(TEXT, LONG)
+        client.socket.close()  # while the request is being prepared, or the answer has just begun
+    eventually(lambda: answers_again(server))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_closes_the_sending_side_is_answered(server: Running, stream: bool) -> None:
+    eventually(lambda: answers_again(server))
+    with a_long_answer(server) as first, server.connect() as client:
+        client.send(TEXT, SHORT | {"stream": stream})
+        client.socket.shutdown(socket.SHUT_WR)
+        time.sleep(2)  # the server looks whether this client is still there
+        first.socket.close()
+        received = b""
+        while piece := client.socket.recv(65536):
+            received += piece
+    eventually(lambda: answers_again(server))
+    text = server.text(max_tokens=4)
+    if stream:
+        events = [json.loads(line[6:]) for line in received.splitlines() if line.startswith(b"data: {")]
+        assert "".join(event["choices"][0]["text"] for event in events) == text
+    else:
+        assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert json.loads(received[received.index(b"\r\n\r\n{") :])["choices"][0]["text"] == text
+
+
+def test_health_is_told_while_a_request_is_prepared(smol_path: Path) -> None:
+    """A template that runs into its time limit takes five seconds, which nobody else waits for."""
+
+    def with_slow_template() -> Engine:
+        engine = load(smol_path)
+        many = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        engine.encoder.close()
+        engine.encoder = Encoder(engine.target.model.vocabulary, ChatTemplate(many, "", ""))
+        return engine
+
+    with serving(with_slow_template) as server, server.connect() as slow:
+        slow.send(CHAT, {"messages": [{"role": "user", "content": "Hi"}]})
+        for _ in range(3):
+            assert server.get("/health") == (200, {"status": "ok"})
+        assert server.text()
+        slow.socket.settimeout(0.01)
+        with pytest.raises(TimeoutError):  # all of that was before it
+            slow.answer()
+        slow.socket.settimeout(PATIENCE_S)
+        status, answer = slow.answer()
+        assert status == 400
+        assert "did not finish within" in answer["error"]["message"]
+
+
+def streamed(model: Path, **more: Any) -> Engine:
+    """A model in as little memory as it can do with."""
+    memory = 64 << 20
+    while True:
+        try:
+            return load(model, offload="stream", memory=memory, **more)
+        except MemoryLimitError as error:
+            if error.least is None or error.least <= memory:
+                raise
+            memory = error.least
+
+
+def test_a_damaged_pack_is_told_and_made_anew(q4_drafter_path: Path) -> None:
+    gate = threading.Event()
+    loads = []
+
+    def loading() -> Engine:
+        loads.append(1)
+        if len(loads) > 1:
+            gate.wait(PATIENCE_S)
+        return streamed(q4_drafter_path)
+
+    with serving(partial(streamed, q4_drafter_path)) as untouched:
+        expected = untouched.text()
+    with serving(loading) as server:
+        [pack] = [
+            path for path in (user_cache_path("edgespec") / "packs").iterdir() if path.suffix != ".lock"
+        ]
+        size = pack.stat().st_size
+        with pack.open("r+b") as file:
+            for place in range(size // 4, size, 4096):
+                file.seek(place)
+                file.write(b"damaged!")
+            file.flush()
+            os.fsync(file.fileno())
+        status, answer = server.post(TEXT, SHORT)
+        assert status == 500
+        assert pack.name in answer["error"]["message"]
+        status, health = server.get("/health")
+        assert (status, health["status"]) == (503, "unavailable")
+        assert health["reason"] == answer["error"]["message"]
+        status, answer = server.post(TEXT, SHORT)
+        assert (status, answer["error"]["code"]) == (503, "model_unavailable")
+        gate.set()
+        eventually(lambda: server.get("/health")[0] == 200)
+        assert server.text() == expected
+        assert [line.split(":")[0] for line in server.told] == [
+            "The model failed and is loaded again",
+            "The model is back.",
+        ]
+
+
+def test_loading_again_is_tried_until_it_works(tmp_path: Path, q4_drafter_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copy(q4_drafter_path, model)
+    with serving(partial(streamed, model, pack="never")) as server:
+        expected = server.text()
+        away = model.rename(tmp_path / "away.gguf")
+        model.write_bytes(b"")
+        # The open file is still whole, and so is cut as well.
+        os.truncate(away, away.stat().st_size // 2)
+        status, answer = server.post(TEXT, SHORT)
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        eventually(lambda: server.get("/health")[0] == 503)
+        assert server.post(TEXT, SHORT)[0] == 503
+        shutil.copy(q4_drafter_path, model)
+        eventually(lambda: server.get("/health")[0] == 200)
+        assert server.text() == expected
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_news(smol_path: Path) -> None:
+    with started(smol_path, "--context", "256", "--draft", "none") as (server, program):
+        for cut in (1, 400_000):
+            with server.connect() as client:
+                client.begin(TEXT, 800_000)
+                client.socket.sendall(b" " * cut)
+        with server.connect() as client:
+            client.begin(TEXT, 800_000)
+            client.socket.sendall(b" ")
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with server.connect() as client:
+            client.socket.sendall(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
+            assert client.is_closed()
+        assert server.text()
+        program.send_signal(signal.SIGTERM)
+        assert end_of(program) == (143, "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_end_comes_at_once_and_in_order(smol_path: Path, number: int, code: int) -> None:
+    with started(smol_path, "--context", "4096", "--draft", "none", "--queue", "4") as (server, program):
+        with a_long_answer(server) as stream, server.connect() as waiting, server.connect() as uploading:
+            waiting.send(TEXT, SHORT)
+            uploading.begin(TEXT, 1000)
+            program.send_signal(number)
+            status, answer = waiting.answer()
+            assert (status, answer["error"]["message"]) == (503, "The server is shutting down.")
+            received = b""
+            while piece := stream.socket.recv(65536):
+                received += piece
+            assert b"The server is shutting down." in received
+            assert uploading.is_closed()
+        assert end_of(program) == (code, "")
+
+
+def test_a_model_without_a_template_completes_texts(tmp_path: Path, smol_path: Path) -> None:
+    model = write_tiny(tmp_path / "plain.gguf", "llama", smol_path)
+    with started(model, "--context", "256", "--draft", "none") as (server, program):
+        status, answer = server.post(CHAT, {"messages": [{"role": "user", "content": "Hi"}]})
+        assert (status, answer["error"]["code"]) == (400, "no_chat_template")
+        assert "only /v1/completions is served" in answer["error"]["message"]
+        assert server.post(TEXT, SHORT)[0] == 200
+        program.send_signal(signal.SIGTERM)
+        _, told = end_of(program)
+    assert told.startswith("The model has no chat template: /v1/completions is served")
+
+
+def test_rude_clients_change_nothing(smol_path: Path) -> None:
+    """Each kind of them several times over and at once; then the text is that of an untouched server."""
+    with serving(partial(load, smol_path)) as untouched:
+        expected = untouched.text(max_tokens=24)
+    limits = Limits(body=1 << 20, head_s=20, body_s=20, linger_s=2)
+    process = psutil.Process()
+    with serving(partial(load, smol_path), limits, waiting=4) as server:
+        assert server.text(max_tokens=24) == expected
+        descriptors = process.num_fds()
+        threads = process.num_threads()
+        crowd = [
+            threading.Thread(target=_rude, args=(server, rudeness))
+            for rudeness in _RUDENESS
+            for _ in range(4)
+        ]
+        for thread in crowd:
+            thread.start()
+        for thread in crowd:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        assert server.get("/health") == (200, {"status": "ok"})
+        eventually(lambda: server.post(TEXT, SHORT)[0] == 200)
+        assert server.text(max_tokens=24) == expected
+        eventually(lambda: process.num_fds() <= descriptors and process.num_threads() <= threads + 1)
+    assert server.told == []
+
+
+def _rude(server: Running, rudeness: Callable[[Client], Any]) -> None:
+    for _ in range(3):
+        with (
+            contextlib.suppress(ConnectionError, http.client.HTTPException, ValueError),
+            server.connect() as client,
+        ):
+            client.socket.settimeout(PATIENCE_S)
+            rudeness(client)
+
+
+def _says_nothing(client: Client) -> None:
+    time.sleep(0.2)
+
+
+def _asks_and_leaves(client: Client) -> None:
+    client.send(TEXT, LONG)
+
+
+def _asks_for_a_stream_and_does_not_read(client: Client) -> None:
+    client.send(TEXT, LONG | {"stream": True})
+    time.sleep(0.5)
+
+
+def _stops_sending(client: Client) -> None:
+    client.begin(TEXT, 900_000)
+    client.socket.sendall(b"[" * 500_000)
+
+
+def _sends_empty_objects(client: Client) -> None:
+    client.send(CHAT, b'{"messages":[' + b"{}," * 300_000 + b"{}]}")
+    assert client.answer()[0] in (400, 429, 503)
+
+
+def _nests(client: Client) -> None:
+    client.send(CHAT, b'{"messages":' + b"[" * 900_000)
+    assert client.answer()[0] in (400, 429, 503)
+
+
+def _asks_twice_at_once(client: Client) -> None:
+    client.send(TEXT, SHORT)
+    client.send(TEXT, SHORT)
+    client.socket.shutdown(socket.SHUT_WR)
+    assert client.is_closed()
+
+
+def _speaks_in_tongues(client: Client) -> None:
+    client.socket.sendall(os.urandom(4096) + b"\r\n\r\n")
+    assert client.is_closed()
+
+
+def _wants_a_large_grammar(client: Client) -> None:
+    words = " | ".join(f'"word {i}"' for i in range(2000))
+    client.send(TEXT, SHORT | {"grammar": f"root ::= {words}"})
+
+
+_RUDENESS = [
+    _says_nothing,
+    _asks_and_leaves,
+    _asks_for_a_stream_and_does_not_read,
+    _stops_sending,
+    _sends_empty_objects,
+    _nests,
+    _asks_twice_at_once,
+    _speaks_in_tongues,
+    _wants_a_large_grammar,
+]
