@@ -14,6 +14,7 @@ import psutil
 from platformdirs import user_cache_path
 
 from edgespec.errors import OutputError, UsageError
+from edgespec.files import remove_abandoned
 from edgespec.models.factory import make_drafter
 from edgespec.models.footprint import readable
 from edgespec.models.gguf import read_header
@@ -74,6 +75,10 @@ def remove_leftovers(folder: Path) -> None:
         owner = _OURS.fullmatch(path.name)
         if owner and not psutil.pid_exists(int(owner[1])):
             remove_with_pack(path)
+    for path in folder.glob("q4_0-for-*"):
+        if not psutil.pid_exists(int(path.name.split("-")[2])):
+            shutil.rmtree(path, ignore_errors=True)
+    remove_abandoned(folder)
 
 
 @contextlib.contextmanager
@@ -84,7 +89,7 @@ def _suited(source: Path, folder: Path, on_progress: Progress) -> Iterator[Path]
         yield source
         return
     on_progress(f"Requantizing {source.name} to Q4_0", 0.0)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f"q4_0-for-{os.getpid()}-") as place:
         yield make_drafter(source, Path(place) / f"{source.stem}-q4_0.gguf")
 
 

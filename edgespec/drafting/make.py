@@ -17,6 +17,7 @@ from edgespec.drafting.agreement import PROMPTS, Agreement, Reader, Written, wri
 from edgespec.drafting.search import CostModel, Judged, Recipe, search
 from edgespec.drafting.workshop import State, Workshop
 from edgespec.errors import BackendError, OutputError, UsageError
+from edgespec.files import remove_abandoned
 from edgespec.models import catalog
 from edgespec.models.factory import KEEP, QUANTIZATIONS, make_drafter
 from edgespec.models.gguf import GGUFHeader, read_header, split_paths
@@ -108,6 +109,8 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder} cannot be made: {error.strerror}.", "Check its permissions.") from error
+    for place in (drafters_folder(), folder):
+        remove_abandoned(place)
     state = State(folder / f"state-{options.tokens}.json")
     written = state.written(
         "written", lambda: _let_write(header, options, lambda what, part: tell(what, part * 0.2))

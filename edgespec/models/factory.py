@@ -22,6 +22,7 @@ from typing import Any
 
 from edgespec.ending import told
 from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, OutputError, UsageError
+from edgespec.files import cleaned_up, open_claimed
 
 KEEP = "keep"
 
@@ -70,21 +71,22 @@ def make_drafter(
         "dropped": dropped,
         "threads": threads or 0,
     }
-    try:
-        # Opened here because llama.cpp does not say why it could not open a file.
-        partial.touch()
-        failure = _run_worker(request)
-        if failure:
-            raise _explain(failure, target, output, quantization, dropped)
-        partial.replace(output)
-    except OSError as error:
-        raise OutputError(
-            f"{output} cannot be written: {error.strerror}.",
-            "Choose a folder that exists and that you may write to.",
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with cleaned_up():
+        try:
+            # Opened here because llama.cpp does not say why it could not open a file.
+            with open_claimed(partial):
+                failure = _run_worker(request)
+                if failure:
+                    raise _explain(failure, target, output, quantization, dropped)
+                partial.replace(output)
+        except OSError as error:
+            raise OutputError(
+                f"{output} cannot be written: {error.strerror}.",
+                "Choose a folder that exists and that you may write to.",
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
     return output
 
 

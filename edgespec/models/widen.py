@@ -25,6 +25,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError, OutputError, UsageError
+from edgespec.files import cleaned_up, open_claimed
 
 Bytes = NDArray[np.uint8]
 
@@ -103,16 +104,18 @@ def widen(
         if on_progress is not None:
             on_progress(f"Writing {destination.name}", fraction)
 
-    try:
-        _write(reader, partial, source, {key: units + extra}, extra, report)
-        partial.replace(destination)
-    except OSError as error:
-        raise OutputError(
-            f"'{destination}' cannot be written: {error.strerror or error}.", "Is there room on the disk?"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with cleaned_up():
+        try:
+            with open_claimed(partial):
+                _write(reader, partial, source, {key: units + extra}, extra, report)
+                partial.replace(destination)
+        except OSError as error:
+            raise OutputError(
+                f"'{destination}' cannot be written: {error.strerror or error}.", "Is there room on the disk?"
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
     return destination
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -37,10 +38,12 @@ from edgespec.bench.job import context_for
 from edgespec.bench.page import make_page
 from edgespec.bench.runner import Measured, Plan, Runner, why_it_failed
 from edgespec.bench.setting import Setting, Wishes, rows_for
+from edgespec.bench.synthetic import remove_leftovers
 from edgespec.bench.tables import format_rows
 from edgespec.bench.workload import balanced, own_questions, read_questions
 from edgespec.cli.main import main
 from edgespec.errors import BackendError, OutputError, UsageError
+from edgespec.files import open_claimed
 from edgespec.generation import GenerationConfig
 
 # Questions
@@ -696,3 +699,17 @@ def test_a_disk_that_is_too_small_is_noticed_first(
     assert "A widened target of 4096.0 TiB and its packed file need 8192.0 TiB of disk" in err
     assert main(["bench", "--synthesize", "1MiB"]) == 2
     assert "and --synthesize asks for 1.0 MiB." in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_killed_benchmarks_left_is_removed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    ours = os.getpid()
+    for owner in (gone.pid, ours):
+        (tmp_path / f"q4_0-for-{owner}-abc").mkdir()
+        (tmp_path / f"q4_0-for-{owner}-abc" / "model.gguf").write_bytes(b"x")
+    (tmp_path / f"a-widened-1-for-{gone.pid}.gguf.partial").write_bytes(b"x")
+    with open_claimed(tmp_path / f"a-widened-1-for-{ours}.gguf.partial"):
+        remove_leftovers(tmp_path)
+        left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [f"a-widened-1-for-{ours}.gguf.partial", f"q4_0-for-{ours}-abc"]

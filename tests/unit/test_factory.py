@@ -201,7 +201,8 @@ def test_write_that_fails_midway_leaves_nothing(smol_path: Path, tmp_path: Path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a Unix signal")
-def test_interrupt_ends_the_quantizer_and_leaves_nothing(smol_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_the_quantizer_and_leaves_nothing(smol_path: Path, tmp_path: Path, number: str) -> None:
     # iq3_s takes long, so that the interrupt comes in the middle.
     script = f"""
         from pathlib import Path
@@ -219,9 +220,11 @@ def test_interrupt_ends_the_quantizer_and_leaves_nothing(smol_path: Path, tmp_pa
         partial = tmp_path / "d.gguf.partial"
         while run.poll() is None and not (partial.exists() and partial.stat().st_size):
             time.sleep(0.01)
-        run.send_signal(signal.SIGINT)
+        run.send_signal(getattr(signal, number))
         _, errors = run.communicate(timeout=60)
-    assert errors.strip().endswith("KeyboardInterrupt")
+    if number == "SIGINT":
+        assert errors.strip().endswith("KeyboardInterrupt")
+    assert run.returncode == -getattr(signal, number)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from edgespec.files import written_whole
+from edgespec.files import cleaned_up, open_claimed, remove_abandoned, written_whole
 
 
 def test_the_new_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -54,3 +56,78 @@ def test_a_killed_writer_leaves_the_old_one(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), written_whole(tmp_path / "none" / "a.json"):
         pass
+
+
+def test_only_files_that_nobody_writes_are_abandoned(tmp_path: Path) -> None:
+    stale, claimed, other = (tmp_path / name for name in ("a.partial", "b.partial", "c.gguf"))
+    stale.write_bytes(bytes(10_000))
+    other.write_bytes(bytes(10_000))
+    with open_claimed(claimed) as file:
+        file.write(bytes(10_000))
+        file.flush()
+        assert remove_abandoned(tmp_path) >= 10_000
+        assert sorted(tmp_path.iterdir()) == [claimed, other]
+        file.write(b"more")
+    assert claimed.stat().st_size == 10_004
+    remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == [other]
+    assert remove_abandoned(tmp_path / "nowhere") == 0
+
+
+ENDING = """
+import signal, sys
+from edgespec.files import cleaned_up
+
+way, name = sys.argv[1:]
+number = getattr(signal, name)
+if way == "ignored":
+    signal.signal(number, signal.SIG_IGN)
+elif way == "handled":
+    signal.signal(number, lambda *_: print("theirs"))
+with cleaned_up():
+    try:
+        signal.raise_signal(number)
+        print("went on")
+    finally:
+        signal.raise_signal(number)  # an impatient second one
+        print("cleaned up", flush=True)
+print("end")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends Unix signals")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    ("way", "said", "ends"),
+    [
+        ("usual", ["cleaned up"], True),
+        ("ignored", ["went on", "cleaned up", "end"], False),
+        ("handled", ["theirs", "went on", "theirs", "cleaned up", "end"], False),
+    ],
+)
+def test_signals_that_end_the_program_clean_up_first(
+    name: str, way: str, said: list[str], ends: bool
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, way, name], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == said
+    assert done.stderr == ""
+    assert done.returncode == (-getattr(signal, name) if ends else 0)
+
+
+def test_other_threads_leave_signals_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[object] = []
+
+    def work() -> None:
+        with cleaned_up():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+    with cleaned_up():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) == before
