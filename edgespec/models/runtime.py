@@ -10,8 +10,8 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from edgespec.models.vocabulary import Vocabulary
 
 FloatArray = NDArray[np.float32]
 
-_ERROR_LEVEL = 4  # ggml_log_level
+_INFO_LEVEL, _ERROR_LEVEL = 2, 4  # ggml_log_level
 _KEPT_ERRORS = 8
 
 
@@ -43,6 +43,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.errors: list[str] = []
+        self.info: list[str] | None = None  # lines, while somebody wants them
         self._callback: Any = None
 
     def install(self) -> None:
@@ -53,6 +54,8 @@ class _Log:
         def receive(level: int, text: bytes, _data: object) -> None:
             if level == _ERROR_LEVEL and len(self.errors) < _KEPT_ERRORS:
                 self.errors.append(text.decode("utf-8", "replace").strip())
+            elif level == _INFO_LEVEL and self.info is not None:
+                self.info.append(text.decode("utf-8", "replace").strip())
 
         self._callback = receive  # C keeps only the address, so Python must keep the object
         llama_cpp.llama_log_set(receive, None)
@@ -74,6 +77,17 @@ _log = _Log()
 def start_backend() -> None:
     """Initialise llama.cpp once and silence its log."""
     _log.install()
+
+
+@contextmanager
+def info_lines() -> Iterator[list[str]]:
+    """What llama.cpp logs meanwhile, line by line; one thread at a time may ask."""
+    start_backend()
+    lines = _log.info = []
+    try:
+        yield lines
+    finally:
+        _log.info = None
 
 
 def build_identity() -> str:
@@ -142,6 +156,8 @@ class Model:
         weights: holds the layers' weights in llama.cpp's stead; closed with the model, or by the caller
             if the model cannot be loaded.
         vocabulary_only: load the vocabulary and no weights; nothing can be computed.
+        allocate: False plans memory instead of taking it, for the model and its contexts; nothing can be
+            computed.
 
     Raises:
         ModelFileError: llama.cpp cannot load the file.
@@ -158,6 +174,7 @@ class Model:
         on_progress: Callable[[float], None] | None = None,
         weights: OutsideWeights | None = None,
         vocabulary_only: bool = False,
+        allocate: bool = True,
     ) -> None:
         start_backend()
         self.path = path
@@ -169,6 +186,7 @@ class Model:
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
         params.use_extra_bufts = repack
         params.vocab_only = vocabulary_only
+        params.no_alloc = not allocate
         interrupted: list[BaseException] = []
         if on_progress is not None:
 
