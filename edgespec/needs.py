@@ -19,7 +19,9 @@ from edgespec.models.footprint import USUAL_NODES, Footprint, footprint, vocabul
 from edgespec.models.gguf import GGUFHeader
 from edgespec.models.template import WORKER_BYTES
 from edgespec.offload.budget import LEARNED_BYTES, PROCESS_BYTES, bytes_needed
+from edgespec.offload.ggml import UnsupportedBuild
 from edgespec.offload.layout import ModelFiles
+from edgespec.offload.opening import tied_bytes
 from edgespec.speculation.noise import noise_bytes
 from edgespec.speculation.sampling import scratch_bytes
 
@@ -79,7 +81,7 @@ def measure_needs(
     while not wish.exact and counts[0] * 2 <= MOST_PROMPT_ROWS:
         counts.insert(0, counts[0] * 2)
     sizes = dict(zip(counts, _footprints(files, wish, counts), strict=True))
-    drafter = _footprints(draft, wish, [MOST_PROMPT_ROWS]) if draft else []
+    drafter = [_with_second_copy(_footprints(draft, wish, [MOST_PROMPT_ROWS])[0], draft)] if draft else []
     headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
     process = _process_bytes() + _later_bytes(headers, sizes[fewest].cache // wish.n_cells)
 
@@ -93,6 +95,14 @@ def measure_needs(
     else:
         rows = next((n for n in counts if sizes[n].buffers <= budget * _MOST_BUFFERS), fewest)
     return Needs([sizes[rows], *drafter], process, rows)
+
+
+def _with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
+    """The footprint of a model whose tied embedding is rearranged in memory, and kept as it is too."""
+    try:
+        return replace(size, weights=size.weights + tied_bytes(files))
+    except UnsupportedBuild:  # nobody can tell; most models have none
+        return size
 
 
 @cache
