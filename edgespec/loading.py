@@ -21,10 +21,10 @@ from edgespec.hardware.starting import starting_costs
 from edgespec.kernels.kept import known_report, notes, tried_report
 from edgespec.models import catalog, gguf
 from edgespec.models.build import current_build
-from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
+from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, Footprint, readable
 from edgespec.models.identity import cache_identity
 from edgespec.models.pairing import differs
-from edgespec.models.pieces import LongPieces, outcomes_path, rows_within_buffers
+from edgespec.models.pieces import LongPieces, outcomes_path
 from edgespec.models.registry import Registry
 from edgespec.models.rows import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.runtime import AbortFlag, Context, DecodeAborted, Model
@@ -32,7 +32,8 @@ from edgespec.models.siblings import drafter_to_take
 from edgespec.models.states import prompt_store
 from edgespec.models.template import ChatTemplate
 from edgespec.models.vocabulary import Vocabulary
-from edgespec.offload.budget import PROCESS_BYTES, MemoryPlan, MemoryWish, bytes_needed, plan_memory
+from edgespec.needs import MOST_PROMPT_ROWS, ContextWish, Needs, measure_needs
+from edgespec.offload.budget import MemoryPlan, MemoryWish, bytes_needed, memory_room, plan_memory
 from edgespec.offload.layout import ModelFiles
 from edgespec.offload.opening import open_streamed_model
 from edgespec.offload.paging import PagedWeights, try_paging
@@ -50,7 +51,6 @@ Progress = Callable[[str, float], None]
 
 DEFAULT_CONTEXT = 4096
 
-_PREFILL_ROWS = 512
 _MODEL_DRAFT_DEPTH = 16
 _NO_MODEL = {"auto", "none", "lookup"}
 
@@ -213,23 +213,24 @@ class _Loader:
         self._notes += notes(tried_report())
         draft_path = _draft_path(draft, kind, self._on_progress) or self._known_drafter(files, draft, kind)
         draft_header = gguf.read_header(draft_path) if draft_path else None
-        headers = [header, draft_header] if draft_header else [header]
-        prints = [footprint(h, n_cells=self._cells, n_outputs=self._nodes) for h in headers]
-        prints[0] = replace(prints[0], weights=files.tensor_bytes)
+        needs = self._needs(files, draft_header)
+        prints = needs.prints
         if draft_path is not None and prints[1].weights > prints[0].weights:
             self._notes.append(
                 f"The drafter {draft_path.name} is larger than its target: that can hardly pay."
             )
-        self._needed = bytes_needed(prints)
+        self._needed = bytes_needed(prints, needs.process)
+        packs = user_cache_path("edgespec") / "packs"
         plan = self._plan = plan_memory(
-            wish.for_memory, prints, files, user_cache_path("edgespec") / "packs", self._on_progress
+            wish.for_memory, prints, files, packs, self._on_progress, needs.process
         )
         self._notes += plan.notes
         if plan.stream is not None:
             model = self._open_streamed(path, plan)
         else:
             paged = try_paging(files) if plan.paged else None
-            model = self._open_model(path, prints[0], plan.memory_map, paged)
+            # Rearranged weights are a copy in memory, which the system cannot page out.
+            model = self._open_model(path, plan.memory_map, repack=not plan.paged, paged=paged)
         # A streamed pass costs the same for the rows that exactness adds.
         streamed = plan.stream is not None and not model.keeps_recurrent_state
         exact = streamed if wish.exact is None else wish.exact
@@ -246,9 +247,9 @@ class _Loader:
         context = Context(
             model,
             n_cells=self._cells,
-            n_rows=max(self._exact_rows(header) if exact else _PREFILL_ROWS, self._nodes),
+            n_rows=needs.rows,
             n_outputs=self._nodes,
-            n_sequences=_sequences(model, self._nodes),
+            n_sequences=_sequences(self._nodes, model),
             n_threads=wish.threads,
             abort=self._abort,
         )
@@ -267,7 +268,7 @@ class _Loader:
             limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
             limits = policy.within(limits, wish.tree_depth, wish.tree_width)
             lookup = None if kind == "model" else LookupDrafter()
-            drafter = self._open_drafter(draft_path, prints[1], model.vocabulary, limits, lookup)
+            drafter = self._open_drafter(draft_path, model.vocabulary, limits, lookup)
         else:
             limits = policy.within(limits, wish.tree_depth, wish.tree_width)
             drafter = NoDrafter() if draft == "none" else LookupDrafter()
@@ -298,12 +299,6 @@ class _Loader:
             memory=self._memory_use(prints, model),
             exact=bool(wish.exact),
         )
-
-    def _exact_rows(self, header: gguf.GGUFHeader) -> int:
-        """Most rows of a pass in exact mode: each pass reads a streamed model once, so prompts want many."""
-        if self._plan.stream is None or self._wish.gpu_layers:
-            return MOST_ROWS
-        return max(rows_within_buffers(header, self._cells), MOST_ROWS)
 
     def _allow_long_pieces(self, target: Target, fingerprint: str) -> None:
         """Let a streamed target's prompts be read in long pieces, if these turn out to be exact."""
@@ -362,6 +357,19 @@ class _Loader:
     def _nodes(self) -> int:
         return max(self._wish.tree_budget or 0, USUAL_NODES)
 
+    def _needs(self, files: ModelFiles, draft: gguf.GGUFHeader | None) -> Needs:
+        """What target and drafter need, and the process."""
+        wish = self._wish
+        return measure_needs(
+            files,
+            ModelFiles.of(draft) if draft else None,
+            ContextWish(
+                self._cells, self._nodes, _sequences(self._nodes), wish.threads, wish.gpu_layers, wish.exact
+            ),
+            budget=memory_room(wish.memory),
+            offload=wish.offload,
+        )
+
     def _open_streamed(self, path: Path, plan: MemoryPlan) -> Model:
         assert plan.stream is not None
         gpu_layers = self._wish.gpu_layers
@@ -382,16 +390,15 @@ class _Loader:
         return use
 
     def _open_model(
-        self, path: Path, needs: Footprint, memory_map: bool, paged: PagedWeights | None = None
+        self, path: Path, memory_map: bool, *, repack: bool = True, paged: PagedWeights | None = None
     ) -> Model:
         self._on_progress(f"Loading {path.name}", 0.0)
-        fits = self._plan.stream is not None or needs.total + PROCESS_BYTES <= available_memory()
         try:
             model = Model(
                 path,
                 gpu_layers=self._wish.gpu_layers,
                 memory_map=memory_map,
-                repack=fits,  # repacked weights are a copy that cannot be paged out
+                repack=repack,
                 on_progress=lambda fraction: self._on_progress(f"Loading {path.name}", fraction),
                 weights=paged,
             )
@@ -416,19 +423,18 @@ class _Loader:
     def _open_drafter(
         self,
         path: Path,
-        needs: Footprint,
         vocabulary: Vocabulary,
         limits: TreeLimits,
         lookup: LookupDrafter | None,
     ) -> Drafter:
-        model = self._open_model(path, needs, self._plan.memory_map)
+        model = self._open_model(path, self._plan.memory_map)
         differ = differs(vocabulary, model.vocabulary)
         context = Context(
             model,
             n_cells=self._cells,
-            n_rows=_PREFILL_ROWS,
+            n_rows=MOST_PROMPT_ROWS,
             n_outputs=limits.width,
-            n_sequences=_sequences(model, self._nodes),
+            n_sequences=_sequences(self._nodes, model),
             n_threads=self._wish.threads,
             abort=self._abort,
         )
@@ -494,9 +500,9 @@ def _check_gpu(layers: int) -> None:
         )
 
 
-def _sequences(model: Model, nodes: int) -> int:
+def _sequences(nodes: int, model: Model | None = None) -> int:
     """Sequence ids for trees of so many nodes; each id costs a row of logits, used or not."""
-    if model.keeps_recurrent_state:
+    if model is not None and model.keeps_recurrent_state:
         return 1
     return MAX_LEAVES if nodes > USUAL_NODES else USUAL_NODES
 

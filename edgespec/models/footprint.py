@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgespec.models.gguf import ArrayInfo, GGUFHeader
 
 SPARE_CELLS = 512  # for trees behind the text, and rejected cells that wait to be cleared away
 USUAL_NODES = 64  # of the largest tree, where nobody says otherwise
-GRAPH_BYTES = 64 << 20  # llama.cpp's compute buffers beside the logits, for the models that fit laptops
 
-_HALF = 2  # bytes of a cached key or value element
+_HALF, _FLOAT = 2, 4  # bytes of a cached key or value element, and of an activation
+_THREAD_BYTES = 1 << 20  # of kernels' scratch and of its stack, for each thread
+_TOKEN_BYTES, _MERGE_BYTES = 160, 200  # of an entry in llama.cpp's vocabulary, and of a merge
 
 
 @dataclass(frozen=True)
@@ -33,22 +36,56 @@ class Footprint:
         return self.weights + self.cache + self.buffers
 
 
-def footprint(header: GGUFHeader, *, n_cells: int, n_outputs: int) -> Footprint:
-    """The memory for a model with a cache of `n_cells` and `n_outputs` rows of logits."""
+def footprint(
+    header: GGUFHeader, *, n_cells: int, n_outputs: int, n_rows: int = USUAL_NODES, n_threads: int = 1
+) -> Footprint:
+    """The memory for a model, estimated from its header.
+
+    Args:
+        n_cells: of the cache.
+        n_outputs: rows of logits that can be read after a pass.
+        n_rows: most rows of a pass.
+    """
     embedding = _number(header, "embedding_length", 0)
     heads = max(_number(header, "attention.head_count", 1), 1)
     heads_kv = _number(header, "attention.head_count_kv", heads)
     key = _number(header, "attention.key_length", embedding // heads)
     value = _number(header, "attention.value_length", embedding // heads)
     cell = (header.block_count or 0) * heads_kv * (key + value) * _HALF
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    vocabulary = tokens.length if isinstance(tokens, ArrayInfo) else 0
+    hidden = _number(header, "feed_forward_length", 4 * embedding)
+    # At a time: three rows of a feed-forward block, four of the stream, and the mask; or the logits.
+    rows = n_rows * ((3 * hidden + 4 * embedding) * _FLOAT + n_cells * _HALF)
+    logits = n_outputs * header.n_vocab * _FLOAT
     return Footprint(
         weights=header.tensor_bytes,
         cache=n_cells * cell,
-        # Logits stand once in the graph and once in the output buffer.
-        buffers=GRAPH_BYTES + 2 * n_outputs * vocabulary * 4,
+        # Logits stand in the graph, and in the output buffer too.
+        buffers=max(rows, logits) + logits + work_bytes([header], n_rows, n_threads),
     )
+
+
+def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int) -> int:
+    """The kernels' scratch memory, of which llama.cpp does not tell: activations, converted for a product.
+
+    Args:
+        headers: of all the model's files.
+    """
+    widest = 0
+    for header in headers:
+        experts = _number(header, "expert_used_count", 1)
+        for tensor in header.tensors:
+            quantized = tensor.n_bytes < 1.5 * math.prod(tensor.shape)
+            if len(tensor.shape) in (2, 3) and not tensor.name.startswith("token_embd"):
+                row = tensor.shape[0] * (experts if len(tensor.shape) == 3 else 1)
+                widest = max(widest, round(row * (1.15 if quantized else 2)))
+    return n_rows * widest + n_threads * _THREAD_BYTES
+
+
+def vocabulary_bytes(header: GGUFHeader) -> int:
+    """What llama.cpp takes for a model beside tensors: mostly its vocabulary."""
+    merges = header.metadata.get("tokenizer.ggml.merges")
+    n_merges = merges.length if isinstance(merges, ArrayInfo) else 0
+    return header.n_vocab * _TOKEN_BYTES + n_merges * _MERGE_BYTES
 
 
 def readable(n_bytes: int) -> str:

@@ -106,6 +106,12 @@ class GGUFHeader:
         return self._count("context_length")
 
     @property
+    def n_vocab(self) -> int:
+        """Tokens in the vocabulary; 0 where the file has none."""
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        return tokens.length if isinstance(tokens, ArrayInfo) else 0
+
+    @property
     def tensor_bytes(self) -> int:
         """Bytes of all tensors in this file, without padding."""
         return sum(tensor.n_bytes for tensor in self.tensors)

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgespec.files import written_whole
-from edgespec.models.footprint import GRAPH_BYTES
-from edgespec.models.gguf import GGUFHeader
 from edgespec.models.rows import RowRule, file_stem
 
 # Multiples of 32, so that attention can be cut into equal streams; close enough that little is padded.
@@ -73,23 +71,6 @@ class LongPieces:
 def outcomes_path(folder: Path, fingerprint: str, identity: Mapping[str, str]) -> Path:
     """The file for a model's caches with this identity (see models.identity)."""
     return folder / (file_stem(fingerprint, f"pieces {sorted(identity.items())}") + ".json")
-
-
-def rows_within_buffers(header: GGUFHeader, n_cells: int) -> int:
-    """The longest piece whose compute buffers are within what every model is counted with, or 0.
-
-    A row holds, for one layer at a time, its hidden units three times, its embedding about six times, and one
-    number a cell for the mask.
-    """
-    embedding = _number(header, "embedding_length")
-    hidden = _number(header, "feed_forward_length") or 4 * embedding
-    row = 4 * (3 * hidden + 6 * embedding + n_cells)
-    return next((rows for rows in LENGTHS if rows * row <= GRAPH_BYTES), 0)
-
-
-def _number(header: GGUFHeader, key: str) -> int:
-    value = header.metadata.get(f"{header.architecture}.{key}")
-    return value if isinstance(value, int) else 0
 
 
 def _read(path: Path) -> dict[int, bool]:

@@ -34,7 +34,7 @@ from edgespec.offload.kernels import kernels_identity, offer_to_loader
 
 FloatArray = NDArray[np.float32]
 
-_ERROR_LEVEL = 4  # ggml_log_level
+_INFO_LEVEL, _ERROR_LEVEL = 2, 4  # ggml_log_level
 _KEPT_ERRORS = 8
 
 
@@ -60,6 +60,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.errors: list[str] = []
+        self.info: list[str] | None = None  # lines, while somebody wants them
         self._callback: Any = None
 
     def install(self) -> None:
@@ -70,6 +71,8 @@ class _Log:
         def receive(level: int, text: bytes, _data: object) -> None:
             if level == _ERROR_LEVEL and len(self.errors) < _KEPT_ERRORS:
                 self.errors.append(text.decode("utf-8", "replace").strip())
+            elif level == _INFO_LEVEL and self.info is not None:
+                self.info.append(text.decode("utf-8", "replace").strip())
 
         self._callback = receive  # C keeps only the address, so Python must keep the object
         llama_cpp.llama_log_set(receive, None)
@@ -91,6 +94,17 @@ _log = _Log()
 def start_backend() -> None:
     """Initialise llama.cpp once and silence its log."""
     _log.install()
+
+
+@contextmanager
+def info_lines() -> Iterator[list[str]]:
+    """What llama.cpp logs meanwhile, line by line; one thread at a time may ask."""
+    start_backend()
+    lines = _log.info = []
+    try:
+        yield lines
+    finally:
+        _log.info = None
 
 
 def build_identity() -> str:
@@ -178,6 +192,8 @@ class Model:
         weights: holds the layers' weights in llama.cpp's stead; closed with the model, or by the caller
             if the model cannot be loaded.
         vocabulary_only: load the vocabulary and no weights; nothing can be computed.
+        allocate: False plans memory instead of taking it, for the model and its contexts; nothing can be
+            computed.
 
     Attributes:
         states: of the model's files, as they were loaded.
@@ -200,6 +216,7 @@ class Model:
         on_progress: Callable[[float], None] | None = None,
         weights: OutsideWeights | None = None,
         vocabulary_only: bool = False,
+        allocate: bool = True,
     ) -> None:
         if not vocabulary_only:
             forks.check_computing()
@@ -223,6 +240,7 @@ class Model:
         else:
             params.use_extra_bufts = False
         params.vocab_only = vocabulary_only
+        params.no_alloc = not allocate
         failed: list[BaseException] = []
         signals = SignalsWait()
 

@@ -25,6 +25,7 @@ from typing import Any
 from edgespec.errors import TemplateError
 
 MAX_OUTPUT_CHARS = 16 * 2**20
+WORKER_BYTES = 16 << 20  # what the process adds that renders templates, beside the libraries it shares
 
 _WORKER = Path(__file__).with_name("template_worker.py")
 # A cold start reads Python and jinja2 from disk, perhaps a slow and busy one. It is waited for

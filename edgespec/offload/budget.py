@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.hardware.probe import available_memory
 from edgespec.models.footprint import Footprint, readable
@@ -14,11 +16,11 @@ from edgespec.offload.layout import ModelFiles
 from edgespec.offload.opening import StreamPlan, plan_stream, tied_bytes
 from edgespec.offload.placement import place
 
-PROCESS_BYTES = 140 << 20  # the interpreter and its libraries, and the process of the chat template
+# The interpreter and its libraries. In a program of somebody else's the rest is that program's.
+PROCESS_BYTES = 96 << 20
 
-# What drafting with a model takes besides: torch, and what is learned of the pair, while it is written too.
-_TORCH_BYTES = 120 << 20
-LEARNED_BYTES = 20 << 20
+LEARNED_BYTES = 20 << 20  # of a pair with a model as drafter, while it is written too
+_LATER_BYTES = 64 << 20  # vocabularies, noise and the like, where nobody has looked
 _MARGIN = 0.05  # of what is free, left for what others may want meanwhile
 
 
@@ -80,21 +82,22 @@ def plan_memory(
     files: ModelFiles,
     pack_folder: Path,
     on_progress: Callable[[str, float], None],
+    process: int | None = None,
 ) -> MemoryPlan:
     """Decide where the target's weights live; packs them first where they are to be streamed.
 
     Args:
         prints: the target's footprint, and the drafter's if it is a model.
+        process: bytes of the process itself; None estimates them.
 
     Raises:
         MemoryLimitError: not even the caches fit, or the weights must fit and do not.
         BackendError: weights must be streamed, and cannot be here.
         OutputError, StreamError: as plan_stream.
     """
-    room = int(available_memory() * (1 - _MARGIN))
-    budget = min(wish.memory or room, room)
-    least = process_bytes(prints) + sum(p.total - p.weights for p in prints)
-    whole = bytes_needed(prints)
+    budget = memory_room(wish.memory)
+    whole = bytes_needed(prints, process)
+    least = whole - sum(p.weights for p in prints)
     had = f"there are {readable(budget)}" + (" in the budget" if wish.memory else "")
     if budget < least:
         raise MemoryLimitError(
@@ -119,7 +122,7 @@ def plan_memory(
             files,
             budget=budget,
             fixed=whole - prints[0].weights,
-            process=PROCESS_BYTES,
+            process=process_bytes(prints) if process is None else process,
             pack=wish.pack,
             pack_folder=pack_folder,
             gpu_layers=wish.gpu_layers,
@@ -194,10 +197,23 @@ def foresee(prints: list[Footprint], files: ModelFiles, budget: int, *, streams:
 
 
 def process_bytes(prints: list[Footprint]) -> int:
-    """Memory of the process itself, libraries included."""
-    return PROCESS_BYTES + (_TORCH_BYTES + LEARNED_BYTES if len(prints) > 1 else 0)
+    """Memory of the process itself, libraries included, where nobody has measured it."""
+    return PROCESS_BYTES + _LATER_BYTES + (LEARNED_BYTES if len(prints) > 1 else 0)
 
 
-def bytes_needed(prints: list[Footprint]) -> int:
-    """Memory for everything, all weights included."""
-    return process_bytes(prints) + sum(p.total for p in prints)
+def bytes_needed(prints: list[Footprint], process: int | None = None) -> int:
+    """Memory for everything, all weights included.
+
+    Args:
+        process: bytes of the process itself; None estimates them.
+    """
+    return (process_bytes(prints) if process is None else process) + sum(p.total for p in prints)
+
+
+def memory_room(wished: int | None) -> int:
+    """Bytes that everything may take: what was asked for, as far as there is as much.
+
+    What this process holds already is a part of it. Without a wish, a margin is left to others.
+    """
+    room = available_memory() + min(psutil.Process().memory_info().rss, PROCESS_BYTES)
+    return min(wished, room) if wished is not None else int(room * (1 - _MARGIN))

@@ -36,6 +36,14 @@ class KernelLayout:
 
     def pack(self, type_id: int, shape: tuple[int, ...], weights: Address, n_bytes: int) -> bytes:
         """A weight's bytes in this layout, from its `n_bytes` bytes in the file's layout."""
+        with self.packed(type_id, shape, weights, n_bytes) as view:
+            return bytes(view)
+
+    @contextmanager
+    def packed(
+        self, type_id: int, shape: tuple[int, ...], weights: Address, n_bytes: int
+    ) -> Iterator[memoryview]:
+        """The same without a copy: a view that is valid while the block runs."""
         f = ggml.functions()
         with ggml.Scratch() as scratch:
             tensor = scratch.tensor(type_id, shape)
@@ -49,7 +57,8 @@ class KernelLayout:
                 ctypes.memset(base, 0, size)
                 f["ggml_backend_tensor_alloc"](buffer, tensor, base)
                 f["ggml_backend_tensor_set"](tensor, weights, 0, n_bytes)
-                return ctypes.string_at(base, size)
+                with memoryview((ctypes.c_uint8 * size).from_address(base)).cast("B") as view:
+                    yield view
             finally:
                 f["ggml_backend_buffer_free"](buffer)
 

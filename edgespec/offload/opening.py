@@ -11,8 +11,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from edgespec.errors import OutputError
+from edgespec.errors import MemoryLimitError, OutputError
 from edgespec.files import remove_abandoned
+from edgespec.hardware.disks import TMPFS, disk_of
 from edgespec.models.footprint import readable
 from edgespec.models.runtime import Model, start_backend
 from edgespec.offload import ggml
@@ -154,19 +155,30 @@ def plan_stream(
     states = current_states(files)
     beside = files.tensor_bytes - sum(layer.n_bytes for layer in files.layers())
     other = beside + tied_bytes(files)
+    pack, pack_bytes = _packing_in_memory(files, pack, pack_folder, notes)
 
     def placed(sizes: dict[int, int]) -> Placement:
         # What is rearranged while the model is loaded is in memory twice.
         return place(
             sizes,
             budget=budget,
-            fixed=fixed + other,
+            fixed=fixed + other + pack_bytes,
             loading=process + other + _largest_beside(files),
             n_slots=n_slots,
         )
 
     # Before packing, which takes minutes for a large model: is there any point?
-    placed({layer.index: layer.n_bytes for layer in layers})
+    try:
+        placed({layer.index: layer.n_bytes for layer in layers})
+    except MemoryLimitError as error:
+        if not pack_bytes:
+            raise
+        raise MemoryLimitError(
+            f"{error.what} The packed layer file takes {readable(pack_bytes)} of that, as '{pack_folder}' "
+            "lies in memory.",
+            "Set XDG_CACHE_HOME to a folder on a disk, or use --pack never.",
+            least=error.least,
+        ) from error
     store = _store(files, pack, pack_folder, notes, on_progress)
     chosen = {layer.index: store.layers[layer.index] for layer in layers}
     placement = placed({index: stored.n_bytes for index, stored in chosen.items()})
@@ -177,6 +189,20 @@ def plan_stream(
             f"{readable(streamed)} a pass."
         )
     return StreamPlan(files, replace(store, layers=chosen), placement, other, states, notes)
+
+
+def _packing_in_memory(files: ModelFiles, pack: str, folder: Path, notes: list[str]) -> tuple[str, int]:
+    """Whether to pack although the folder may lie in memory, and what the packed file takes of it then."""
+    if pack == "never" or disk_of(folder).kind != TMPFS:
+        return pack, 0
+    if pack == "always":
+        return pack, packed_bytes(files.layers())
+    if gains_from_packing(files.layers()):
+        notes.append(
+            f"No packed layer file is used, as '{folder}' lies in memory: the model file itself is streamed, "
+            "which computes slower. Set XDG_CACHE_HOME to a folder on a disk."
+        )
+    return "never", 0
 
 
 def _streamable(files: ModelFiles, gpu_layers: int) -> list[Layer]:

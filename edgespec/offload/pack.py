@@ -219,7 +219,8 @@ def _write_layers(
                 writer.pad_to(places[tensor.name])
                 if layout:
                     kernels[tensor.name] = layout.name
-                    writer.write(layout.pack(tensor.type_id, tensor.shape, address, tensor.n_bytes))
+                    with layout.packed(tensor.type_id, tensor.shape, address, tensor.n_bytes) as rearranged:
+                        writer.write(rearranged)
                 else:
                     writer.write(view)
                 source.wait()

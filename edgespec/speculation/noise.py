@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-KEPT_BYTES = 16 << 20  # of each kind of noise that is kept: some 80 positions of a usual vocabulary
-_KEPT_POSITIONS = 32  # a tree spans fewer, and each is asked for by drafter and target
+# Of noise that is kept: as the drafter adds it to logits, and as random bits, which both sides ask for.
+KEPT_BYTES = 12 << 20
+_BITS_BYTES = 4 << 20
+_KEPT_POSITIONS = 32  # a tree spans fewer
 
 
 class Stream(IntEnum):
@@ -64,7 +66,7 @@ class GumbelNoise:
         self.seed = seed
         self._stream = stream
         self._n_vocab = n_vocab
-        self._bits = KeptNoise(self._draw)
+        self._bits = KeptNoise(self._draw, _BITS_BYTES)
 
     def at(self, position: int, tokens: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
         """Gumbel(0, 1) noise at a position, for some tokens or, without, for the whole vocabulary."""
@@ -78,3 +80,13 @@ class GumbelNoise:
 
     def _draw(self, position: int) -> NDArray[np.uint64]:
         return philox(self.seed, self._stream, position).random_raw(self._n_vocab)
+
+
+def noise_bytes(n_vocab: int, *, drafts: bool) -> int:
+    """Most bytes that noise takes while an answer is sampled, with a drafter that ranks by it or without."""
+    bits = _kept(n_vocab * 8, _BITS_BYTES)
+    return bits + _kept(n_vocab * 4, KEPT_BYTES) if drafts else bits
+
+
+def _kept(array_bytes: int, most_bytes: int) -> int:
+    return max(min(_KEPT_POSITIONS * array_bytes, most_bytes), array_bytes)

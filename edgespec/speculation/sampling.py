@@ -15,6 +15,12 @@ FloatArray = NDArray[np.float32]
 # Tokens this far below the best together hold too little to matter in a search for the top-p set; the
 # search checks that, and widens if they do.
 _NEAR = 16.0
+_ARRAYS = 8  # as long as the vocabulary, in double precision, at a time
+
+
+def scratch_bytes(n_vocab: int) -> int:
+    """Most bytes of arrays that are made on the way to a choice, noise included."""
+    return _ARRAYS * 8 * n_vocab
 
 
 class Sampler:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tempfile
 import tracemalloc
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import edgespec
+from edgespec.bench.capped import cap_kind, run_capped
+from edgespec.errors import MemoryLimitError
+from edgespec.generation import GenerationConfig
+from edgespec.hardware.disks import TMPFS, disk_of
 from edgespec.models.batch import Batch
 from edgespec.models.branches import PART, BranchingCache
+from edgespec.models.dryrun import AllocationStore, Shape, dry_run
+from edgespec.models.footprint import work_bytes
+from edgespec.models.gguf import read_header
 from edgespec.models.runtime import Context, Model
+from edgespec.models.widen import widen
+from edgespec.offload.layout import ModelFiles
+from edgespec.offload.pack import gains_from_packing
+from tests.conftest import made_once
 
 _IMPORTS = """
 import sys, edgespec
@@ -21,6 +37,28 @@ with edgespec.load({model!r}, draft={draft!r}, context=256, threads=1) as engine
     assert engine.generate("one two three one two three one two", config, raw=True).tokens
 print([name for name in ("torch", "hf_xet", "huggingface_hub") if name in sys.modules])
 """
+
+
+@pytest.fixture(scope="session")
+def wide_path(q4_drafter_path: Path) -> Path:
+    """The drafter, widened: its tokens in four times the bytes."""
+    return made_once(
+        f"smol-q4_0-wide-{version('llama-cpp-python')}.gguf",
+        lambda path: widen(q4_drafter_path, path, 400_000_000),
+    )
+
+
+def least_memory(model: Path, **options: Any) -> int:
+    """The least memory that the model can do with."""
+    memory = 32 << 20
+    while True:
+        try:
+            edgespec.load(model, memory=memory, **options).close()
+            return memory
+        except MemoryLimitError as error:
+            if error.least is None or error.least <= memory:
+                raise
+            memory = error.least
 
 
 @pytest.mark.parametrize("draft", ["none", "lookup", "model"])
@@ -65,3 +103,155 @@ def test_compaction_copies_a_part_at_a_time_and_changes_no_bit(
         context.close()
     assert part > 1 << 20
     assert max(peaks) < 1.5 * part
+
+
+@pytest.mark.parametrize("rows", [64, 512])
+def test_a_dry_run_foretells_what_contexts_take(rows: int, wide_path: Path, tmp_path: Path) -> None:
+    """Against the memory that a context really holds after a pass of as many rows as it takes."""
+    program = f"""
+import psutil
+from pathlib import Path
+import numpy as np
+from edgespec.models.batch import Batch
+from edgespec.models.runtime import Context, Model
+
+def held():
+    rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").readlines()[1:])
+    return int(rows["Anonymous:"]) * 1024
+
+with Model(Path({str(wide_path)!r}), memory_map=False) as model:
+    before = held()
+    context = Context(model, n_cells=1024, n_rows={rows}, n_outputs=64, n_sequences=64, n_threads=2)
+    tokens = np.arange({rows}, dtype=np.int32) % 1000
+    batch = Batch.run(tokens, 0, 1, "all" if {rows} <= 64 else "last")
+    context.decode(batch)
+    context.decode(Batch.run(tokens[:60], {rows}, 1, "all"))
+    print(held() - before)
+    context.close()
+"""
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("this system does not say what is held")
+    shape = Shape(1024, rows, 64, 64)
+    header = read_header(wide_path)
+    (found,) = dry_run(wide_path, [shape]) or [None]
+    assert found is not None
+    store = AllocationStore(tmp_path)
+    assert store.get(header, [shape]) == store.get(header, [shape]) == [found]
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    expected = found.cache + found.buffers + work_bytes([header], rows, 2)
+    assert 0.75 * expected < int(child.stdout) < 1.03 * expected + (4 << 20)
+
+
+def test_packing_holds_one_tensor_and_its_rearranged_copy(wide_path: Path, tmp_path: Path) -> None:
+    program = f"""
+import resource
+from pathlib import Path
+from edgespec.models.gguf import read_header
+from edgespec.models.runtime import start_backend
+from edgespec.offload.kernels import kernel_layout
+from edgespec.offload.layout import ModelFiles
+from edgespec.offload import pack
+start_backend()
+files = ModelFiles.of(read_header(Path({str(wide_path)!r})))
+layers = files.layers()
+places = [kernel_layout(t.type_id, t.shape) for layer in layers for t in layer.tensors]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+pack.build_pack(Path({str(tmp_path)!r}) / "x.pack", files, layers, *pack_arguments)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+    files = ModelFiles.of(read_header(wide_path))
+    if not gains_from_packing(files.layers()):
+        pytest.skip("this processor has no kernel layout for these weights")
+    program = program.replace("*pack_arguments", '"fingerprint"')
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    largest = max(tensor.n_bytes for layer in files.layers() for tensor in layer.tensors)
+    assert int(child.stdout) < 2.2 * largest + (6 << 20)
+
+
+def test_a_cache_folder_in_memory_holds_no_pack(
+    q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Path("/dev/shm")
+    if not place.is_dir() or disk_of(place).kind != TMPFS:
+        pytest.skip("no folder here lies in memory")
+    if not gains_from_packing(ModelFiles.of(read_header(q4_drafter_path)).layers()):
+        pytest.skip("this processor has no kernel layout for these weights")
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        monkeypatch.setenv("XDG_CACHE_HOME", folder)
+        options: dict[str, Any] = {"draft": "none", "context": 256, "offload": "stream", "threads": 1}
+        budget = least_memory(q4_drafter_path, exact=False, **options)
+        with edgespec.load(q4_drafter_path, memory=budget, exact=False, **options) as engine:
+            assert any("lies in memory" in note and "XDG_CACHE_HOME" in note for note in engine.notes)
+            assert len(engine.generate("Hi", GenerationConfig(max_tokens=2), raw=True).tokens) > 0
+        assert not list(Path(folder).rglob("*.pack"))
+        with pytest.raises(MemoryLimitError, match=r"packed layer file takes .* lies in memory") as caught:
+            edgespec.load(q4_drafter_path, memory=budget, pack="always", **options)
+        assert "XDG_CACHE_HOME" in caught.value.hint
+        assert not list(Path(folder).rglob("*.pack"))
+
+
+def test_mapped_weights_keep_to_the_budget(q4_drafter_path: Path) -> None:
+    """Rearranged weights would be a copy in memory that nobody has asked for."""
+    program = f"""
+import json
+import edgespec
+from edgespec.errors import MemoryLimitError
+
+def load(memory):
+    return edgespec.load({str(q4_drafter_path)!r}, draft="none", context=256, offload="mmap", memory=memory,
+                         threads=2)
+try:
+    load(32 << 20)
+except MemoryLimitError as error:
+    least = error.least
+with load(least + (8 << 20)) as engine:
+    engine.generate("Hi", edgespec.GenerationConfig(max_tokens=4), raw=True)
+    rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").readlines()[1:])
+    print(json.dumps([least + (8 << 20), int(rows["Anonymous:"]) * 1024, engine.target.identity["kernels"]]))
+"""
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("this system does not say what is held")
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    budget, held, kernels = json.loads(child.stdout)
+    assert held < budget
+    assert kernels == "plain"
+
+
+_CAPPED = """
+import json, sys
+import edgespec
+model, draft, memory, options, config, text = json.loads(sys.argv[1])
+with edgespec.load(model, draft=draft, memory=memory, threads=2, **options) as engine:
+    answer = engine.generate(text, edgespec.GenerationConfig(**config), raw=True)
+    engine.target.cache.compact()
+    again = engine.generate(text + " and", edgespec.GenerationConfig(**config), raw=True)
+    print(json.dumps([len(answer.tokens), answer.prompt_tokens, answer.memory.peak_rss_bytes,
+                      answer.memory.streamed_bytes_per_pass]))
+"""
+
+
+@pytest.mark.parametrize("draft", ["lookup", "model"])
+@pytest.mark.parametrize("exact", [None, False])
+def test_the_budget_holds_and_is_spent(
+    draft: str, exact: bool | None, wide_path: Path, q4_drafter_path: Path
+) -> None:
+    """Packing, a long prompt, sampling from the whole vocabulary and compaction, all within 105 percent."""
+    if cap_kind() == "none":
+        pytest.skip("no control group can be made here")
+    options = {"context": 1024, "exact": exact}
+    drafter = str(q4_drafter_path) if draft == "model" else draft
+    budget = least_memory(wide_path, draft=drafter, pack="never", **options) + (64 << 20)
+    config = {"max_tokens": 12, "temperature": 1.0, "top_k": 0, "seed": 3}
+    text = " ".join(f"word{n % 89}" for n in range(280))
+    request = json.dumps([str(wide_path), drafter, budget, options, config, text])
+    ran = run_capped([sys.executable, "-c", _CAPPED, request], budget + budget // 20, keep_errors=True)
+    assert not ran.killed, ran.errors
+    assert ran.status == 0, ran.errors
+    tokens, prompt, peak, streamed = json.loads(ran.output)
+    assert tokens > 0
+    assert prompt > 600
+    assert streamed > 0
+    assert peak > 0.85 * budget
