@@ -61,6 +61,7 @@ class Engine:
         keys: what the figures of this pair on this machine are kept under, where they are.
         observed: what this run saw of them.
         notes: what a person might wonder about, in plain sentences.
+        warnings: what a person must know, such as where something else is done than was asked for.
         last_generation: the latest answer.
         last_round: the latest tree that held drafts, and what became of it.
     """
@@ -79,6 +80,7 @@ class Engine:
         costs: Costs | None = None,
         keys: Keys | None = None,
         notes: Sequence[str] = (),
+        warnings: Sequence[str] = (),
         load_s: float = 0.0,
         memory: MemoryUse | None = None,
         exact: bool = False,
@@ -88,6 +90,7 @@ class Engine:
         self.encoder = encoder
         self.context = context
         self.notes = list(notes)
+        self.warnings = list(warnings)
         self.last_generation: Generation | None = None
         self.last_round: tuple[TokenTree, Acceptance] | None = None
         most = limits or TreeLimits(budget=target.max_nodes)

@@ -295,6 +295,7 @@ class _Loader:
             costs=self._costs(target, drafter, limits.width, keys),
             keys=keys,
             notes=self._notes,
+            warnings=plan.warnings,
             load_s=time.perf_counter() - start,
             memory=self._memory_use(prints, model),
             exact=bool(wish.exact),

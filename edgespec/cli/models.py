@@ -97,9 +97,9 @@ def list_models(
 @app.command(epilog="Example:\n\nedgespec models show bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
 def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     """Say what a model is and how it would run here; one on the Hub is not downloaded for that."""
-    from edgespec.hardware.probe import available_memory
     from edgespec.models.describe import as_lines, describe
     from edgespec.models.sight import drafters_of, look_at
+    from edgespec.offload.fit import how_it_fits
 
     terminal = Terminal(quiet=quiet)
     with terminal.working() as progress:
@@ -110,7 +110,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         "name": model,
         "here": seen.path is not None,
         "path": str(seen.path) if seen.path else None,
-        **describe(seen.headers, available=available_memory()),
+        **describe(seen.headers, memory=how_it_fits(seen.headers)),
         "drafters": drafters_of(seen),
         "plan": _plan(model, seen.headers[0].fingerprint),
     }

@@ -153,6 +153,8 @@ class Terminal:
             if engine is not None:
                 engine.close()
             raise
+        for line in engine.warnings:
+            self.warn(line)
         for line in (engine.description, *engine.notes):
             self.detail(line)
         return engine

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, float], None]
 
-_CONTEXT = 4096  # what loading takes where nobody asks for something else
 _WORTH_READING = 64 << 20  # bytes: of a smaller file no speed can be told
 
 
@@ -132,7 +131,7 @@ def gather(
     model_problem: EdgeSpecError | None = None
     if model is not None:
         try:
-            seen = _look_at_model(model, machine.memory.available, on_progress)
+            seen = _look_at_model(model, on_progress)
         except EdgeSpecError as error:
             model_problem = error
         except OSError as error:
@@ -186,23 +185,25 @@ def _look_at_build() -> tuple[Build | None, str, str]:
     return build, "", ""
 
 
-def _look_at_model(model: str, available: int, on_progress: Progress) -> ModelFacts:
+def _look_at_model(model: str, on_progress: Progress) -> ModelFacts:
     from edgespec.models.describe import describe
     from edgespec.models.siblings import drafter_to_take
     from edgespec.models.sight import look_at
+    from edgespec.offload.fit import USUAL_CONTEXT, how_it_fits
 
     seen = look_at(model, on_progress)
+    memory = how_it_fits(seen.headers)
     taken = drafter_to_take(
         seen.headers[0],
         sum(header.tensor_bytes for header in seen.headers),
-        budget=available,
-        n_cells=_CONTEXT + SPARE_CELLS,
+        budget=memory["available_bytes"],
+        n_cells=USUAL_CONTEXT + SPARE_CELLS,
         n_outputs=USUAL_NODES,
     )
     return ModelFacts(
         model,
         seen.path,
-        describe(seen.headers, available=available),
+        describe(seen.headers, memory=memory),
         drafter=str(taken.path) if taken else "",
         drafter_reason=taken.reason if taken else "",
         profiled=_is_profiled(seen.headers[0].fingerprint),

@@ -20,6 +20,7 @@ import numpy as np
 from edgespec.engine import Engine
 from edgespec.generation import GenerationConfig
 from edgespec.hardware.probe import usable_cores
+from edgespec.hardware.stream_rate import StreamRate, streamed_bytes
 from edgespec.models.batch import Batch
 from edgespec.models.runtime import Context, Model
 
@@ -74,17 +75,26 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Written:
-    """What the target wrote, and what that cost.
+class PassCost:
+    """What passes of a target cost, in the memory that it had.
 
     Attributes:
         pass_s: seconds a pass took, the median.
         streamed_bytes: read from disk in every pass.
+        read_rate: bytes a second at which they arrived; 0 if none did.
     """
 
-    texts: tuple[Text, ...]
     pass_s: float
-    streamed_bytes: int
+    streamed_bytes: int = 0
+    read_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the target wrote, and what that cost."""
+
+    texts: tuple[Text, ...]
+    cost: PassCost
 
 
 def write_texts(
@@ -93,16 +103,17 @@ def write_texts(
     """Let the target answer prompts greedily, `n_tokens` tokens at most each."""
     texts, passes = [], []
     config = GenerationConfig(max_tokens=n_tokens)
-    streamed = 0
+    arriving = StreamRate(engine.target)
     for number, prompt in enumerate(prompts):
         if on_progress is not None:
             on_progress("The target writes text to compare with", number / len(prompts))
         tokens = engine.encoder.encode(prompt)
         answer = engine.generate(tokens, config)
         passes += [record.verify_s for record in answer.passes]
-        streamed = answer.memory.streamed_bytes_per_pass
         texts.append(Text(tuple(tokens), tuple(answer.tokens)))
-    return Written(tuple(texts), statistics.median(passes), streamed)
+    # Not the bytes over the seconds of a pass: the disk stands still while a pass is bound by its arithmetic.
+    cost = PassCost(statistics.median(passes), streamed_bytes(engine.target), arriving.rate)
+    return Written(tuple(texts), cost)
 
 
 class Reader:

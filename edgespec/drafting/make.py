@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.drafting.agreement import PROMPTS, Agreement, Reader, Written, write_texts
+from edgespec.drafting.agreement import PROMPTS, Agreement, PassCost, Reader, Written, write_texts
 from edgespec.drafting.search import CostModel, Judged, Recipe, search
 from edgespec.drafting.workshop import State, Workshop
 from edgespec.errors import BackendError, OutputError, UsageError
@@ -22,10 +22,12 @@ from edgespec.models import catalog
 from edgespec.models.factory import KEEP, QUANTIZATIONS, make_drafter
 from edgespec.models.gguf import GGUFHeader, read_header, split_paths
 from edgespec.models.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.offload.budget import memory_room
 
 Progress = Callable[[str, float], None]
 
 _CONTEXT = 1024
+_FEW_PROMPTS, _FEW_TOKENS = 2, 24  # that tell what a pass costs, where the text itself is known
 _LOW_BITS = ("q4_0", "q3_k_m", "q2_k")
 
 
@@ -112,11 +114,17 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
     for place in (drafters_folder(), folder):
         remove_abandoned(place)
     state = State(folder / f"state-{options.tokens}.json")
+
+    def told(what: str, part: float) -> None:
+        tell(what, part * 0.2)
+
     written = state.written(
-        "written", lambda: _let_write(header, options, lambda what, part: tell(what, part * 0.2))
+        memory_room(options.memory),
+        lambda: _let_write(header, options, PROMPTS, options.tokens, told),
+        lambda: _let_write(header, options, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS, told).cost,
     )
     choosing, judging = written.texts[::2], written.texts[1::2]
-    cost = _cost(written, options)
+    cost = _cost(written.cost, options)
     workshop = Workshop(header, folder, state, choosing, options.threads)
     workshop.on_progress = tell
     quantizations = options.quantizations or _usual(header)
@@ -175,7 +183,9 @@ def _check(options: MakeOptions) -> None:
         raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")
 
 
-def _let_write(header: GGUFHeader, options: MakeOptions, tell: Progress) -> Written:
+def _let_write(
+    header: GGUFHeader, options: MakeOptions, prompts: Sequence[str], tokens: int, tell: Progress
+) -> Written:
     import edgespec
 
     with edgespec.load(
@@ -186,13 +196,15 @@ def _let_write(header: GGUFHeader, options: MakeOptions, tell: Progress) -> Writ
         threads=options.threads,
         on_progress=tell,
     ) as engine:
-        return write_texts(engine, PROMPTS, options.tokens, tell)
+        return write_texts(engine, prompts, tokens, tell)
 
 
-def _cost(written: Written, options: MakeOptions) -> CostModel:
-    pass_s = options.pass_s or written.pass_s
-    rate = written.streamed_bytes / pass_s if written.streamed_bytes else 0.0
-    return CostModel(pass_s, rate, options.size)
+def _cost(cost: PassCost, options: MakeOptions) -> CostModel:
+    pass_s = options.pass_s or cost.pass_s
+    if not cost.streamed_bytes or not cost.read_rate:
+        return CostModel(pass_s, limit=options.size)
+    read_s = min(cost.streamed_bytes / cost.read_rate, pass_s)
+    return CostModel(pass_s, cost.read_rate, options.size, read_s)
 
 
 def _usual(header: GGUFHeader) -> tuple[str, ...]:

@@ -52,11 +52,14 @@ class CostModel:
         read_rate: bytes a second that a streamed target is read with; 0 if it is in memory. Memory that the
             drafter takes is read anew in every pass.
         limit: most bytes a drafter may have; None is any.
+        read_s: seconds of a pass in which the disk reads; None if that is all of them. Where arithmetic takes
+            longer, more can be read meanwhile at no cost.
     """
 
     pass_s: float
     read_rate: float = 0.0
     limit: int | None = None
+    read_s: float | None = None
 
     def tokens_per_second(self, agreement: Agreement, step_s: float, n_bytes: int) -> float:
         """Expected speed with trees of the best depth.
@@ -67,7 +70,10 @@ class CostModel:
         if self.limit is not None and n_bytes > self.limit:
             return 0.0
         level = (agreement.top1 + agreement.top4) / 2
-        pass_s = self.pass_s + (n_bytes / self.read_rate if self.read_rate else 0.0)
+        pass_s = self.pass_s
+        if self.read_rate:
+            read_s = pass_s if self.read_s is None else self.read_s
+            pass_s = max(pass_s, read_s + n_bytes / self.read_rate)
         expected, reached, best = 1.0, 1.0, 0.0
         for depth in range(1, _DEEPEST + 1):
             reached *= level

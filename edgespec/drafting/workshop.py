@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgespec.drafting.agreement import STEP_ROWS, Agreement, Reader, Text, Written
+from edgespec.drafting.agreement import STEP_ROWS, Agreement, PassCost, Reader, Text, Written
 from edgespec.drafting.masking import MaskedCopy
 from edgespec.drafting.search import Recipe
 from edgespec.errors import OutputError
@@ -24,6 +24,8 @@ from edgespec.models.footprint import readable
 from edgespec.models.gguf import GGUFHeader, read_header, split_paths
 
 Progress = Callable[[str, float], None]
+
+_SAME_MEMORY = 0.05  # share by which free memory varies from one run to the next
 
 
 class State:
@@ -42,13 +44,26 @@ class State:
         with written_whole(self._path) as file:
             file.write(json.dumps(self.values).encode())
 
-    def written(self, key: str, write: Callable[[], Written]) -> Written:
-        """What the target wrote: remembered, or written now."""
-        if key not in self.values:
-            self.keep(key, asdict(write()))
-        row = self.values[key]
-        texts = tuple(Text(tuple(text["prompt"]), tuple(text["answer"])) for text in row["texts"])
-        return Written(texts, row["pass_s"], row["streamed_bytes"])
+    def written(self, memory: int, write: Callable[[], Written], measure: Callable[[], PassCost]) -> Written:
+        """What the target wrote, and what its passes cost: remembered, or found now.
+
+        Args:
+            memory: bytes that the target has. Its text is the same with any, its passes are not.
+            write: has it write.
+            measure: has it write just enough to tell what a pass costs.
+        """
+        if "written" not in self.values:
+            written = write()
+            self.keep("written", {"texts": [asdict(text) for text in written.texts]})
+            self.keep("passes", {"memory": memory, **asdict(written.cost)})
+        known = self.values.get("passes", {})
+        if abs(known.get("memory", 0) - memory) > _SAME_MEMORY * memory:
+            self.keep("passes", {"memory": memory, **asdict(measure())})
+        texts = tuple(
+            Text(tuple(text["prompt"]), tuple(text["answer"])) for text in self.values["written"]["texts"]
+        )
+        cost = {name: value for name, value in self.values["passes"].items() if name != "memory"}
+        return Written(texts, PassCost(**cost))
 
 
 class Workshop:

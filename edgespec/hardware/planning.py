@@ -13,7 +13,6 @@ from platformdirs import user_cache_path
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.hardware.curves import Curve
 from edgespec.hardware.planner import Advice, Drafting, Passes, Prediction, advise, alternatives, best
-from edgespec.hardware.probe import available_memory
 from edgespec.hardware.profiles import (
     USUAL_OVERLAP,
     DiskProfile,
@@ -30,14 +29,13 @@ from edgespec.models.gguf import GGUFHeader
 from edgespec.models.rows import MOST_ROWS
 from edgespec.models.siblings import agreement_of, candidates
 from edgespec.models.sight import Seen, look_at
-from edgespec.offload.budget import Holding, foresee
+from edgespec.offload.budget import Holding, foresee, memory_room
 from edgespec.offload.layout import ModelFiles
 from edgespec.offload.pack import gains_from_packing
 from edgespec.speculation.yields import Yields, typical
 
 Progress = Callable[[str, float], None]
 
-_MARGIN = 0.05  # of free memory, as when loading
 _DIRECT_SHARE = 0.95  # of the disk's speed that reaches passes
 _BESIDE_READS = 1.05  # how much longer arithmetic takes while layers are read
 _PLAIN_KERNELS = 2.5  # the same without the kernels' own layout: seen from 2.3 to 2.9
@@ -131,7 +129,7 @@ class _Planning:
         seen = look_at(model, self._on_progress)
         self._notes += seen.notes
         files = ModelFiles(seen.headers)
-        room = int(available_memory() * (1 - _MARGIN))
+        room = memory_room(None)
         budget = wish.memory or room
         if budget > room:
             self._notes.append(f"{readable(budget)} are planned with, and {readable(room)} are free now.")

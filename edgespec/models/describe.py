@@ -1,4 +1,4 @@
-"""What a model is, from its header: for people who decide whether to fetch it, and how it would run."""
+"""What a model is, from its header: for people who decide whether to fetch it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from edgespec.models.footprint import footprint, readable
+from edgespec.models.footprint import readable
 from edgespec.models.gguf import ArrayInfo, GGUFHeader
 
-_CONTEXT = 4096
-_OUTPUTS = 64
-_PROCESS_BYTES = 140 << 20
 _KINDS = (
     ("embedding", re.compile(r"token_embd|position_embd|per_layer_token_embd")),
     ("output", re.compile(r"output\.weight")),
@@ -25,12 +21,12 @@ _KINDS = (
 _OTHER = "norms and other"
 
 
-def describe(headers: Sequence[GGUFHeader], *, available: int) -> dict[str, Any]:
+def describe(headers: Sequence[GGUFHeader], *, memory: dict[str, Any]) -> dict[str, Any]:
     """The facts about a model, as JSON.
 
     Args:
         headers: of all its files, in order.
-        available: bytes of memory that may be used here.
+        memory: how it would be held here, as offload.fit says.
     """
     header = headers[0]
     tensors = [tensor for part in headers for tensor in part.tensors]
@@ -52,7 +48,7 @@ def describe(headers: Sequence[GGUFHeader], *, available: int) -> dict[str, Any]
         "template": "tokenizer.chat_template" in header.metadata,
         "widened_from": header.metadata.get("edgespec.widened_from"),
         "fingerprint": header.fingerprint,
-        "memory": _memory(headers, available),
+        "memory": memory,
     }
 
 
@@ -69,32 +65,6 @@ def _quantization(headers: Sequence[GGUFHeader]) -> list[dict[str, Any]]:
         for kind in order
         if kind in found
     ]
-
-
-def _memory(headers: Sequence[GGUFHeader], available: int) -> dict[str, Any]:
-    """How it would be held here, with a usual context: all of it, or layers streamed in every pass."""
-    needs = footprint(headers[0], n_cells=_CONTEXT + 512, n_outputs=_OUTPUTS)
-    weights = sum(header.tensor_bytes for header in headers)
-    needs = replace(needs, weights=weights)
-    total = needs.total + _PROCESS_BYTES
-    layers = [tensor for header in headers for tensor in header.tensors if tensor.name.startswith("blk.")]
-    in_layers = sum(tensor.n_bytes for tensor in layers)
-    sizes: Counter[str] = Counter()
-    for tensor in layers:
-        sizes[tensor.name.split(".")[1]] += tensor.n_bytes
-    ring = 3 * max(sizes.values(), default=0)  # slots that streamed layers come through
-    least = total - in_layers + ring
-    fits, streams = total <= available, least <= available and in_layers > 0
-    streamed = 0 if fits else min(max(total + ring - available, 0), in_layers)
-    return {
-        "available_bytes": available,
-        "needed_bytes": total,
-        "context": _CONTEXT,
-        "verdict": "fits" if fits else "streams" if streams else "too large",
-        "resident_bytes": weights - streamed if fits or streams else 0,
-        "streamed_bytes_per_pass": streamed if streams else 0,
-        "least_bytes": min(least, total),
-    }
 
 
 def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from edgespec.hardware.probe import available_memory
 from edgespec.models.footprint import Footprint, readable
 from edgespec.offload.ggml import UnsupportedBuild
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload.opening import StreamPlan, plan_stream, tied_bytes
+from edgespec.offload.opening import StreamPlan, largest_beside, plan_stream, stored_sizes, tied_bytes
 from edgespec.offload.placement import place
 
 # The interpreter and its libraries. In a program of somebody else's the rest is that program's.
@@ -54,7 +54,8 @@ class MemoryPlan:
         memory_map: whether the target's file is mapped.
         paged: whether it is mapped although it does not fit, so that the system pages it in and out.
         stream: how the target's layers are streamed; None if they are not.
-        notes: what a person should know, in sentences.
+        notes: what a person may want to know, in sentences.
+        warnings: where something else is done than was asked for.
     """
 
     budget: int
@@ -62,6 +63,7 @@ class MemoryPlan:
     paged: bool = False
     stream: StreamPlan | None = None
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     replan: Callable[[], StreamPlan] | None = None
 
     @property
@@ -96,6 +98,12 @@ def plan_memory(
         OutputError, StreamError: as plan_stream.
     """
     budget = memory_room(wish.memory)
+    notes: list[str] = []
+    warnings = []
+    if wish.memory is not None and wish.memory > budget:
+        warnings.append(
+            f"--memory is lowered from {readable(wish.memory)} to {readable(budget)}: no more is available now."
+        )
     whole = bytes_needed(prints, process)
     least = whole - sum(p.weights for p in prints)
     had = f"there are {readable(budget)}" + (" in the budget" if wish.memory else "")
@@ -110,7 +118,7 @@ def plan_memory(
         # What is in memory stays what it is, whatever becomes of the file. A tied embedding is there twice
         # then, and where that is too much, one of the two is mapped.
         fits = wish.offload == "none" or budget >= whole + _second_copy(files)
-        return MemoryPlan(budget, memory_map=wish.offload == "mmap" or not fits)
+        return MemoryPlan(budget, memory_map=wish.offload == "mmap" or not fits, warnings=warnings)
     if wish.offload == "none":
         raise MemoryLimitError(
             f"The model needs {readable(whole)} of memory, and {had}.",
@@ -130,10 +138,11 @@ def plan_memory(
             on_progress=on_progress,
         )
 
-    notes = []
     if wish.offload != "mmap":
         try:
-            return MemoryPlan(budget, memory_map=False, stream=plan(), replan=plan)
+            return MemoryPlan(
+                budget, memory_map=False, stream=plan(), notes=notes, warnings=warnings, replan=plan
+            )
         except UnsupportedBuild as error:
             if wish.offload == "stream":
                 raise BackendError(
@@ -144,7 +153,7 @@ def plan_memory(
         f"The model needs {readable(whole)} of memory and {had}: its weights are paged in from disk "
         "by the system, which is slow."
     )
-    return MemoryPlan(budget, memory_map=True, paged=True, notes=notes)
+    return MemoryPlan(budget, memory_map=True, paged=True, notes=notes, warnings=warnings)
 
 
 def _second_copy(files: ModelFiles) -> int:
@@ -186,14 +195,21 @@ def foresee(prints: list[Footprint], files: ModelFiles, budget: int, *, streams:
         MemoryLimitError: the budget is too small; says how much would do.
     """
     whole = bytes_needed(prints)
-    layers = {layer.index: layer.n_bytes for layer in files.layers()}
+    layers = stored_sizes(files)
     if (budget >= whole and not streams) or not layers:
         return Holding(budget, whole, files.tensor_bytes)
-    beside = files.tensor_bytes - sum(layers.values()) + tied_bytes(files)
-    placement = place(layers, budget=budget, fixed=whole - prints[0].weights + beside)
+    in_layers = sum(layer.n_bytes for layer in files.layers())
+    beside = files.tensor_bytes - in_layers + tied_bytes(files)
+    placement = place(
+        layers,
+        budget=budget,
+        fixed=whole - prints[0].weights + beside,
+        loading=PROCESS_BYTES + beside + largest_beside(files),
+    )
     streamed = sum(layers[index] for index in placement.streamed)
     slot = max(layers.values())
-    return Holding(budget, whole, files.tensor_bytes - streamed, streamed, slot, placement.n_slots)
+    resident = files.tensor_bytes - in_layers + sum(layers[index] for index in placement.resident)
+    return Holding(budget, whole, resident, streamed, slot, placement.n_slots)
 
 
 def process_bytes(prints: list[Footprint]) -> int:

@@ -163,7 +163,7 @@ def plan_stream(
             sizes,
             budget=budget,
             fixed=fixed + other + pack_bytes,
-            loading=process + other + _largest_beside(files),
+            loading=process + other + largest_beside(files),
             n_slots=n_slots,
         )
 
@@ -212,7 +212,15 @@ def _streamable(files: ModelFiles, gpu_layers: int) -> list[Layer]:
     return [layer for layer in files.layers() if gpu_layers == 0 or layer.index < first_on_gpu]
 
 
-def _largest_beside(files: ModelFiles) -> int:
+def stored_sizes(files: ModelFiles) -> dict[int, int]:
+    """Bytes that each layer takes in memory: rearranged, where kernels have a layout of their own."""
+    layers = files.layers()
+    if gains_from_packing(layers):
+        return {layer.index: packed_bytes([layer]) - packed_bytes([]) for layer in layers}
+    return {index: stored.n_bytes for index, stored in plain_store(files, layers).layers.items()}
+
+
+def largest_beside(files: ModelFiles) -> int:
     """Bytes of the largest tensor that belongs to no layer."""
     layers = {tensor.name for layer in files.layers() for tensor in layer.tensors}
     return max(

@@ -20,6 +20,7 @@ class TalkingEngine:
     context = 4096
     description = "talker, drafted by nobody"
     notes = ("It only talks.",)
+    warnings: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.words = ["Blue", " as", " ever."]

@@ -39,6 +39,14 @@ def test_verbose_tells_on_stderr(engine: TalkingEngine, capsys: pytest.CaptureFi
     )
 
 
+def test_what_is_done_otherwise_than_asked_is_said_without_being_asked(
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.warnings = ("--memory is lowered from 9.0 GiB to 2.0 GiB: no more is available now.",)
+    assert main(["generate", "-p", "Hi"]) == 0
+    assert capsys.readouterr() == ("Blue as ever.\n", engine.warnings[0] + "\n")
+
+
 def test_a_prompt_from_stdin(engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Grüß\n\n".encode())))
     assert main(["generate", "--raw"]) == 0
