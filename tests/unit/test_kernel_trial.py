@@ -104,6 +104,7 @@ def test_a_worker_that_cannot_be_started_is_no_verdict_on_llama_cpp(tmp_path: Pa
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on the first run: nothing was found by this process, and nothing is kept."""
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(kept, "_found", None)
     for file in kept.reports_folder().glob("*"):
         file.unlink()
