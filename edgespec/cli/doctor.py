@@ -77,6 +77,8 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
     ]
     if facts.build is not None:
         rows.append(("llama.cpp", f"{facts.build.version}, {' '.join(facts.build.features)}"))
+        for layout in facts.kernels.layouts:
+            rows.append(("", f"{layout.name}: {layout.speed_text if layout.used else 'not used'}"))
         for device in facts.build.gpus:
             rows.append(("", f"{device.description or device.name}, {readable(device.free)} free"))
     rows += [

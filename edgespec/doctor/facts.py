@@ -6,12 +6,13 @@ import os
 import platform
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_cache_path
 
+from edgespec.doctor.kernels import KernelFacts, look_at_kernels
 from edgespec.errors import EdgeSpecError
 from edgespec.hardware.disks import Disk, disk_of
 from edgespec.hardware.probe import Machine, probe
@@ -59,6 +60,7 @@ class Facts:
         machine: with the disk of the model; of the largest model here, or else of the cache, without one.
         cache: the disk of the folder for packed layers and what else EdgeSpec keeps.
         build: None if llama.cpp cannot be loaded; `build_problem` says why.
+        kernels: the build's kernel layouts.
         no_streaming: why weights cannot be streamed here; empty if they can.
         speed: bytes a second read from `speed_file`; None if that was not measured.
         settings_problem, model_problem: what the configuration file or the model's name led to.
@@ -69,6 +71,7 @@ class Facts:
     cache: Disk
     build: Build | None = None
     build_problem: str = ""
+    kernels: KernelFacts = field(default_factory=KernelFacts)
     no_streaming: str = ""
     speed: float | None = None
     speed_file: Path | None = None
@@ -92,6 +95,7 @@ class Facts:
             "machine": self.machine.to_json(),
             "cache": asdict(self.cache) | {"path": str(self.cache.path)},
             "build": asdict(self.build) if self.build else None,
+            "kernels": self.kernels.to_json(),
             "streams": self.build is not None and not self.no_streaming,
             "read_bytes_per_second": self.speed,
             "read_file": str(self.speed_file) if self.speed_file else None,
@@ -127,6 +131,8 @@ def gather(
     cache_disk = machine.disk
     hub = Hub.from_environment()
     build, build_problem, no_streaming = _look_at_build()
+    on_progress("Trying the processor's kernels", 0.0)
+    kernels = look_at_kernels() if build is not None else KernelFacts()
     seen: ModelFacts | None = None
     model_problem: EdgeSpecError | None = None
     if model is not None:
@@ -150,6 +156,7 @@ def gather(
         cache=cache_disk,
         build=build,
         build_problem=build_problem,
+        kernels=kernels,
         no_streaming=no_streaming,
         speed=speed,
         speed_file=file if speed is not None else None,

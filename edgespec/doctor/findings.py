@@ -89,6 +89,34 @@ def _build(facts: Facts) -> Iterator[Finding]:
         yield Finding(OK, "streaming", "Weights can be streamed here.")
 
 
+def _kernels(facts: Facts) -> Iterator[Finding]:
+    kernels = facts.kernels
+    if kernels.error is not None:
+        yield Finding(ERROR, "kernels", kernels.error.what, kernels.error.hint)
+    left_out = []
+    for layout in kernels.layouts:
+        if layout.problem:
+            yield Finding(
+                WARNING,
+                "kernels",
+                f"llama.cpp's {layout.name} kernels are not used: {layout.problem}. Answers are right, but "
+                "slower than they could be.",
+                layout.remedy,
+            )
+        elif layout.used:
+            measured = f": they are {layout.speed_text}" if layout.speed_text else ""
+            yield Finding(OK, "kernels", f"llama.cpp's {layout.name} kernels work here{measured}.")
+        else:
+            left_out.append(layout.name)
+    if left_out:
+        yield Finding(
+            HINT,
+            "kernels",
+            f"EDGESPEC_KERNELS={kernels.setting} leaves out {' and '.join(left_out)}.",
+            "Unset it, and the fastest kernels that work are used.",
+        )
+
+
 def _compile_again(version: str, arguments: str = "-DGGML_NATIVE=ON") -> str:
     return (
         f'CMAKE_ARGS="{arguments}" pip install --force-reinstall --no-deps --no-cache-dir '
@@ -332,6 +360,6 @@ def _model(facts: Facts) -> Iterator[Finding]:
 
 
 _LOOKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    *(_model, _surroundings, _build, _graphics),
+    *(_model, _surroundings, _build, _kernels, _graphics),
     *(_memory, _disks, _cores, _power),
 )

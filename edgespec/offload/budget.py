@@ -102,7 +102,8 @@ def plan_memory(
     warnings = []
     if wish.memory is not None and wish.memory > budget:
         warnings.append(
-            f"--memory is lowered from {readable(wish.memory)} to {readable(budget)}: no more is available now."
+            f"--memory is lowered from {readable(wish.memory)} to {readable(budget)}: "
+            "no more is available now."
         )
     whole = bytes_needed(prints, process)
     least = whole - sum(p.weights for p in prints)

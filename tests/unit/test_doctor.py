@@ -16,6 +16,7 @@ from edgespec.cli.doctor import describe, format_findings
 from edgespec.cli.main import main
 from edgespec.doctor.facts import Facts, ModelFacts, gather
 from edgespec.doctor.findings import ERROR, HINT, OK, SEVERITIES, WARNING, Finding, find
+from edgespec.doctor.kernels import KernelFacts, LayoutFacts
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.hardware.cores import Cores
 from edgespec.hardware.disks import Disk
@@ -77,6 +78,21 @@ FAULTS = {
         replace(WELL, build=replace(BUILD, features=("AVX2",))),
         WARNING,
         'AVX512.*CMAKE_ARGS="-DGGML_NATIVE=ON" pip install .*llama-cpp-python==0.3.36',
+    ),
+    "kernels that crash": (
+        replace(WELL, kernels=KernelFacts((LayoutFacts("AMX", False, "llama.cpp crashed", "setup.py"),))),
+        WARNING,
+        "AMX kernels are not used: llama.cpp crashed.*setup.py",
+    ),
+    "kernels that are left out": (
+        replace(WELL, kernels=KernelFacts((LayoutFacts("AMX", False),), "plain")),
+        HINT,
+        "EDGESPEC_KERNELS=plain leaves out AMX.*Unset it",
+    ),
+    "kernels that cannot be had": (
+        replace(WELL, kernels=KernelFacts((), "amx", UsageError("It has no AMX.", "Unset it."))),
+        ERROR,
+        "It has no AMX",
     ),
     "no streaming": (replace(WELL, no_streaming="a tensor's size is 5"), WARNING, "a tensor's size is 5"),
     "an idle gpu": (
@@ -175,6 +191,15 @@ def test_a_gpu_that_the_build_uses_is_well() -> None:
     assert any("RTX 3060, with --gpu-layers" in finding.what for finding in find(facts))
 
 
+def test_kernels_that_work_are_told_with_their_speed() -> None:
+    fast = LayoutFacts("CPU_REPACK", True, speedup=((1, 1.52), (8, 2.0), (32, 3.04)))
+    facts = replace(WELL, kernels=KernelFacts((fast,)))
+    assert wrong(facts) == []
+    words = "1.5, 2.0, 3.0 times as fast as plain at 1, 8, 32 rows"
+    assert any(words in finding.what for finding in find(facts))
+    assert ("", f"CPU_REPACK: {words}") in describe(facts)
+
+
 def test_findings_fit_a_narrow_window() -> None:
     lines = format_findings(find(FAULTS["a build for old processors"][0]), 40)
     # Only what must be copied whole is longer.
@@ -206,6 +231,8 @@ def test_this_machine_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f["do"] for f in record["findings"] if f["severity"] != OK)
     assert record["streams"] is True
     assert record["build"]["devices"]
+    for layout in record["kernels"]["layouts"]:
+        assert layout["used"] or layout["problem"] or record["kernels"]["setting"] != "auto"
     assert record["model"] is None
 
 

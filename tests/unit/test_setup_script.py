@@ -202,6 +202,28 @@ def test_a_cached_build_does_not_come_to_matrix_units(
     assert ("--no-cache-dir" in runs[0]) is matters
 
 
+def test_it_ends_by_trying_the_kernels(
+    setup: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = setup.Environment(tmp_path)
+    environment.python = Path(sys.executable)
+    setup.try_kernels(environment)
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title == "llama.cpp: trying its kernels"
+    assert all(line.startswith("  ") for line in lines)
+    assert lines
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script in the shell's language")
+def test_a_build_that_does_not_work_ends_in_an_error(setup: ModuleType, tmp_path: Path) -> None:
+    environment = setup.Environment(tmp_path)
+    environment.python = tmp_path / "python"
+    environment.python.write_text("#!/bin/sh\necho llama.cpp does not work on this processor\nexit 1\n")
+    environment.python.chmod(0o755)
+    with pytest.raises(setup.SetupError, match="does not work on this processor"):
+        setup.try_kernels(environment)
+
+
 def test_failure_shows_the_end_of_the_log(setup: ModuleType, tmp_path: Path) -> None:
     environment = setup.Environment(tmp_path)
     environment.python = Path(sys.executable)

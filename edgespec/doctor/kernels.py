@@ -1,0 +1,89 @@
+"""llama.cpp's kernel layouts on this processor: which are used, why others are not, and how fast they are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edgespec.errors import EdgeSpecError
+
+
+@dataclass(frozen=True)
+class LayoutFacts:
+    """One layout.
+
+    Attributes:
+        name: ggml's.
+        used: whether weights are rearranged for it.
+        problem: what is wrong with it, and `remedy` what to do about that; empty if it works.
+        speedup: how many times as fast as plain it multiplies, by the number of rows; empty if that was
+            not measured.
+    """
+
+    name: str
+    used: bool
+    problem: str = ""
+    remedy: str = ""
+    speedup: tuple[tuple[int, float], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return asdict(self) | {"speedup": {str(rows): round(times, 3) for rows, times in self.speedup}}
+
+    @property
+    def speed_text(self) -> str:
+        """The speedup for people; empty if it was not measured."""
+        if not self.speedup:
+            return ""
+        times = ", ".join(f"{times:.1f}" for _rows, times in self.speedup)
+        rows = ", ".join(str(rows) for rows, _times in self.speedup)
+        return f"{times} times as fast as plain at {rows} rows"
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """All layouts of this processor.
+
+    Attributes:
+        setting: EDGESPEC_KERNELS.
+        error: llama.cpp does not work here, or the setting cannot be obeyed.
+    """
+
+    layouts: tuple[LayoutFacts, ...] = ()
+    setting: str = "auto"
+    error: EdgeSpecError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return {"setting": self.setting, "layouts": [layout.to_json() for layout in self.layouts]}
+
+
+def look_at_kernels() -> KernelFacts:
+    """Try the layouts, if that was not done yet or ended in something that may have passed."""
+    from edgespec.kernels.kept import compile_again, known_report, layouts_in_use, tried_report
+    from edgespec.kernels.report import ROWS
+    from edgespec.kernels.setting import kernels_setting
+    from edgespec.offload.kernels import available_layouts
+
+    setting = ""
+    try:
+        setting = kernels_setting()
+        known = known_report()
+        report = tried_report(again=known is not None and known.passing)
+        names = [layout.name for layout in available_layouts()]
+        used = layouts_in_use(names, report)
+    except EdgeSpecError as error:
+        return KernelFacts((), setting, error)
+    layouts = []
+    for name in names:
+        problem = report.problems.get(name, "")
+        layouts.append(
+            LayoutFacts(
+                name,
+                name in used,
+                problem,
+                compile_again(name) if problem else "",
+                tuple(zip(ROWS, report.speedup(name) or (), strict=False)),
+            )
+        )
+    return KernelFacts(tuple(layouts), setting)

@@ -1,0 +1,208 @@
+"""Kernel layouts from end to end: faulty ones are left out, and a choice holds for every way of loading."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.errors import UsageError
+from edgespec.kernels import kept
+from edgespec.kernels.report import Report
+from edgespec.kernels.setting import PLAIN, VARIABLE
+from edgespec.models.batch import Batch
+from edgespec.models.gguf import read_header
+from edgespec.models.runtime import Context, Model, start_backend
+from edgespec.offload.directing import directed
+from edgespec.offload.kernels import kernel_layout, kernel_layouts, kernels_identity
+from edgespec.offload.layout import ModelFiles
+from edgespec.offload.opening import open_streamed_model, plan_stream
+
+# Runs in every Python that is started, and spoils one layout in the process that tries them.
+SABOTAGE = """
+import os, signal, sys
+if "edgespec.kernels.worker" in sys.orig_argv:
+    from edgespec.kernels import products
+
+    class Spoiled(products.Product):
+        def __init__(self, processor, type_id, shape, data, layout, activations):
+            super().__init__(processor, type_id, shape, data, layout, activations)
+            self.spoiled = layout is not None and layout.name == {layout!r}
+
+        def compute(self):
+            if self.spoiled and {fate!r} != "nonsense":
+                os.kill(os.getpid(), getattr(signal, {fate!r}))
+            return super().compute()
+
+        def result(self):
+            values = super().result()
+            if self.spoiled:
+                values[0, 0] = float("nan")
+            return values
+
+    products.Product = Spoiled
+"""
+
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As people have it, whatever layouts the suite runs with."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.fixture
+def first_layout(auto: None) -> str:
+    """The layout that ggml would take first."""
+    start_backend()
+    if not kernel_layouts():
+        pytest.skip("this processor has no kernel layouts")
+    return kernel_layouts()[0].name
+
+
+@pytest.fixture
+def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Runs edgespec, with a layout that the trial finds to be faulty."""
+    for file in kept.reports_folder().glob("*"):
+        file.unlink()
+    sabotage = tmp_path / "sabotage"
+    sabotage.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(sabotage), prepend=":")
+
+    def run(layout: str, fate: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        (sabotage / "sitecustomize.py").write_text(SABOTAGE.format(layout=layout, fate=fate))
+        return subprocess.run(
+            [sys.executable, "-m", "edgespec", *arguments], capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize(
+    ("fate", "words"),
+    [("SIGILL", "crashed (illegal instruction)"), ("nonsense", "compute nonsense")],
+)
+def test_a_faulty_layout_is_left_out_and_the_program_answers(
+    fate: str, words: str, first_layout: str, program: Program
+) -> None:
+    ask = ("generate", "-p", "The capital of France is", "--max-tokens", "4", "--verbose")
+    done = program(first_layout, fate, *ask)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert f"llama.cpp's {first_layout} kernels are not used" in done.stderr
+    (file,) = kept.reports_folder().glob("*.json")
+    assert words in json.loads(file.read_text())["problems"][first_layout]
+    written = file.stat().st_mtime_ns
+    examined = json.loads(program(first_layout, fate, "doctor", "--json", "--no-disk-check").stdout)
+    (layout,) = [x for x in examined["kernels"]["layouts"] if x["name"] == first_layout]
+    assert not layout["used"]
+    assert words in layout["problem"]
+    assert [f["severity"] for f in examined["findings"] if first_layout in f["what"]] == ["warning"]
+    assert file.stat().st_mtime_ns == written, "it was tried again"
+
+
+def test_llama_cpp_that_does_not_work_ends_in_a_message(auto: None, program: Program, tmp_path: Path) -> None:
+    crash = "import os, sys\nif 'edgespec.kernels.worker' in sys.orig_argv: os.abort()"
+    (tmp_path / "sabotage" / "sitecustomize.py").write_text(crash)
+    run = [sys.executable, "-m", "edgespec", "generate", "-p", "Hello"]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "does not work on this processor" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_crash_of_the_program_itself_ends_in_a_message(program: Program, tmp_path: Path) -> None:
+    crash = (
+        "import ctypes, sys\nif 'generate' in sys.orig_argv:\n"
+        "    import edgespec.models.runtime as runtime\n"
+        "    runtime.Context.decode = lambda *_: ctypes.string_at(0)\n"
+    )
+    run = [sys.executable, "-m", "edgespec", "generate", "-p", "Hello", "--draft", "none"]
+    (tmp_path / "sabotage" / "sitecustomize.py").write_text(crash)
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode < 0
+    assert "EdgeSpec crashed in native code (Segmentation fault), most likely in llama.cpp" in done.stderr
+    assert "edgespec doctor" in done.stderr
+    assert "most recent call first" not in done.stderr
+    done = subprocess.run([*run, "--verbose"], capture_output=True, text=True, check=False)
+    assert "most recent call first" in done.stderr
+    assert "most likely in llama.cpp" in done.stderr
+
+
+# What was measured decides, for models in memory and for streamed ones
+
+
+@pytest.fixture
+def plain_is_faster(first_layout: str, q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """A report by which some quantizations of the model are faster without the first layout."""
+    types = {
+        tensor.type_id
+        for layer in ModelFiles.of(read_header(q4_drafter_path)).layers()
+        for tensor in layer.tensors
+        if kernel_layout(tensor.type_id, tensor.shape) is not None
+    }
+    if not types:
+        pytest.skip("no layout here can hold this model's weights")
+    by_layout = {first_layout: (2.0, 2.0, 2.0), PLAIN: (1.0, 1.0, 1.0)}
+    monkeypatch.setattr(kept, "_found", Report(seconds=dict.fromkeys(types, by_layout)))
+    return types
+
+
+def logits(model: Model) -> np.ndarray:
+    context = Context(model, n_cells=256, n_rows=32, n_outputs=32, n_sequences=1, n_threads=2)
+    found = []
+    for start, rows in ((0, 32), (32, 8), (40, 1)):
+        context.decode(Batch.run(range(100 + start, 100 + start + rows), start, 1, logits="all"))
+        found.append(context.logits().copy())
+    context.close()
+    return np.concatenate(found)
+
+
+def test_resident_and_streamed_weights_follow_the_measurement(
+    plain_is_faster: set[int], q4_drafter_path: Path, tmp_path: Path
+) -> None:
+    assert all(f"{type_id}=plain" in kernels_identity() for type_id in plain_is_faster)
+    assert directed(q4_drafter_path, 0)
+    files = ModelFiles.of(read_header(q4_drafter_path))
+    matrices = [tensor for layer in files.layers() for tensor in layer.tensors]
+    assert all(kernel_layout(t.type_id, t.shape) is None for t in matrices if t.type_id in plain_is_faster)
+    with Model(q4_drafter_path) as model:
+        resident = logits(model)
+    plan = plan_stream(
+        files, budget=1 << 30, fixed=1 << 20, process=1 << 20, pack="always", pack_folder=tmp_path, n_slots=2
+    )
+    with open_streamed_model(q4_drafter_path, plan, 0, lambda *_: None) as model:
+        assert np.array_equal(logits(model), resident)
+
+
+def test_nothing_is_directed_where_ggml_does_as_measured(
+    first_layout: str, q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "_found", Report())
+    assert directed(q4_drafter_path, 0) == []
+
+
+def test_layers_of_a_gpu_are_left_to_llama_cpp(plain_is_faster: set[int], q4_drafter_path: Path) -> None:
+    some, none = directed(q4_drafter_path, 10), directed(q4_drafter_path, -1)
+    layers = read_header(q4_drafter_path).block_count
+    assert layers is not None
+    assert none == []
+    assert any("(0|" in pattern for pattern, _ in some)
+    assert not any(f"|{layers - 1})" in pattern or r"output\.weight$" in pattern for pattern, _ in some)
+
+
+def test_layers_for_a_gpu_that_is_not_there_are_refused(smol_path: Path) -> None:
+    import edgespec
+    from edgespec.models.build import current_build
+
+    if current_build().gpus:
+        pytest.skip("there is a GPU")
+    with pytest.raises(UsageError, match=r"The gpu layers are 4, and this llama\.cpp build"):
+        edgespec.load(smol_path, draft="none", gpu_layers=4)

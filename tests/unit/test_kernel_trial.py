@@ -1,0 +1,220 @@
+"""The trial of kernel layouts: real child processes, some of which crash, hang, or compute nonsense."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import BackendError
+from edgespec.kernels import kept
+from edgespec.kernels.kept import known_report, layouts_in_use, notes, tried_report
+from edgespec.kernels.report import ROWS, Report
+from edgespec.kernels.setting import VARIABLE
+from edgespec.kernels.trial import run_trial
+
+# A worker that tells of three layouts, and meets its fate at one of them unless that is left out.
+WORKER = """
+import json, os, signal, sys, time
+skipped = json.loads(sys.argv[-1])
+fate, at = sys.argv[1], sys.argv[2]
+say = lambda event, **values: print(json.dumps({"event": event, **values}), flush=True)
+say("layouts", names=["FAST", "FAULTY", "SAFE"])
+print("a library prints something")
+for layout in ["plain", "FAST", "FAULTY", "SAFE"]:
+    if layout in skipped:
+        continue
+    say("at", layout=layout, what="multiplying Q4_0 with 8 rows")
+    if layout == at:
+        if fate == "hang": time.sleep(60)
+        if fate == "wrong": say("wrong", layout=layout, what="they compute nonsense")
+        if fate == "raise": raise MemoryError("no memory")
+        if fate.startswith("SIG"): os.kill(os.getpid(), getattr(signal, fate))
+say("seconds", type=2, seconds={"plain": [3, 3, 3], "SAFE": [2, 2, 2]})
+say("done")
+"""
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+
+
+def trial(fate: str, at: str, timeout_s: float = 60) -> Report:
+    return run_trial([sys.executable, "-c", WORKER, fate, at], timeout_s)
+
+
+def test_nothing_is_wrong() -> None:
+    report = trial("none", "none")
+    assert (report.problems, report.passing) == ({}, False)
+    assert report.seconds == {2: {"plain": (3, 3, 3), "SAFE": (2, 2, 2)}}
+
+
+@posix
+@pytest.mark.parametrize(
+    ("fate", "words", "passing"),
+    [
+        ("SIGILL", r"crashed \(illegal instruction\) multiplying Q4_0 with 8 rows", False),
+        ("SIGSEGV", r"crashed \(segmentation fault\)", False),
+        ("SIGABRT", r"crashed \(abort\)", False),
+        ("SIGKILL", "was ended by SIGKILL", True),
+        ("raise", r"failed \(MemoryError: no memory\)", True),
+        ("wrong", "compute nonsense", False),
+    ],
+)
+def test_a_faulty_layout_is_left_out_and_the_others_are_tried(fate: str, words: str, passing: bool) -> None:
+    report = trial(fate, "FAULTY")
+    assert list(report.problems) == ["FAULTY"]
+    assert re.search(words, report.problems["FAULTY"])
+    assert report.passing is passing
+    assert 2 in report.seconds, "the trial went on without it"
+
+
+def test_a_layout_that_hangs_is_left_out() -> None:
+    report = trial("hang", "FAULTY", timeout_s=5)
+    assert "did not end within 5 s" in report.problems["FAULTY"]
+    assert report.passing
+
+
+@posix
+@pytest.mark.parametrize("fate", ["SIGILL", "wrong"])
+def test_llama_cpp_that_does_not_work_at_all_is_an_error(fate: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        trial(fate, "plain")
+    assert "does not work on this processor" in caught.value.what
+    assert "compiled for another processor" in caught.value.what
+    assert "llama-cpp-python" in caught.value.hint
+
+
+@posix
+def test_a_trial_that_is_killed_is_no_verdict_on_llama_cpp() -> None:
+    report = trial("SIGKILL", "plain")
+    assert set(report.problems) == {"FAST", "FAULTY", "SAFE"}
+    assert report.passing
+
+
+def test_a_worker_that_cannot_be_started_is_no_verdict_on_llama_cpp(tmp_path: Path) -> None:
+    report = run_trial([str(tmp_path / "missing")], 5)
+    assert report == Report({}, {}, passing=True)
+
+
+# What is kept
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the first run: nothing was found by this process, and nothing is kept."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(kept, "_found", None)
+    for file in kept.reports_folder().glob("*"):
+        file.unlink()
+
+
+def test_it_is_tried_once_and_kept(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = Report({"FAULTY": "it crashed"}, {2: {"plain": (3.0, 3.0, 3.0)}})
+    runs: list[int] = []
+
+    def run() -> Report:
+        runs.append(1)
+        return report
+
+    assert known_report() is None
+    assert tried_report(run) == tried_report(run) == known_report() == report
+    monkeypatch.setattr(kept, "_found", None)  # the next process
+    assert known_report() == tried_report(run) == report
+    assert len(runs) == 1
+    assert tried_report(lambda: Report(), again=True) == known_report() == Report()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": [1], "problems": {}, "seconds": {}}', "\x00"])
+def test_what_is_damaged_is_tried_again(
+    content: str, nothing_known: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried_report(lambda: Report({"OLD": "problem"}))
+    (file,) = kept.reports_folder().glob("*.json")
+    file.write_text(content)
+    monkeypatch.setattr(kept, "_found", None)
+    assert tried_report(lambda: Report({"NEW": "problem"})).problems == {"NEW": "problem"}
+
+
+def test_what_may_pass_is_tried_again_the_next_day(
+    nothing_known: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passing = Report({"SLOW": "it hung"}, passing=True)
+    tried_report(lambda: passing)
+    monkeypatch.setattr(kept, "_found", None)
+    assert known_report() == passing
+    monkeypatch.setattr(kept, "_found", None)
+    now = kept.time.time()
+    monkeypatch.setattr(kept.time, "time", lambda: now + 25 * 3600)
+    assert known_report() is None
+
+
+def test_another_build_is_tried_anew(
+    nothing_known: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = tmp_path / "libggml-cpu.so"
+    library.write_bytes(b"faulty kernels")
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
+    tried_report(lambda: Report({"FAULTY": "it crashed"}))
+    library.write_bytes(b"kernels, mended")
+    monkeypatch.setattr(kept, "_found", None)
+    assert known_report() is None
+
+
+def test_a_cache_that_cannot_be_written_to_stops_nothing(
+    nothing_known: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(kept, "reports_folder", lambda: tmp_path / "file" / "kernels")
+    assert tried_report(lambda: Report({"A": "b"})).problems == {"A": "b"}
+
+
+def test_plain_needs_no_trial(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "plain")
+    assert tried_report(lambda: pytest.fail("tried")) == Report()
+
+
+# What follows
+
+
+def test_what_does_not_work_is_not_used_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    report = Report({"AMX": "trying them, llama.cpp crashed"})
+    assert layouts_in_use(["AMX", "CPU_REPACK"], report) == ("CPU_REPACK",)
+    (note,) = notes(report)
+    assert note.startswith("llama.cpp's AMX kernels are not used: trying them, llama.cpp crashed.")
+    assert "setup.py" in note
+    monkeypatch.setenv(VARIABLE, "repack")
+    assert layouts_in_use(["AMX", "CPU_REPACK"], report) == ("CPU_REPACK",)
+    assert notes(report) == []
+    monkeypatch.setenv(VARIABLE, "amx")
+    with pytest.raises(BackendError, match=r"asks for llama\.cpp's AMX kernels, and they cannot be used"):
+        layouts_in_use(["AMX", "CPU_REPACK"], report)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [
+        ({}, "A"),  # not measured: ggml's order
+        ({"A": (2, 2, 2), "B": (1, 1, 1), "plain": (4, 4, 4)}, "B"),
+        ({"A": (1, 1, 1), "B": (0.95, 0.95, 0.95), "plain": (4, 4, 4)}, "A"),  # noise
+        ({"A": (1, 1, 4), "B": (1.5, 1.5, 1), "plain": (4, 4, 4)}, "B"),
+        ({"A": (4, 4, 4), "B": (3, 3, 3), "plain": (1, 1, 1)}, "plain"),
+        ({"A": (1, 1, 1), "plain": (4, 4, 4)}, "A"),  # B cannot hold it
+    ],
+)
+def test_the_fastest_is_taken(seconds: dict[str, tuple[float, ...]], best: str) -> None:
+    assert Report(seconds={2: seconds}).fastest(2, ("A", "B")) == best
+
+
+def test_speedups_are_the_middle_of_all_quantizations() -> None:
+    seconds = {n: {"plain": (8.0, 8.0, 8.0), "A": (8.0 / n, 4.0, 2.0)} for n in (1, 2, 4)}
+    assert Report(seconds=seconds).speedup("A") == (2.0, 2.0, 4.0)
+    assert Report(seconds=seconds).speedup("B") is None
+
+
+def test_a_report_survives_its_file() -> None:
+    report = Report({"A": "b"}, {2: {"plain": (0.5, 0.25, 1e-6)}}, passing=True)
+    assert len(ROWS) == 3
+    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
