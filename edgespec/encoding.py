@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from edgespec.errors import TemplateError
 from edgespec.models.template import ChatTemplate, Segment, render_segments
 from edgespec.models.vocabulary import Vocabulary
+
+# Tokens are counted to this multiple of the context, so that errors can name the number.
+_COUNTED = 4
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -26,11 +30,19 @@ class Encoder:
 
     Only what the chat template wrote may become control tokens; a person's text never does, whatever
     it spells.
+
+    Args:
+        context: tokens that the target's context holds. What is far longer is refused before it is rendered or
+            tokenized to its end, so that it takes neither time nor memory; None reads everything.
     """
 
-    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, template: ChatTemplate | None, context: int | None = None
+    ) -> None:
         self._vocabulary = vocabulary
         self._template = template
+        self._context = context
+        self._most = None if context is None else _COUNTED * context
 
     @property
     def has_template(self) -> bool:
@@ -45,10 +57,12 @@ class Encoder:
 
         Raises:
             TemplateError: messages were given to a model without a template, or the template failed.
+            ContextLengthError: the prompt is several times as long as the context, or more.
         """
         if isinstance(prompt, str):
+            self._vocabulary.refuse_longer(prompt, self._context)
             if raw or self._template is None:
-                return self._vocabulary.tokenize(prompt, control=False, bos=True)
+                return self._vocabulary.tokenize(prompt, control=False, bos=True, most=self._most)
             return list(self.conversation([{"role": "user", "content": prompt}]).tokens)
         if prompt and isinstance(prompt[0], Mapping):
             return list(self.conversation(prompt).tokens)  # type: ignore[arg-type]
@@ -63,20 +77,27 @@ class Encoder:
 
         Raises:
             TemplateError: the model has no template, or it failed.
+            ContextLengthError: the conversation is several times as long as the context, or more.
         """
         if self._template is None:
             raise TemplateError(
                 "The model has no chat template, so it cannot hold a conversation.",
                 "Let it go on with a text instead: edgespec generate --raw -p TEXT.",
             )
-        segments = render_segments(self._template, messages, self._vocabulary.controls_in)
+        for message in messages:
+            for value in message.values():
+                self._vocabulary.refuse_longer(value, self._context)
+        controls = partial(self._vocabulary.controls_in, most=self._most)
+        segments = render_segments(self._template, messages, controls)
         text = "".join(segment.text for segment in segments)
         tokens: list[int] = []
         if known is not None and text.startswith(known.text):
             tokens.extend(known.tokens)
             segments = _without_prefix(segments, len(known.text))
         for segment in segments:
-            tokens += self._vocabulary.tokenize(segment.text, control=not segment.literal)
+            tokens += self._vocabulary.tokenize(
+                segment.text, control=not segment.literal, most=self._most
+            )
         if self._vocabulary.adds_bos and tokens[:1] != [self._vocabulary.bos]:
             tokens.insert(0, self._vocabulary.bos)
         return Encoded(text, tuple(tokens))

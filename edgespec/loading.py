@@ -286,7 +286,7 @@ class _Loader:
         return Engine(
             target,
             drafter,
-            Encoder(model.vocabulary, template),
+            Encoder(model.vocabulary, template, wish.context),
             self._abort,
             context=wish.context,
             tree_budget=wish.tree_budget,

@@ -11,7 +11,15 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, ContextLengthError
+from edgespec.models.stack import on_deep_stack
+from edgespec.models.text_pieces import cut
+
+_BYTE_PAIR = 2  # llama_vocab_type: the only one that splits texts by regular expressions
+_COVERING = (1, 2, 5)  # the kinds whose tokens hold every byte of a text: SentencePiece, byte-pair, RWKV
+_FOUND_FIRST = 1 | 8 | 16  # llama_token_attr: unknown, control and user-defined tokens, found before words are
+_SHALLOW_CHARS = 256  # fit any stack
+_LIKELY_TOKEN_BYTES = 16  # longer on average than the tokens of any text that is worth reading
 
 
 def _closed() -> BackendError:
@@ -100,29 +108,57 @@ class Vocabulary:
         }
         return tuple(sorted(texts - {""}, key=lambda text: (-len(text), text)))
 
-    def tokenize(self, text: str, *, control: bool, bos: bool = False) -> list[int]:
-        """Token ids of a text.
+    def tokenize(
+        self, text: str, *, control: bool, bos: bool = False, most: int | None = None
+    ) -> list[int]:
+        """Token ids of a text of any form and length; long ones are read in pieces (see text_pieces.py).
 
         Args:
             control: whether texts such as "<|im_end|>" become control tokens; true only for text
                 that a chat template wrote.
             bos: put the begin-of-text token in front, if the model wants one.
-        """
-        data = text.encode("utf-8", "replace")  # half surrogates, from undecodable arguments, become "?"
-        capacity = len(data) + 8
-        while True:
-            buffer = (llama_cpp.llama_token * capacity)()
-            n = llama_cpp.llama_tokenize(self._handle, data, len(data), buffer, capacity, bos, control)
-            if n >= 0:
-                return list(buffer[:n])
-            if -n <= capacity:
-                raise BackendError("llama.cpp could not tokenize the text.")
-            capacity = -n
+            most: stop when there are more tokens than this.
 
-    def controls_in(self, text: str) -> list[str]:
-        """The control-token texts that occur in `text`."""
+        Raises:
+            ContextLengthError: the text has more than `most` tokens.
+        """
+        self.refuse_longer(text, most)
+        if self.kind != _BYTE_PAIR or len(text) <= _SHALLOW_CHARS:
+            return self._within(self._tokenize(text, control, bos), most)
+        pieces = list(cut(text, self._joined))
+        if len(pieces) == 1:
+            return self._within(self._tokenize(text, control, bos), most)
+        tokens = [self.bos] if bos and self.adds_bos else []
+        for piece in pieces:
+            tokens += self._tokenize(piece, control, False)
+            self._within(tokens, most)
+        if bos and self._adds_eos:
+            tokens.append(self.eos)
+        return tokens
+
+    def refuse_longer(self, text: str, most: int | None) -> None:
+        """Refuse, by its length alone, a text that must have more than `most` tokens.
+
+        Raises:
+            ContextLengthError: it must.
+        """
+        if most is None or len(text) <= most * _LIKELY_TOKEN_BYTES or self.kind not in _COVERING:
+            return
+        longest = most * self._longest_token
+        if len(text) > longest:  # every character has a byte at the least
+            raise ContextLengthError(
+                f"The prompt has {len(text):,} characters, and {most:,} tokens hold {longest:,} at most.",
+                "Shorten it, or ask for a larger --context.",
+            )
+
+    def controls_in(self, text: str, most: int | None = None) -> list[str]:
+        """The control-token texts that occur in `text`.
+
+        Raises:
+            ContextLengthError: the text has more than `most` tokens.
+        """
         # Nearly always the answer is none, and two tokenizations say so without a walk over the vocabulary.
-        if self.tokenize(text, control=True) == self.tokenize(text, control=False):
+        if self.tokenize(text, control=True, most=most) == self.tokenize(text, control=False, most=most):
             return []
         return [control for control in self.control_texts if control in text]
 
@@ -135,3 +171,50 @@ class Vocabulary:
             self._piece_buffer = ctypes.create_string_buffer(-n)
             return self.piece(token, control=control)
         return self._piece_buffer.raw[:n]
+
+    @property
+    def _adds_eos(self) -> bool:
+        return bool(llama_cpp.llama_vocab_get_add_eos(self._handle))
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the token that stands for the most of them."""
+        return max((len(self.piece(token, control=True)) for token in range(self.n_tokens)), default=1) or 1
+
+    @cached_property
+    def _joined(self) -> frozenset[str]:
+        """Neighbouring characters in tokens that are found before a text is split into words."""
+        pairs: set[str] = set()
+        for token in range(self.n_tokens):
+            if llama_cpp.llama_vocab_get_attr(self._handle, token) & _FOUND_FIRST:
+                text = self.text(token).decode("utf-8", "replace")
+                pairs.update(text[at : at + 2] for at in range(len(text) - 1))
+        return frozenset(pairs)
+
+    def _tokenize(self, text: str, control: bool, bos: bool) -> list[int]:
+        """One call of llama.cpp's tokenizer."""
+        handle = self._handle
+        data = text.encode("utf-8", "replace")  # half surrogates, from undecodable arguments, become "?"
+
+        def tokenize(capacity: int) -> list[int] | int:
+            buffer = (llama_cpp.llama_token * capacity)()
+            n = llama_cpp.llama_tokenize(handle, data, len(data), buffer, capacity, bos, control)
+            return list(buffer[:n]) if n >= 0 else -n
+
+        def tokenize_all() -> list[int]:
+            result = tokenize(len(data) + 8)
+            if isinstance(result, int):
+                result = tokenize(result)
+            if isinstance(result, int):
+                raise BackendError("llama.cpp could not tokenize the text.")
+            return result
+
+        return tokenize_all() if len(text) <= _SHALLOW_CHARS else on_deep_stack(tokenize_all)
+
+    @staticmethod
+    def _within(tokens: list[int], most: int | None) -> list[int]:
+        if most is not None and len(tokens) > most:
+            raise ContextLengthError(
+                f"The prompt has more than {most:,} tokens.", "Shorten it, or ask for a larger --context."
+            )
+        return tokens
