@@ -83,6 +83,9 @@ class GenerationConfig:
     verify: str = "auto"
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "top_k", "penalty_window", "seed"):
+            value = getattr(self, name)
+            _check(not isinstance(value, float), name, value, "a whole number")
         _check(
             self.max_tokens is None or self.max_tokens >= 1,
             "max_tokens",

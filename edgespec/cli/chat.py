@@ -181,7 +181,8 @@ class Talk:
         self.last_answer = answer
         if as_json:
             self.results.record(answer.to_json(text))
-        self.terminal.statistics(answer)
+        if answer.passes:
+            self.terminal.statistics(answer)
         if self.session.unsaved and not self._told_unsaved:
             self._told_unsaved = True
             self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")

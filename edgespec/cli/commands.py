@@ -137,9 +137,11 @@ class TypedChat:
             if self._drop_turns(text):
                 self._answer(text)
             return
-        if interruption:
-            self._say("Stopped; what was said so far is kept.")
         answer = self._talk.last_answer
+        if interruption and answer is not None and answer.passes:
+            self._say("Stopped; what was said so far is kept.")
+        elif interruption:
+            self._say("Stopped before the answer began, so the question is not kept. /retry asks it again.")
         if answer is not None and answer.context_full:
             self._talk.terminal.warn(
                 f"The context of {self._talk.context} tokens is full, so the answer ends early."
@@ -197,8 +199,8 @@ class TypedChat:
         # A question that got no answer at all was not kept.
         if self._session.messages and self._session.messages[-2]["content"] == self._last_text:
             self._session.undo()
-        if self._talk.config.greedy or self._talk.config.seed is not None:
-            self._say("The answer will be the same; /set temperature 0.7 without a seed varies it.")
+            if self._talk.config.greedy or self._talk.config.seed is not None:
+                self._say("The answer will be the same; /set temperature 0.7 without a seed varies it.")
         self._answer(self._last_text)
 
     def _system(self, rest: str) -> None:

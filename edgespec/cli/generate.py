@@ -174,9 +174,11 @@ class _SinglePrompt:
             self.results.end_line()
         else:
             self.results.record(answer.to_json(prompt) | origin.to_json())
-        self.terminal.statistics(answer)
+        if answer.passes:
+            self.terminal.statistics(answer)
         if answer.context_full:
             self.terminal.note(f"The context of {engine.context} tokens is full; --context makes it larger.")
         if interruption:
-            self.terminal.note("Interrupted: the answer ends early.")
+            early = "the answer ends early" if answer.passes else "there is no answer yet"
+            self.terminal.note(f"Interrupted: {early}.")
             raise typer.Exit(interruption.exit_code)

@@ -328,6 +328,12 @@ def format_statistics(generation: Generation) -> str:
 def details(generation: Generation) -> dict[str, str]:
     """The figures of an answer, by name."""
     timings, memory = generation.timings, generation.memory
+    if not generation.passes:
+        return {
+            "prompt": f"{generation.prompt_tokens} tokens, {timings.prefill_s:.2f} s spent on reading them",
+            "answer": f"none; {generation.finish_reason} before it began",
+            "mode": _mode(generation),
+        }
     return {
         "prompt": f"{generation.prompt_tokens} tokens, read in {timings.prefill_s:.2f} s",
         "answer": f"{len(generation.tokens)} tokens in {timings.decode_s:.2f} s, "

@@ -2,64 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 
 import edgespec
+from edgespec.engine import Engine
 from edgespec.errors import BackendError
 from edgespec.generation import GenerationConfig
+from edgespec.models.chains import ChainCache
+from edgespec.models.states import StateStore
+from edgespec.speculation.drafters.base import NoDrafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.methods import Method, method_for
+from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.tree import TokenTree
+from tests.tiny_mamba import write_mamba
 
-EMBEDDING, INNER, STATE, RANK, CONV, LAYERS = 32, 64, 16, 4, 4, 2
+PROMPT = "one two three one two three one two"
 
 
 @pytest.fixture(scope="module")
 def mamba_path(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Mamba with random weights and the default model's vocabulary: a real recurrent model."""
-    path = tmp_path_factory.mktemp("models") / "tiny-mamba.gguf"
-    source = gguf.GGUFReader(smol_path)
-    writer = gguf.GGUFWriter(path, "mamba")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(2048)
-    writer.add_embedding_length(EMBEDDING)
-    writer.add_feed_forward_length(0)
-    writer.add_head_count(0)
-    writer.add_ssm_conv_kernel(CONV)
-    writer.add_ssm_inner_size(INNER)
-    writer.add_ssm_state_size(STATE)
-    writer.add_ssm_time_step_rank(RANK)
-    writer.add_layer_norm_rms_eps(1e-5)
-    for name, field in source.fields.items():
-        if name.startswith("tokenizer.ggml."):
-            kind = field.types[0]
-            sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, sub_type=sub_type)
-    n_vocab = len(source.fields["tokenizer.ggml.tokens"].data)
-    rng = np.random.default_rng(1)
-
-    def add(name: str, *shape: int, scale: float = 0.3) -> None:
-        writer.add_tensor(name, (rng.standard_normal(shape) * scale).astype(np.float32))
-
-    add("token_embd.weight", n_vocab, EMBEDDING, scale=1.0)
-    add("output_norm.weight", EMBEDDING, scale=1.0)
-    for i in range(LAYERS):
-        add(f"blk.{i}.attn_norm.weight", EMBEDDING, scale=1.0)
-        add(f"blk.{i}.ssm_in.weight", 2 * INNER, EMBEDDING)
-        add(f"blk.{i}.ssm_conv1d.weight", INNER, CONV)
-        add(f"blk.{i}.ssm_conv1d.bias", INNER)
-        add(f"blk.{i}.ssm_x.weight", RANK + 2 * STATE, INNER)
-        add(f"blk.{i}.ssm_dt.weight", INNER, RANK)
-        add(f"blk.{i}.ssm_dt.bias", INNER)
-        writer.add_tensor(f"blk.{i}.ssm_a", -np.abs(rng.standard_normal((INNER, STATE))).astype(np.float32))
-        add(f"blk.{i}.ssm_d", INNER)
-        add(f"blk.{i}.ssm_out.weight", EMBEDDING, INNER)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return write_mamba(tmp_path_factory.mktemp("models") / "tiny-mamba.gguf", smol_path)
 
 
 @pytest.mark.parametrize("draft", ["lookup", "itself"])
@@ -81,3 +48,57 @@ def test_exact_is_refused_with_the_reason(mamba_path: Path) -> None:
     with pytest.raises(BackendError, match="keeps a running state") as error:
         edgespec.load(mamba_path, exact=True)
     assert error.value.hint == "Use --no-exact."
+
+
+@pytest.fixture
+def engine(mamba_path: Path) -> Iterator[Engine]:
+    with edgespec.load(mamba_path, draft="none", context=256) as engine:
+        yield engine
+
+
+def test_a_pass_of_one_node_saves_no_state(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    save = engine.target.context.save
+    monkeypatch.setattr(engine.target.context, "save", lambda sequence: saved.append(1) or save(sequence))
+    answer = engine.generate(PROMPT, GenerationConfig(max_tokens=20), raw=True)
+    assert len(answer.passes) == 20
+    assert saved == [], "nothing of one node can be rejected"
+    list(engine.passes([*engine.encoder.encode(PROMPT, raw=True)], _guessing(engine), 6))
+    assert saved, "a guess can"
+
+
+def _guessing(engine: Engine) -> Method:
+    """Drafts that are always wrong."""
+
+    class Wrong(NoDrafter):
+        def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
+            return TokenTree.chain([text[-1], 7, 7][: 1 + limits.depth])
+
+    engine.target.rewind(0)
+    engine.target.prefill(engine.encoder.encode(PROMPT, raw=True)[:-1])
+    engine.drafter = Wrong()
+    return method_for(GenerationConfig(), engine.target.model.vocabulary.n_tokens, 0, engine.drafter)
+
+
+def test_the_state_of_a_longer_text_is_filed_under_no_shorter_name(engine: Engine, tmp_path: Path) -> None:
+    text = engine.encoder.encode(PROMPT, raw=True)
+    answer = engine.generate(text, GenerationConfig(max_tokens=12))
+    store = StateStore(tmp_path, "any")
+    held = list(engine.target.tokens)
+    assert len(held) > len(text)
+    assert engine.target.keep(store, text) == 0, "the state has gone on behind the text"
+    assert list(tmp_path.iterdir()) == []
+    assert engine.target.keep(store, [*text, *answer.tokens]) == len(held)
+    (path,) = tmp_path.iterdir()
+    assert engine.target.keep(store, text) == 0
+    assert list(tmp_path.iterdir()) == [path], "what is kept of a beginning stays"
+    assert isinstance(engine.target.cache, ChainCache)
+    with pytest.raises(ValueError, match="no state of 0"):
+        engine.target.cache.save(0, len(text))
+    # What was kept is the state of the text in its name.
+    engine.target.rewind(0)
+    engine.target.stores.append(store)
+    goes_on = engine.generate([*text, *answer.tokens], GenerationConfig(max_tokens=12))
+    engine.target.stores.clear()
+    engine.target.rewind(0)
+    assert engine.generate([*text, *answer.tokens], GenerationConfig(max_tokens=12)).tokens == goes_on.tokens

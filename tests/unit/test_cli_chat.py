@@ -39,6 +39,8 @@ class TalkingSession:
     def ask(self, text: str, config: GenerationConfig | None = None, **more: Any) -> Iterator[Chunk]:
         yield from self.engine.stream(text, config, **more)
         assert self.engine.last_generation is not None
+        if not self.engine.last_generation.passes:
+            return
         self.messages += [
             {"role": "user", "content": text},
             {"role": "assistant", "content": self.engine.last_generation.text},
@@ -156,6 +158,22 @@ def test_ctrl_c_in_an_answer_keeps_the_conversation(typed: Any, engine: TalkingE
     assert out == ["Blue", ANSWER]
     assert err == ["Stopped; what was said so far is kept."]
     assert len(session.messages) == 4
+
+
+def test_ctrl_c_before_the_answer_claims_none(typed: Any, engine: TalkingEngine) -> None:
+    """As while a long prompt is read."""
+    engine.on_word = lambda word: (
+        os.kill(os.getpid(), signal.SIGINT) if word == 0 and len(engine.asked) == 2 else None
+    )
+    out, err, session = typed("Hi", "Go on", "/stats", "/retry")
+    assert out == [ANSWER, ANSWER]
+    assert err == [
+        "Stopped before the answer began, so the question is not kept. /retry asks it again.",
+        "prompt  3 tokens, 0.00 s spent on reading them",
+        "answer  none; cancelled before it began",
+        "mode    not bit-exact",
+    ]
+    assert [message["content"] for message in session.messages] == ["Hi", ANSWER, "Go on", ANSWER]
 
 
 def test_a_full_context_says_how_to_go_on(typed: Any, engine: TalkingEngine) -> None:

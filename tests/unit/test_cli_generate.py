@@ -76,6 +76,17 @@ def test_a_system_prompt_makes_messages(engine: TalkingEngine) -> None:
     assert engine.asked[0][0] == expected
 
 
+def test_ctrl_c_while_the_prompt_is_read_claims_no_answer(
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.on_word = lambda word: os.kill(os.getpid(), signal.SIGINT) if word == 0 else None
+    assert main(["generate", "-p", "Hi", "--verbose"]) == 130
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-1] == "Interrupted: there is no answer yet."
+    assert "tokens/s" not in err
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_keeps_what_was_written(
     number: signal.Signals, code: int, engine: TalkingEngine, capsys: pytest.CaptureFixture[str]

@@ -42,6 +42,10 @@ from edgespec.generation import (
         ("penalty_window", -1, "penalty_window is -1. It must be 0 (everything) or more."),
         ("seed", -1, f"seed is -1. It must be from 0 to {MAX_SEED}."),
         ("seed", 2**63, f"seed is {2**63}. It must be from 0 to {MAX_SEED}."),
+        ("top_k", 2.5, "top_k is 2.5. It must be a whole number."),
+        ("max_tokens", 8.0, "max_tokens is 8.0. It must be a whole number."),
+        ("penalty_window", 1.5, "penalty_window is 1.5. It must be a whole number."),
+        ("seed", 1.0, "seed is 1.0. It must be a whole number."),
         ("stop", ("a", ""), "stop is ''. It must be a text that is not empty."),
         ("stop", "END", "stop is 'END'. It must be a list of texts."),
     ],
@@ -173,6 +177,16 @@ def test_plain_decoding_drafted_nothing() -> None:
     assert plain.acceptance_rate == 0
     assert plain.tokens_per_pass == plain.nodes_per_pass == 1
     assert plain.tokens_per_second == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tokens", "accepted"), [(9, 6), (7, 6), (6, 5), (2, 1), (1, 0)], ids="kept {}".format
+)
+def test_a_pass_counts_no_more_than_became_part_of_the_answer(tokens: int, accepted: int) -> None:
+    record = PassRecord(9, 6, 0.5, 1.0, 0.25)
+    cut = record.cut(tokens)
+    assert cut.accepted == accepted
+    assert (cut.nodes, cut.seconds) == (record.nodes, record.seconds)
 
 
 def test_a_round_is_drafting_reading_and_accepting() -> None:

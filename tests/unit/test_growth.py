@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
+from edgespec.speculation.growth import Children, Frontier, Growth, TreeLimits, grow
+from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import assert_well_formed, texts_of
 
 _ROOT = 7
@@ -252,3 +253,29 @@ def test_limits_say_whether_drafting_is_allowed() -> None:
     assert limits.allows_drafting
     assert not replace(limits, budget=1).allows_drafting
     assert not replace(limits, depth=0).allows_drafting
+
+
+@given(seed=st.integers(0, 2**31), kind=st.sampled_from(_KINDS), budget=st.integers(2, 20))
+def test_nothing_grows_below_a_token_that_ends_the_answer(seed: int, kind: str, budget: int) -> None:
+    ends = 1
+
+    def grown(growth: Growth) -> tuple[_Drafter, TokenTree]:
+        drafter = _Drafter(seed, kind, vocabulary=4, branching=3)
+        bounds = TreeLimits(budget, branching=3, growth=growth, ends=lambda tokens: tokens == ends)
+        return drafter, grow(_ROOT, drafter.expand, bounds)
+
+    drafter, tree = grown(Growth())
+    assert ends not in tree.tokens[1:], "the target says it for itself"
+    assert all(ends not in path[1:] for step in drafter.steps for path in step)
+    drafter, tree = grown(Growth(ends=True))
+    assert all(ends not in path[1:] for step in drafter.steps for path in step)
+    above = tree.parents[1:]
+    assert not (tree.tokens[above[above > 0]] == ends).any()
+    assert_well_formed(tree)
+
+
+def test_a_root_that_ends_something_is_drafted_below() -> None:
+    """Such as a prompt that closes a turn."""
+    drafter = _Drafter(3, "smooth", vocabulary=4, branching=3)
+    bounds = TreeLimits(8, branching=3, ends=lambda tokens: tokens == _ROOT)
+    assert len(grow(_ROOT, drafter.expand, bounds)) > 1

@@ -7,6 +7,8 @@ decoding, must have the law of plain decoding from the start.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,9 +37,14 @@ LENGTH = 3  # tokens whose joint law is compared
 
 
 def assert_lossless(
-    config: GenerationConfig, drafter: Drafter, target: Table, limits: TreeLimits, vocabulary: int
+    config: GenerationConfig,
+    drafter: Drafter,
+    target: Table,
+    limits: TreeLimits,
+    vocabulary: int,
+    end: int | None = None,
 ) -> None:
-    """The law of the first tokens is that of plain decoding."""
+    """The law of the first tokens, up to the `end` token, is that of plain decoding."""
 
     def run(draws: ScriptedDraws) -> Text:
         method = method_for(config, vocabulary, 0, drafter, draws=lambda *_: draws)
@@ -60,7 +67,14 @@ def assert_lossless(
             law = longer
         return law
 
-    law, expected = continued(law_of(run)), continued({(): 1.0})
+    def ended(law: dict[Text, float]) -> dict[Text, float]:
+        merged: dict[Text, float] = {}
+        for text, weight in law.items():
+            answer = text[: text.index(end) + 1] if end in text else text
+            merged[answer] = merged.get(answer, 0.0) + weight
+        return merged
+
+    law, expected = ended(continued(law_of(run))), ended(continued({(): 1.0}))
     for text in law.keys() | expected.keys():
         assert abs(law.get(text, 0.0) - expected.get(text, 0.0)) < 1e-12, text
 
@@ -89,6 +103,15 @@ def test_drawn_drafts_keep_the_targets_law(rule: str, case: str) -> None:
     config = GenerationConfig(temperature=1, verify=rule)
     vocabulary = len(target(()))
     assert_lossless(config, TableDrafter(drafter), target, limits(4), vocabulary)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("rule", DRAWN)
+def test_drafts_that_stop_at_an_end_token_keep_the_law_up_to_it(rule: str, case: str) -> None:
+    target, drafter = CASES[case]
+    config = GenerationConfig(temperature=1, verify=rule)
+    bounds = replace(limits(4, depth=3), ends=lambda tokens: tokens == 1)
+    assert_lossless(config, TableDrafter(drafter), target, bounds, len(target(())), end=1)
 
 
 @pytest.mark.parametrize("case", CASES)

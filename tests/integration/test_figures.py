@@ -1,0 +1,125 @@
+"""What is counted: tokens of the answer, and nothing behind its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.bench.child import answers
+from edgespec.engine import Engine
+from edgespec.generation import Generation, GenerationConfig
+from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.tree import TokenTree
+
+SHORT = "Reply with one word: what is the capital of France?"
+
+
+def counted(answer: Generation) -> int:
+    """Tokens that passes yielded."""
+    return sum(record.accepted + 1 for record in answer.passes)
+
+
+@pytest.fixture(scope="module")
+def engine(smol_path: Path) -> Iterator[Engine]:
+    """Its own drafter: whatever the target would say behind the end of an answer is drafted."""
+    with edgespec.load(smol_path, draft=smol_path, tree_budget=24, context=512) as engine:
+        yield engine
+
+
+class Knowing(Drafter):
+    """Drafts a known text, and goes on behind its end."""
+
+    name = "knowing"
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self._text = list(text)
+
+    def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
+        rest = self._text[len(text) : len(text) + limits.depth]
+        return TokenTree.chain([text[-1], *rest][: limits.budget])
+
+
+def ended(engine: Engine, **settings: object) -> tuple[list[int], Generation]:
+    prompt = engine.encoder.encode(SHORT)
+    answer = engine.generate(prompt, GenerationConfig(max_tokens=200, **settings))  # type: ignore[arg-type]
+    assert answer.finish_reason == "stop"
+    return prompt, answer
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "seed": 4, "verify": "specinfer"}])
+def test_the_end_token_is_counted_and_nothing_behind_it(engine: Engine, settings: dict[str, object]) -> None:
+    _, answer = ended(engine, **settings)
+    assert counted(answer) == len(answer.tokens) + 1
+    assert answer.tokens_per_pass == pytest.approx((len(answer.tokens) + 1) / len(answer.passes))
+    is_end = engine.target.model.vocabulary.is_end
+    assert engine.last_round is not None
+    tree = engine.last_round[0]
+    parents = {int(parent) for parent in tree.parents.tolist() if parent > 0}
+    assert not any(is_end(int(tree.tokens[parent])) for parent in parents), "drafted behind an end"
+
+
+def test_a_drafter_that_goes_on_behind_the_end_gains_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, answer = ended(engine)
+    vocabulary = engine.target.model.vocabulary
+    # What the target itself would say behind the end token, so that all of it is accepted.
+    end = next(token for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
+    text = [*prompt, *answer.tokens]
+    for _ in range(2):
+        logits = None
+        engine.target.prefill(text[:-1])
+        tree = TokenTree.root_only(text[-1])
+        logits = engine.target.verify(tree)[0]
+        engine.target.commit(tree, [0])
+        text.append(int(np.argmax(logits)))
+        end = text[-1] if vocabulary.is_end(text[-1]) else end
+    for _ in range(6):
+        engine.target.prefill(text[:-1])
+        tree = TokenTree.root_only(text[-1])
+        logits = engine.target.verify(tree)[0]
+        engine.target.commit(tree, [0])
+        text.append(int(np.argmax(logits)))
+    monkeypatch.setattr(engine, "drafter", Knowing(text))
+    engine.target.rewind(0)
+    _, again = ended(engine)
+    assert again.tokens == answer.tokens
+    assert counted(again) == len(again.tokens) + 1
+    assert again.acceptance_rate < 1, "what was drafted behind the end was accepted for nothing"
+
+
+def test_a_stop_string_cuts_the_figures_too(engine: Engine) -> None:
+    whole = engine.generate("Why is the sky blue?", GenerationConfig(max_tokens=40)).text
+    answer = engine.generate("Why is the sky blue?", GenerationConfig(max_tokens=40, stop=(whole[30:36],)))
+    assert answer.finish_reason == "stop"
+    assert counted(answer) == len(answer.tokens)
+
+
+def test_chunks_hold_the_tokens_of_the_answer(engine: Engine) -> None:
+    chunks = list(engine.stream(SHORT, GenerationConfig(max_tokens=200)))
+    answer = chunks[-1].generation
+    assert answer is not None
+    assert answer.finish_reason == "stop"
+    assert [token for chunk in chunks for token in chunk.tokens] == answer.tokens
+
+
+def test_a_bench_counts_as_an_answer_does(smol_path: Path) -> None:
+    result = answers(
+        {
+            "load": {"model": str(smol_path), "draft": str(smol_path), "tree_budget": 24, "context": 512},
+            "config": {"max_tokens": 200},
+            "prompts": [SHORT],
+            "repetitions": 1,
+            "row_seconds": 600,
+            "curve": False,
+        }
+    )
+    (tokens,) = result["answers"]
+    passes = sum(result["rows"].values())
+    assert result["tokens_per_pass"] * passes == pytest.approx(len(tokens) + 1)
