@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Sequence
 
 import pyte
 import pytest
@@ -27,20 +28,25 @@ _BETWEEN_WORDS = r"(?:\s|\x1b\[[0-?]*[@-~])+"  # spaces, ends of lines, and what
 ON_A_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-m", "edgespec", *sys.argv[1:]])
+os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
-class Desk:
-    """A terminal with somebody at it, running edgespec."""
+EDGESPEC = (sys.executable, "-m", "edgespec")
 
-    def __init__(self, *arguments: str, columns: int = 100, lines: int = 24) -> None:
+
+class Desk:
+    """A terminal with somebody at it, running edgespec, or `program` with it inside."""
+
+    def __init__(
+        self, *arguments: str, columns: int = 100, lines: int = 24, program: Sequence[str] = EDGESPEC
+    ) -> None:
         self._ours, theirs = pty.openpty()
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.program = subprocess.Popen(
-            [sys.executable, "-c", ON_A_TERMINAL, *arguments],
+            [sys.executable, "-c", ON_A_TERMINAL, *program, *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -50,6 +56,16 @@ class Desk:
         self._seen = ""
         self.shown = ""  # since the last `wait_for`
         self.bytes = b""  # everything
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the terminal shows keys as they are typed."""
+        return bool(termios.tcgetattr(self._ours)[3] & termios.ECHO)
+
+    @property
+    def cursor_hidden(self) -> bool:
+        """Whether the cursor cannot be seen."""
+        return bool(self._screen.cursor.hidden)
 
     @property
     def screen(self) -> list[str]:
@@ -83,6 +99,10 @@ class Desk:
             os.write(self._ours, data[at : at + 256])
             while self._read(0.01 if len(data) > 256 else 0):
                 pass
+
+    def press(self, data: bytes) -> None:
+        """Send bytes as they are: what a keyboard with another encoding sends."""
+        os.write(self._ours, data)
 
     def resize(self, columns: int, lines: int) -> None:
         """Change the window's size, as dragging its corner does."""

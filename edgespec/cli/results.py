@@ -156,7 +156,7 @@ class ResultFile:
                     if "duplicate_of" in record:
                         key = refused_key(identifier, int(record["line"]))
                     hash(key)
-                except (ValueError, RecursionError, TypeError, LookupError) as error:
+                except (ValueError, OverflowError, RecursionError, TypeError, LookupError) as error:
                     raise OutputError(
                         f"{self._path} holds something else than results, on line {number}.",
                         "Give another name to --output, or move that file away.",

@@ -1,0 +1,195 @@
+"""Chat at a desk: pipes beside a terminal, editors, job control, history, windows that change their size."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from edgespec.saved import sessions_folder
+from tests.desk import EDGESPEC, STORY, Desk
+
+pytestmark = pytest.mark.usefixtures("at_a_desk")
+
+SHELL = ("bash", "--norc", "--noprofile", "-i")
+QUICK = ("chat", "--draft", "none")  # nothing is measured before the first question
+CHAT = shlex.join([*EDGESPEC, *QUICK, "--max-tokens", "8"])
+
+
+def saved(name: str) -> list[str]:
+    record = json.loads((sessions_folder() / f"{name}.json").read_text())
+    return [message["content"] for message in record["messages"]]
+
+
+# Pipes beside the terminal
+
+
+def test_a_chat_into_a_pipe_has_its_prompt_and_its_answer(tmp_path: Path) -> None:
+    log = tmp_path / "answers.txt"
+    with contextlib.closing(Desk("-c", f"{CHAT} | tee {log}", program=["bash"])) as desk:
+        desk.ask("Hi", until="tokens per pass")
+        desk.ask("/stats", until="drafts accepted")
+        desk.ask("/nope", until="There is no command /nope")
+        desk.ask("one \\", until="... ")
+        desk.type("two\r")
+        desk.wait_for("tokens per pass")
+        desk.wait_for(">>>")
+        desk.type("\x04")
+        assert desk.leave() == 0
+    answers = log.read_text().splitlines()
+    assert len(answers) >= 2
+    assert not any(word in log.read_text() for word in (">>>", "\x1b", "tokens per pass", "/nope"))
+
+
+def test_bytes_that_are_no_text_are_refused_and_the_chat_goes_on(tmp_path: Path) -> None:
+    with contextlib.closing(Desk("-c", f"{CHAT} | cat", program=["bash"])) as desk:
+        desk.wait_for(">>>")
+        desk.press(b"caf\xe9\r")
+        desk.wait_for("is not valid UTF-8: byte 0xe9 at offset 3.")
+        desk.ask("Hi", until="tokens per pass")
+    with contextlib.closing(Desk(*QUICK, "--max-tokens", "4")) as desk:
+        desk.wait_for(">>>")
+        desk.press(b"caf\xff!\r")
+        desk.wait_for("is not valid UTF-8: byte 0xff at offset 3.")
+        desk.ask("Hi", until="tokens per pass")
+
+
+def test_the_first_question_may_stand_on_the_command_line() -> None:
+    with contextlib.closing(Desk(*QUICK, "Hi", "--max-tokens", "8", "--session", "first")) as desk:
+        desk.wait_for(">>> Hi")
+        desk.wait_for("tokens per pass")
+        desk.ask("And you?", until="tokens per pass")
+        desk.wait_for(">>>")
+        desk.type("/bye\r")
+        assert desk.leave() == 0
+    assert saved("first")[::2] == ["Hi", "And you?"]
+
+
+def test_clear_keeps_what_was_saved() -> None:
+    with contextlib.closing(Desk(*QUICK, "--max-tokens", "4", "--session", "trip", columns=200)) as desk:
+        desk.ask("Hi", until="tokens per pass")
+        before = saved("trip")
+        desk.ask("/clear", until="trip.json. A new one begins; it is not saved until /save NAME.")
+        desk.ask("Another thing", until="tokens per pass")
+        desk.ask("/show", until="not saved")
+        desk.ask("/load trip", until="Going on with a conversation of 1 turn.")
+        desk.wait_for(">>>")
+        desk.type("/bye\r")
+        assert desk.leave() == 0
+    assert saved("trip") == before
+
+
+# Editors
+
+
+def test_only_what_was_written_in_the_editor_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor, does = tmp_path / "editor", tmp_path / "does"
+    editor.write_text(f"#!/bin/sh\necho EDITING\n. {does}\n")
+    editor.chmod(0o755)
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", str(editor))
+    with contextlib.closing(Desk(*QUICK, "--max-tokens", "4", "--session", "editor")) as desk:
+        desk.wait_for(">>>")
+        for typed, done in [
+            ("", "exit 0"),  # as :q! does
+            ("draft", "exit 0"),
+            ("draft", 'echo lost > "$1"; exit 1'),  # as :cq does
+            ("draft", ': > "$1"'),
+            ("draft", 'printf "caf\\351" > "$1"'),
+        ]:
+            does.write_text(done)
+            desk.type(typed)
+            desk.type("\x18\x05")
+            desk.wait_for("EDITING")
+            desk.wait_for(">>>")
+            desk.type("\x01\x0b/show\r")  # nothing was sent, and the line can still be edited
+            desk.wait_for("editor.json")
+            desk.wait_for(">>>")
+        does.write_text('echo and more >> "$1"')
+        desk.type("draft")
+        desk.type("\x18\x05")
+        desk.wait_for("tokens per pass")
+        desk.wait_for(">>>")
+    assert saved("editor")[::2] == ["draft\nand more"]
+
+
+# Job control
+
+
+@pytest.mark.parametrize("moment", ["typing", "answering"])
+def test_ctrl_z_suspends_and_fg_goes_on(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PS1", "ready$ ")
+    chat = shlex.join([*EDGESPEC, *QUICK, "--max-tokens", "400"])
+    with contextlib.closing(Desk(program=SHELL)) as desk:
+        desk.wait_for("ready$")
+        desk.type(f"{chat}\r")
+        desk.wait_for(">>>")
+        if moment == "answering":
+            desk.type(STORY + "\r")
+            desk.wait_for(" and ")
+        desk.type("\x1a")
+        desk.wait_for("Stopped")
+        desk.wait_for("ready$")
+        desk.type("echo $((40 + 2))\r")
+        desk.wait_for("echo $((40")  # the shell's line is shown as it is typed
+        desk.wait_for("42")
+        assert not desk.cursor_hidden
+        desk.type("fg\r")
+        if moment == "answering":
+            desk.wait_for("tokens per pass")
+        desk.wait_for(">>>")
+        desk.type("Hi\r")
+        desk.wait_for("tokens per pass")
+        desk.wait_for(">>>")
+        desk.type("/bye\r")
+        desk.wait_for("ready$")
+        desk.type("exit\r")
+        desk.leave()
+
+
+def test_ctrl_z_hands_over_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every shell sets modes of its own: dash leaves them as the program did."""
+    monkeypatch.setenv("PS1", "ready$ ")
+    with contextlib.closing(Desk(program=("dash", "-i"))) as desk:
+        desk.wait_for("ready$")
+        desk.type(f"{CHAT}\r")
+        desk.wait_for(">>>")
+        assert not desk.echoes
+        desk.type("\x1a")
+        desk.wait_for("Stopped")
+        assert desk.echoes
+        desk.wait_for("ready$")
+        desk.type("fg\r")
+        desk.wait_for(">>>")
+        desk.type("Hi\r")
+        desk.wait_for("tokens per pass")
+        desk.wait_for(">>>")
+        desk.type("/bye\r")
+        desk.wait_for("ready$")
+        assert desk.echoes
+
+
+# History
+
+
+def test_a_message_of_several_lines_is_one_entry_of_the_history() -> None:
+    with contextlib.closing(Desk(*QUICK, "--max-tokens", "4", "--session", "lines")) as desk:
+        desk.wait_for(">>>")
+        desk.type('"""one\r')
+        desk.wait_for("...")
+        desk.type('two"""\r')
+        desk.wait_for("tokens per pass")
+        desk.ask("three\\", until="...")
+        desk.type("four\r")
+        desk.wait_for("tokens per pass")
+    with contextlib.closing(Desk(*QUICK, "--max-tokens", "4", "--session", "lines")) as desk:
+        desk.wait_for(">>>")
+        desk.type("\x10\x10\x10\x10")  # Ctrl-P: through the lines of one entry, and to the one before
+        desk.wait_for("one")
+        desk.type("\r")
+        desk.wait_for("tokens per pass")
+        desk.wait_for(">>>")
+    assert saved("lines")[::2] == ["one\ntwo", "three\nfour", "one\ntwo"]

@@ -1,0 +1,181 @@
+"""Going on with a batch: answers that still count, answers made with something else, ids that occur twice."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli.main import main
+from tests.unit.talking import ANSWER, TalkingEngine, records, write_lines
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+@pytest.fixture
+def run(engine: TalkingEngine, tmp_path: Path, answers: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a batch over lines; gives the exit code and standard error. Nothing is loaded yet afterwards."""
+
+    def batch(lines: list[Any], *flags: str) -> tuple[int, str]:
+        prompts = write_lines(tmp_path / "in.jsonl", *lines)
+        engine.asked.clear()
+        engine.loaded_with = {}
+        code = main(["generate", *flags, "--input", str(prompts), "--output", str(answers)])
+        return code, capsys.readouterr().err
+
+    return batch
+
+
+TWO = [{"id": "a", "prompt": "Q"}, {"id": "b", "prompt": "R"}]
+
+
+def test_each_result_says_what_it_was_made_with(run: Run, answers: Path, smol_path: Path) -> None:
+    assert run([TWO[0], {"prompt": "R", "temperature": 0.5, "stop": "x"}, "{"], "--seed", "7")[0] == 1
+    first, second, broken = records(answers.read_text())
+    assert first["model"] == second["model"] == smol_path.name
+    assert first["settings"] == {"seed": 7}
+    assert second["settings"] == {"seed": 7, "temperature": 0.5, "stop": ["x"]}
+    assert first["fingerprint"].keys() == {"model", "prompt", "settings"}
+    assert first["fingerprint"]["model"] == second["fingerprint"]["model"]
+    assert all(len(part) == 16 for part in first["fingerprint"].values())
+    assert (broken["model"], broken["settings"], broken["fingerprint"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines", "difference"),
+    [
+        (["--temperature", "0.7"], TWO, "temperature was 0.0 and is 0.7"),
+        (["--max-tokens", "9", "--raw"], TWO, "max_tokens was none and is 9; raw was false and is true"),
+        (["--system", "Be brief."], TWO, "the prompt or the system prompt is another"),
+        (
+            [],
+            [TWO[0] | {"prompt": "X"}, TWO[1] | {"prompt": "Y"}],
+            "the prompt or the system prompt is another",
+        ),
+    ],
+    ids=["temperature", "two", "system", "prompt"],
+)
+def test_a_run_with_something_else_is_refused_before_a_model_is_loaded(
+    flags: list[str], lines: list[Any], difference: str, run: Run, answers: Path, engine: TalkingEngine
+) -> None:
+    assert run(TWO)[0] == 0
+    before = answers.read_bytes()
+    code, err = run(lines, *flags)
+    assert (code, engine.loaded_with, answers.read_bytes()) == (2, {}, before)
+    what = f"{answers} holds 2 answers that were made with something else, first for line 1: {difference}."
+    hint = "Give another name to --output, or --overwrite to answer such lines again."
+    assert err == f"Error: {what}\n{hint}\n"
+    assert run(lines, *flags, "--overwrite") == (0, "2 answered.\n")
+    assert [r["id"] for r in records(answers.read_text())] == ["a", "b"]
+    assert run(lines, *flags) == (0, "0 answered, 2 were there already.\n")
+
+
+def test_another_model_is_refused_and_the_same_one_elsewhere_is_not(
+    run: Run, answers: Path, engine: TalkingEngine, smol_path: Path, gemma_path: Path, tmp_path: Path
+) -> None:
+    assert run(TWO)[0] == 0
+    code, err = run(TWO, "-m", str(gemma_path))
+    assert (code, engine.loaded_with) == (2, {})
+    assert f"first for line 1: the model was {smol_path.name} and is {gemma_path.name}." in err
+    moved = shutil.copy(smol_path, tmp_path / "moved.gguf")
+    assert run(TWO, "-m", str(moved)) == (0, "0 answered, 2 were there already.\n")
+
+
+def test_only_what_differs_is_answered_again(run: Run, answers: Path, engine: TalkingEngine) -> None:
+    assert run(TWO)[0] == 0
+    engine.words = ["Green."]
+    lines = [TWO[0], TWO[1] | {"top_k": 3}]
+    code, err = run(lines)
+    assert code == 2
+    assert "holds an answer that was made with something else for line 2: top_k was 0 and is 3." in err
+    assert run(lines, "--overwrite") == (0, "1 answered, 1 were there already.\n")
+    assert [(r["id"], r["text"]) for r in records(answers.read_text())] == [("a", ANSWER), ("b", "Green.")]
+
+
+def test_what_the_answer_does_not_depend_on_may_change(run: Run, engine: TalkingEngine) -> None:
+    assert run(TWO)[0] == 0
+    flags = ["--context", "2048", "--threads", "1", "--draft", "none", "--tree-budget", "4"]
+    assert run(TWO, *flags) == (0, "0 answered, 2 were there already.\n")
+
+
+def test_lines_from_a_pipe_are_compared_as_they_come(
+    run: Run, answers: Path, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert run(TWO)[0] == 0
+    lines = (tmp_path / "in.jsonl").read_bytes()
+    for flags, code in (([], 0), (["--top-k", "5"], 2), (["--top-k", "5", "--overwrite"], 0)):
+        reader = tmp_path / "pipe"
+        reader.write_bytes(lines)
+        with reader.open(encoding="utf-8") as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert main(["generate", "--input", "-", "--output", str(answers), *flags]) == code
+
+
+def test_the_second_line_with_an_id_is_refused_and_the_first_keeps_its_answer(
+    run: Run, answers: Path, engine: TalkingEngine
+) -> None:
+    lines = [TWO[0], {"id": "a", "prompt": "again"}, TWO[1]]
+    said = "line 2: The id 'a' is that of line 1 too.\n"
+    expected = [("a", ANSWER, None), ("a", "", 1), ("b", ANSWER, None)]
+    for told in ("2 answered, 1 failed.\n", "0 answered, 2 were there already, 1 failed.\n"):
+        assert run(lines) == (1, said + told)
+        results = records(answers.read_text())
+        assert [(r["id"], r["text"], r.get("duplicate_of")) for r in results] == expected
+    assert results[1]["error"] == said.strip()
+    # The id corrected: there is nothing left of the error.
+    assert run([TWO[0], TWO[1]]) == (0, "0 answered, 2 were there already.\n")
+    assert [r["id"] for r in records(answers.read_text())] == ["a", "b"]
+
+
+def test_a_line_that_fails_now_does_not_take_away_its_answer(run: Run, answers: Path) -> None:
+    assert run(TWO)[0] == 0
+    code, err = run([TWO[0] | {"top_p": 7}, TWO[1]])
+    assert (code, err.splitlines()[1]) == (1, "0 answered, 1 were there already, 1 failed.")
+    assert [(r["id"], r["text"]) for r in records(answers.read_text())] == [("a", ANSWER), ("b", ANSWER)]
+    assert run([TWO[0] | {"prompt": "too long"}, TWO[1]], "--overwrite")[0] == 1
+    assert [(r["id"], r["text"]) for r in records(answers.read_text())] == [("a", ANSWER), ("b", ANSWER)]
+
+
+def test_a_failure_nobody_thought_of_ends_one_line_only(
+    run: Run, answers: Path, engine: TalkingEngine
+) -> None:
+    def fail(_word: int) -> None:
+        if len(engine.asked) == 1:
+            raise OverflowError("too large")
+
+    engine.on_word = fail
+    code, err = run(TWO)
+    assert (code, err) == (
+        1,
+        "line 1: This is a bug in EdgeSpec: OverflowError: too large\n1 answered, 1 failed.\n",
+    )
+    assert [r["finish_reason"] for r in records(answers.read_text())] == ["error", "stop"]
+
+
+def test_overwrite_needs_a_batch(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-p", "Hi", "--overwrite"]) == 2
+    assert capsys.readouterr().err.startswith("Error: --overwrite is for batches.\n")
+
+
+@pytest.mark.parametrize(
+    "record",
+    ['{"id": [], "finish_reason": "stop"}', '{"id": "a", "finish_reason": "stop", "index": 1e999}'],
+)
+def test_results_of_something_else_are_no_bug(
+    record: str, run: Run, answers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers.write_text(record + "\n")
+    code, err = run(TWO)
+    assert (code, err.splitlines()[0]) == (
+        1,
+        f"Error: {answers} holds something else than results, on line 1.",
+    )
