@@ -78,14 +78,17 @@ def measure_needs(
         ModelFileError: llama.cpp cannot load a model.
         MemoryLimitError: not even logits fit.
     """
+    process = _process_bytes()  # before the dry runs, which leave traces
     fewest = max(USUAL_NODES, wish.n_outputs)
     counts = [fewest]
     while counts[0] * 2 <= MOST_PROMPT_ROWS:
         counts.insert(0, counts[0] * 2)
     sizes = dict(zip(counts, _footprints(files, wish, counts), strict=True))
+    if offload == "none":  # otherwise the file is mapped, or streaming counts the copy itself
+        sizes = {rows: _with_second_copy(size, files) for rows, size in sizes.items()}
     drafter = [_with_second_copy(_footprints(draft, wish, [MOST_PROMPT_ROWS])[0], draft)] if draft else []
     headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
-    process = _process_bytes() + _later_bytes(headers, sizes[fewest].cache // wish.n_cells)
+    process += _later_bytes(headers, sizes[fewest].cache // wish.n_cells)
 
     def whole(rows: int) -> int:
         return bytes_needed([sizes[rows], *drafter], process)
@@ -112,7 +115,7 @@ def _with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
 
 @cache
 def _process_bytes() -> int:
-    """What the process took when it was first asked: models that it has let go of since leave traces."""
+    """What the process took when this was first asked; models that it has let go of since leave traces."""
     return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
 
 

@@ -124,6 +124,7 @@ def plan_memory(
         raise MemoryLimitError(
             f"The model needs {readable(whole)} of memory, and {had}.",
             "Leave out --offload none, ask for more --memory, or take a smaller quantization.",
+            least=whole,
         )
 
     def plan() -> StreamPlan:

@@ -224,7 +224,7 @@ _CAPPED = """
 import json, sys
 import edgespec
 model, draft, memory, options, config, text = json.loads(sys.argv[1])
-with edgespec.load(model, draft=draft, memory=memory, threads=2, **options) as engine:
+with edgespec.load(model, draft=draft, memory=memory, **options) as engine:
     answer = engine.generate(text, edgespec.GenerationConfig(**config), raw=True)
     engine.target.cache.compact()
     again = engine.generate(text + " and", edgespec.GenerationConfig(**config), raw=True)
@@ -233,18 +233,25 @@ with edgespec.load(model, draft=draft, memory=memory, threads=2, **options) as e
 """
 
 
-@pytest.mark.parametrize("draft", ["lookup", "model"])
-@pytest.mark.parametrize("exact", [None, False])
+@pytest.mark.parametrize(
+    ("draft", "options"),
+    [
+        ("lookup", {"exact": None, "offload": "stream"}),
+        ("lookup", {"exact": False, "offload": "stream"}),
+        ("model", {"exact": None, "offload": "stream"}),
+        ("lookup", {"exact": False, "offload": "none"}),
+    ],
+)
 def test_the_budget_holds_and_is_spent(
-    draft: str, exact: bool | None, wide_path: Path, q4_drafter_path: Path
+    draft: str, options: dict[str, Any], wide_path: Path, q4_drafter_path: Path
 ) -> None:
     """Packing, a long prompt, sampling from the whole vocabulary and compaction, all within 105 percent."""
     if cap_kind() == "none":
         pytest.skip("no control group can be made here")
-    options = {"context": 1024, "exact": exact}
+    options = {**options, "context": 1024, "threads": 2}
     drafter = str(q4_drafter_path) if draft == "model" else draft
     budget = least_memory(wide_path, draft=drafter, pack="never", **options) + (64 << 20)
-    config = {"max_tokens": 12, "temperature": 1.0, "top_k": 0, "seed": 3}
+    config = {"max_tokens": 8, "temperature": 1.0, "top_k": 0, "seed": 3}
     text = " ".join(f"word{n % 89}" for n in range(280))
     request = json.dumps([str(wide_path), drafter, budget, options, config, text])
     ran = run_capped([sys.executable, "-c", _CAPPED, request], budget + budget // 20, keep_errors=True)
@@ -253,5 +260,7 @@ def test_the_budget_holds_and_is_spent(
     tokens, prompt, peak, streamed = json.loads(ran.output)
     assert tokens > 0
     assert prompt > 600
-    assert streamed > 0
-    assert peak > 0.85 * budget
+    assert (streamed > 0) == (options["offload"] == "stream")
+    if streamed:
+        # Of what is left, a layer of 13 MB may not fit, and 16 are the template's process.
+        assert peak > 0.9 * budget - (29 << 20)
