@@ -300,6 +300,7 @@ class Engine:
                     assert self.last_round is not None
                     tree, accepted = self.last_round
                     self.observed.add(tree, accepted.path, record.draft_steps, config.temperature)
+                self.observed.timed(record, self.target.context.n_threads)
                 timings.draft_s += record.draft_s
                 timings.verify_s += record.verify_s
                 timings.io_wait_s += record.wait_s
