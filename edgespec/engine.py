@@ -384,6 +384,7 @@ class Engine:
             tree, accepted = self.last_round
             path = accepted.path[: record.accepted + 1]
             self.observed.add(tree, path, record.draft_steps, config.temperature)
+        self.observed.timed(record, self.target.context.n_threads)
         timings.draft_s += record.draft_s
         timings.verify_s += record.verify_s
         timings.io_wait_s += record.wait_s

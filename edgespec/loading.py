@@ -14,10 +14,12 @@ from edgespec.encoding import Encoder
 from edgespec.engine import Engine
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
 from edgespec.generation import MemoryUse
+from edgespec.hardware.cores import default_threads, thread_counts
 from edgespec.hardware.curves import Costs
-from edgespec.hardware.probe import available_memory, usable_cores
+from edgespec.hardware.probe import available_memory
 from edgespec.hardware.profiles import Keys
 from edgespec.hardware.starting import starting_costs
+from edgespec.hardware.threads import choose_threads, known_threads
 from edgespec.kernels.kept import known_report, notes, tried_report
 from edgespec.models import catalog, gguf
 from edgespec.models.build import current_build
@@ -85,7 +87,8 @@ def load(
             the text itself); "none" decodes plainly.
         drafter: the kind: "model" or "lookup" alone, or "merged"; None merges what is there.
         context: most tokens of prompt and answer together.
-        threads: CPU threads; None means all cores this process may use.
+        threads: CPU threads; None takes one for each physical core that this process may use, or one for each
+            hardware thread where that was measured to be faster.
         memory: bytes EdgeSpec may use; None means what is available.
         tree: the policy by which trees grow; see speculation.policies.
         tree_budget: most nodes a pass; None sizes trees by measured cost.
@@ -107,10 +110,10 @@ def load(
         EdgeSpecError: its kinds say what is wrong: UsageError, ModelFileError, HubError,
             MemoryLimitError, BackendError.
     """
-    cores = usable_cores() if threads is None else threads
     wish = _Wish(
         context,
-        cores,
+        default_threads() if threads is None else threads,
+        threads is None,
         memory,
         tree,
         tree_budget,
@@ -135,6 +138,7 @@ def load(
 class _Wish:
     context: int
     threads: int
+    threads_may_change: bool
     memory: int | None
     tree: str
     tree_budget: int | None
@@ -182,6 +186,7 @@ class _Loader:
         self._notes: list[str] = []
         self._opened: list[Model | Context | ChatTemplate] = []
         self._needed = 0  # bytes
+        self._threads = wish.threads
         self._plan: MemoryPlan
 
     def load(self, path: Path, draft: str, kind: str | None) -> Engine:
@@ -260,6 +265,7 @@ class _Loader:
             header, model, context=self._cells, rule=target.rule, gpu_layers=wish.gpu_layers, kernels=kernels
         )
         self._allow_long_pieces(target, header.fingerprint)
+        self._choose_threads(target, header.fingerprint, drafts=draft != "none")
         limits = TreeLimits(self._nodes, depth=self._nodes, width=max(8, self._nodes // 8))
         guesses = "none" if draft == "none" else "lookup"
         policy = self._policy([header.fingerprint, draft_header.fingerprint if draft_header else guesses])
@@ -280,7 +286,7 @@ class _Loader:
         keys = Keys.of(
             header.fingerprint,
             draft_header.fingerprint if draft_header else guesses,
-            threads=wish.threads,
+            threads=context.n_threads,
             mode=f"{target.rule} {kernels} {wish.gpu_layers}",
         )
         return Engine(
@@ -310,12 +316,27 @@ class _Loader:
             path = outcomes_path(user_cache_path("edgespec") / "rows", fingerprint, target.identity)
             target.pieces = LongPieces(target.rule, target.context.n_rows, path)
 
+    def _choose_threads(self, target: Target, fingerprint: str, *, drafts: bool) -> None:
+        """Compute with as many threads as are the fastest, which is measured where trees are sized too."""
+        if not self._wish.threads_may_change or len(thread_counts()) < 2:
+            return
+        try:
+            if drafts and self._wish.tree_budget is None:
+                self._threads = choose_threads(target, fingerprint)
+            else:
+                self._threads = known_threads(fingerprint)
+                target.context.set_threads(self._threads)
+        except DecodeAborted:
+            raise KeyboardInterrupt from None
+
     def _costs(self, target: Target, drafter: Drafter, width: int, keys: Keys) -> Costs | None:
         """What trees cost here; None where their size is not asked about."""
         if self._wish.tree_budget is not None or isinstance(drafter, NoDrafter):
             return None
         try:
-            return starting_costs(target, drafter, width, keys, self._on_progress)
+            return starting_costs(
+                target, drafter, width, keys, self._on_progress, warnings=self._plan.warnings
+            )
         except DecodeAborted:
             raise KeyboardInterrupt from None
 
@@ -436,7 +457,7 @@ class _Loader:
             n_rows=MOST_PROMPT_ROWS,
             n_outputs=limits.width,
             n_sequences=_sequences(self._nodes, model),
-            n_threads=self._wish.threads,
+            n_threads=self._threads,
             abort=self._abort,
         )
         self._opened.append(context)

@@ -6,7 +6,7 @@ takes by looking at it; only what comes later is estimated, and each estimate is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -98,11 +98,20 @@ def measure_needs(
         rows = fewest if wish.exact else next(n for n in counts if whole(n) <= budget)
     else:
         exact = wish.exact if wish.exact is not None else offload != "mmap"  # streamed ones are by default
-        share = _MOST_BUFFERS_EXACT if exact else _MOST_BUFFERS
-        rows = next((n for n in counts if sizes[n].buffers <= budget * share), fewest)
+        rows = affordable_rows({n: size.buffers for n, size in sizes.items()}, budget, exact=exact)
         if exact and (offload == "mmap" or wish.gpu_layers):
             rows = fewest  # attention is kept to one kernel only where weights are streamed
     return Needs([sizes[rows], *drafter], process, rows)
+
+
+def affordable_rows(buffers: Mapping[int, int], budget: int, *, exact: bool) -> int:
+    """Rows a pass of a streamed model, as many as its compute buffers may take of the budget.
+
+    Args:
+        buffers: bytes of them, by the most rows a pass.
+    """
+    share = _MOST_BUFFERS_EXACT if exact else _MOST_BUFFERS
+    return max((rows for rows, n_bytes in buffers.items() if n_bytes <= budget * share), default=min(buffers))
 
 
 def _with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:

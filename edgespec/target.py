@@ -94,6 +94,10 @@ class Target:
             return self.pieces.longest
         return self.rule.maximum if self.rule else self.context.n_rows
 
+    def reads_at_once(self, rows: int) -> bool:
+        """Whether so many tokens of a prompt are known to be read in one pass."""
+        return self._next_piece(rows)[0] == rows and (self.pieces is None or self.pieces.is_proven(rows))
+
     def _next_piece(self, missing: int) -> tuple[int, int]:
         """Tokens of the next piece of a prompt, and the rows they are padded to."""
         if self.pieces is not None:

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 from edgespec.bench.setting import AUTO, PLAIN, Setting
 from edgespec.errors import EdgeSpecError
+from edgespec.hardware.cores import default_threads
 from edgespec.hardware.planner import best
 from edgespec.hardware.planning import Plan, PlanWish, plan_for
-from edgespec.hardware.probe import usable_cores
 
 _CONTEXT = 4096  # as when loading
 
@@ -26,7 +26,7 @@ def expected(setting: Setting, temperature: float) -> float | None:
                 draft=draft,
                 memory=load.get("memory"),
                 context=load.get("context") or _CONTEXT,
-                threads=load.get("threads") or usable_cores(),
+                threads=load.get("threads") or default_threads(),
                 temperature=temperature,
                 streams=setting.place == "stream",
             )

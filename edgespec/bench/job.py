@@ -18,7 +18,8 @@ from edgespec.bench.synthetic import widened_target
 from edgespec.bench.workload import balanced, own_questions, read_questions
 from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig
-from edgespec.hardware.probe import available_memory, usable_cores
+from edgespec.hardware.cores import default_threads
+from edgespec.hardware.probe import available_memory
 from edgespec.loading import DEFAULT_CONTEXT
 from edgespec.models import catalog
 from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, footprint, readable
@@ -194,7 +195,7 @@ def _llama_cpp(
         n_bytes=files.tensor_bytes,
         cap=request.cap if cap_kind() != "none" else None,
         context=load["context"],
-        threads=load.get("threads") or usable_cores(),
+        threads=load.get("threads") or default_threads(),
         temperature=config.temperature,
         seed=config.seed or 0,
         max_tokens=config.max_tokens or 0,

@@ -134,13 +134,12 @@ def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
     """What is expected of the model here, if its passes were measured."""
     from edgespec.errors import MemoryLimitError
     from edgespec.hardware.planning import PlanWish, plan_for
-    from edgespec.hardware.probe import usable_cores
     from edgespec.hardware.profiles import ProfileStore
 
     if not any(ProfileStore().all_passes(model=fingerprint)):
         return None
     try:
-        found = plan_for(PlanWish(model, threads=usable_cores()), lambda _what, _fraction: None)
+        found = plan_for(PlanWish(model), lambda _what, _fraction: None)
     except MemoryLimitError:
         return None
     return found.chosen.to_json()

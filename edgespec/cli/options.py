@@ -58,7 +58,13 @@ class LoadOptions:
         ),
     ] = None
     threads: Annotated[
-        int | None, option("Model", "--threads", "CPU threads. Default: all cores.", metavar="N")
+        int | None,
+        option(
+            "Model",
+            "--threads",
+            "CPU threads. Default: one for each physical core, or more if faster.",
+            metavar="N",
+        ),
     ] = None
     gpu_layers: Annotated[
         int | None,

@@ -12,7 +12,7 @@ from edgespec.cli.terminal import Terminal, format_gigabytes, results, table
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgespec.hardware.planner import Prediction
+    from edgespec.hardware.planner import Prediction, PromptTime
     from edgespec.hardware.planning import Plan
 
 
@@ -35,7 +35,6 @@ def plan(*, loading: LoadOptions, sampling: SamplingOptions, output: OutputOptio
     if not 16 <= context <= 10_000_000:
         raise UsageError(f"The context is {context}.", "It must be from 16 to 10000000.")
     from edgespec.hardware.planning import PlanWish, plan_for
-    from edgespec.hardware.probe import usable_cores
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     wish = PlanWish(
@@ -43,7 +42,7 @@ def plan(*, loading: LoadOptions, sampling: SamplingOptions, output: OutputOptio
         load.get("draft", "auto"),
         load.get("memory"),
         context,
-        load.get("threads") or usable_cores(),
+        load.get("threads"),
         config.temperature,
     )
     with terminal.working() as progress:
@@ -77,6 +76,7 @@ def _report(plan: Plan) -> str:
             ("plain decoding", f"{plan.plain.tokens_per_second:.2f} tokens/s; this is {gain:.1f} times that")
         )
     rows.append(("what binds", _BOUNDS[chosen.bound]))
+    rows += [(_PROMPTS[mode], _prompt(time)) for mode, time in plan.prompt.items()]
     text = table((), rows)
     if len(plan.ways) > 1:
         text += "\n" + _table([(way.drafter, way) for way in plan.ways], "DRAFTER, BEST TREE")
@@ -94,6 +94,18 @@ _BOUNDS = {
     "compute": "the processor: passes take as long as their arithmetic",
     "drafter": "the drafter: drafting takes longer than passes",
 }
+
+
+_PROMPTS = {"exact": "a prompt, bit-exact", "not_exact": "a prompt, --no-exact"}
+
+
+def _prompt(time: PromptTime) -> str:
+    """How long a prompt takes, and what that time goes to."""
+    text = f"{time.tokens} tokens in {_seconds(time.seconds)}: {_seconds(time.compute_s)} of arithmetic"
+    if time.read_s:
+        sweeps = f"{time.passes} sweep{'s' if time.passes != 1 else ''}"
+        text += f", beside {_seconds(time.read_s)} of reading in {sweeps} of {time.rows} tokens"
+    return text
 
 
 def _table(rows: list[tuple[str, Prediction]], name: str) -> str:

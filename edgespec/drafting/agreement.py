@@ -19,7 +19,7 @@ import numpy as np
 
 from edgespec.engine import Engine
 from edgespec.generation import GenerationConfig
-from edgespec.hardware.probe import usable_cores
+from edgespec.hardware.cores import default_threads
 from edgespec.hardware.stream_rate import StreamRate, streamed_bytes
 from edgespec.models.batch import Batch
 from edgespec.models.runtime import Context, Model
@@ -136,7 +136,7 @@ class Reader:
                 n_rows=_ROWS,
                 n_outputs=_ROWS,
                 n_sequences=1,
-                n_threads=usable_cores(),
+                n_threads=default_threads(),
             )
         except BaseException:
             self.model.close()

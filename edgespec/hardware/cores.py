@@ -57,7 +57,8 @@ class Cores:
         total: cores that the system has, hyperthreads counted.
         allowed: those that this process may run on.
         quota: how many cores' time its container gives it; None without such a limit.
-        usable: what threads are worth starting.
+        usable: what threads may be worth starting, hyperthreads counted.
+        physical: cores among those allowed, of which each may run several threads.
         features: what llama.cpp could use, by the names that it prints.
     """
 
@@ -67,6 +68,7 @@ class Cores:
     quota: float | None
     usable: int
     features: tuple[str, ...]
+    physical: int = 0
 
 
 def probe_cores(root: Path = ROOT) -> Cores:
@@ -82,12 +84,43 @@ def probe_cores(root: Path = ROOT) -> Cores:
         quota=quota,
         usable=usable_cores(root),
         features=features,
+        physical=physical_cores(root),
     )
 
 
 def usable_cores(root: Path = ROOT) -> int:
     """Cores this process may keep busy: affinity counted, and the time a container gives it, rounded up."""
     return max(min([_allowed(), *(math.ceil(quota) for quota in _quotas(root))]), 1)
+
+
+def physical_cores(root: Path = ROOT) -> int:
+    """Cores this process may use, with several hardware threads of one counted once."""
+    allowed = _allowed_numbers()
+    if allowed is None:
+        return psutil.cpu_count(logical=False) or _allowed()
+    folder = root / "sys/devices/system/cpu"
+    siblings = {
+        text(folder / f"cpu{number}/topology/thread_siblings_list") or str(number) for number in allowed
+    }
+    return max(len(siblings), 1)
+
+
+def thread_counts(root: Path = ROOT) -> tuple[int, ...]:
+    """Numbers of threads that may be the fastest: as many as physical cores, as many as hardware threads."""
+    most = usable_cores(root)
+    return tuple(sorted({min(physical_cores(root), most), most}))
+
+
+def default_threads(root: Path = ROOT) -> int:
+    """Threads to compute with where nothing was measured: one for each physical core."""
+    return thread_counts(root)[0]
+
+
+def _allowed_numbers() -> set[int] | None:
+    try:
+        return os.sched_getaffinity(0)
+    except AttributeError:  # not on macOS and Windows
+        return None
 
 
 def _allowed() -> int:

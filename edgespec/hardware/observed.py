@@ -6,18 +6,24 @@ more: they move its figures, the more the longer they were.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from edgespec.hardware.profiles import Keys, ProfileStore
+from edgespec.generation import PassRecord
+from edgespec.hardware.busy import Watch
+from edgespec.hardware.profiles import Keys, PassProfile, ProfileStore
 from edgespec.hardware.stream_rate import StreamRate, streamed_bytes
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.yields import BUDGETS, Yields, taken_within
 from edgespec.target import Target
 
 _ENOUGH_PASSES = 4  # whose bytes tell how fast the disk is
+_OUTWEIGHED = 8  # passes of a run that count as much as a profile made in a hurry
+_UNMARKED = 24  # passes after which a disturbed profile is as good as another
 
 
 class _Seen:
@@ -59,6 +65,29 @@ class _Seen:
         return dict(zip(BUDGETS, ratios.tolist(), strict=True))
 
 
+def outweighed(profile: PassProfile, seconds: Mapping[int, Sequence[float]]) -> PassProfile:
+    """A profile of little weight, moved to what passes were seen to take.
+
+    What disturbed a profile slowed passes of every size. So the whole curve is scaled first, by the passes
+    that were seen, and then drawn to each size.
+
+    Args:
+        seconds: of arithmetic of each pass, by rows.
+    """
+    curve = profile.compute
+    seen = [(rows, statistics.median(times), len(times)) for rows, times in sorted(seconds.items()) if times]
+    count = sum(n for _, _, n in seen)
+    logs = [n * math.log(s / curve.at(rows)) for rows, s, n in seen if s > 0 and curve.at(rows) > 0]
+    if not logs:
+        return profile
+    curve = curve.scaled(math.exp(sum(logs) / count * count / (count + _OUTWEIGHED)))
+    for rows, s, n in seen:
+        curve = curve.moved(rows, s, n / (n + _OUTWEIGHED))
+    if profile.disturbed and count >= _UNMARKED:
+        return replace(profile, compute=curve, busy=0.0, spread=())
+    return replace(profile, compute=curve)
+
+
 class Observed:
     """The passes of one engine.
 
@@ -70,6 +99,19 @@ class Observed:
         self._keys = keys
         self._store = store or ProfileStore()
         self._seen: dict[float, _Seen | None] = {}
+        self._seconds: dict[int, list[float]] = {}
+        self._watch: Watch | None = None
+
+    def timed(self, record: PassRecord, threads: int) -> None:
+        """Count what a pass took.
+
+        Args:
+            threads: that computed it.
+        """
+        if self._watch is None:
+            self._watch = Watch(threads)  # the pass that is being told of is over
+            return
+        self._seconds.setdefault(record.nodes, []).append(max(record.verify_s - record.wait_s, 0.0))
 
     def add(self, tree: TokenTree, path: Sequence[int], steps: int, temperature: float) -> None:
         """Count a pass of a text that was sampled at this temperature.
@@ -89,18 +131,30 @@ class Observed:
     def forget(self) -> None:
         """Begin anew, as with a profile that was just made from these passes."""
         self._seen.clear()
+        self._seconds.clear()
+        self._watch = None
 
     def keep(self, target: Target) -> None:
         """Move what is kept towards what was seen."""
         if self._keys is None:
             return
         self._keep_rate(target, self._keys)
+        self._keep_seconds(self._keys)
         for temperature, seen in self._seen.items():
             key = self._keys.yields(temperature)
             known = self._store.yields(key)
             if seen is not None and known is not None:
                 self._store.put(key, known.corrected(seen.ratios, seen.passes, seen.steps))
         self.forget()
+
+    def _keep_seconds(self, keys: Keys) -> None:
+        """Move passes that were measured in a hurry, or on a busy machine, to what this run's passes took."""
+        passes = self._store.passes(keys.passes)
+        if passes is None or not (passes.quick or passes.disturbed) or not self._seconds:
+            return
+        if self._watch is not None and self._watch.disturbed:
+            return  # this run is no better
+        self._store.put(keys.passes, outweighed(passes, self._seconds))
 
     def _keep_rate(self, target: Target, keys: Keys) -> None:
         arriving = StreamRate(target, since_loading=True)

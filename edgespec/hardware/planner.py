@@ -143,6 +143,59 @@ def predict(holding: Holding, passes: Passes, drafting: Drafting, nodes: int) ->
     )
 
 
+@dataclass(frozen=True)
+class PromptTime:
+    """How long a prompt takes to be read.
+
+    Attributes:
+        tokens: of the prompt.
+        rows: most of a piece, which is read in one pass.
+        passes: pieces, and so sweeps over the streamed weights.
+        compute_s, read_s: arithmetic and reading of all of them, which go on side by side.
+        seconds: of both together.
+    """
+
+    tokens: int
+    rows: int
+    passes: int
+    compute_s: float
+    read_s: float
+    seconds: float
+
+    @property
+    def bound(self) -> Bound:
+        """Which of the two takes longer."""
+        return "disk" if self.read_s > self.compute_s else "compute"
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return {
+            "tokens": self.tokens,
+            "rows": self.rows,
+            "passes": self.passes,
+            "compute_s": round(self.compute_s, 4),
+            "read_s": round(self.read_s, 4),
+            "seconds": round(self.seconds, 4),
+            "bound": self.bound,
+        }
+
+
+def predict_prompt(holding: Holding, passes: Passes, tokens: int, rows: int) -> PromptTime:
+    """What a prompt of so many tokens would take in pieces of so many rows."""
+    whole, rest = divmod(tokens, rows)
+    pieces = [rows] * whole + ([rest] if rest else [])
+    compute = [passes.compute.at(piece) for piece in pieces]
+    sweep_s = holding.streamed_bytes / passes.read_rate if passes.read_rate else 0.0
+    return PromptTime(
+        tokens,
+        rows,
+        len(pieces),
+        sum(compute),
+        sweep_s * len(pieces),
+        sum(together(sweep_s, compute_s, passes.overlap) for compute_s in compute),
+    )
+
+
 def together(read_s: float, compute_s: float, overlap: float) -> float:
     """Seconds of a pass from those of its reading and of its arithmetic.
 

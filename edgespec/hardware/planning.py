@@ -12,7 +12,17 @@ from platformdirs import user_cache_path
 
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.hardware.curves import Curve
-from edgespec.hardware.planner import Advice, Drafting, Passes, Prediction, advise, alternatives, best
+from edgespec.hardware.planner import (
+    Advice,
+    Drafting,
+    Passes,
+    Prediction,
+    PromptTime,
+    advise,
+    alternatives,
+    best,
+    predict_prompt,
+)
 from edgespec.hardware.profiles import (
     USUAL_OVERLAP,
     DiskProfile,
@@ -23,12 +33,15 @@ from edgespec.hardware.profiles import (
     machine_identity,
 )
 from edgespec.hardware.reading import measure_reading
+from edgespec.hardware.threads import known_threads
 from edgespec.models import catalog
 from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
 from edgespec.models.gguf import GGUFHeader
+from edgespec.models.pieces import LENGTHS, lengths_that_differ
 from edgespec.models.rows import MOST_ROWS
 from edgespec.models.siblings import agreement_of, candidates
 from edgespec.models.sight import Seen, look_at
+from edgespec.needs import MOST_PROMPT_ROWS, affordable_rows
 from edgespec.offload.budget import Holding, foresee, memory_room
 from edgespec.offload.layout import ModelFiles
 from edgespec.offload.pack import gains_from_packing
@@ -41,6 +54,7 @@ _BESIDE_READS = 1.05  # how much longer arithmetic takes while layers are read
 _PLAIN_KERNELS = 2.5  # the same without the kernels' own layout: seen from 2.3 to 2.9
 _USUAL_AGREEMENT, _LOOKUP_AGREEMENT = 0.7, 0.2
 _DISK_S = 1.0
+_PROMPT_TOKENS = 2048
 _WIDTH = 8
 
 
@@ -51,6 +65,7 @@ class PlanWish:
     Attributes:
         model, draft: as for loading; no model is the default one.
         memory: bytes; more than is there is allowed, to see what it would give.
+        threads: None takes as many as loading would.
         streams: stream even what would fit.
     """
 
@@ -58,7 +73,7 @@ class PlanWish:
     draft: str = "auto"
     memory: int | None = None
     context: int = 4096
-    threads: int = 1
+    threads: int | None = None
     temperature: float = 0.0
     streams: bool = False
 
@@ -74,6 +89,7 @@ class Plan:
         ways: the best tree of every drafter, the fastest first.
         sizes: every tree size with every drafter.
         advice: what would help most.
+        prompt: how long a prompt takes to be read, "exact" and "not_exact".
         notes: where the figures come from, and how far they can be trusted.
         uncertain: some of them are derived, and may be off by half.
     """
@@ -85,6 +101,7 @@ class Plan:
     ways: list[Prediction]
     sizes: list[Prediction]
     advice: list[Advice]
+    prompt: dict[str, PromptTime] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     uncertain: bool = False
 
@@ -98,6 +115,7 @@ class Plan:
             "ways": [way.to_json() for way in self.ways],
             "sizes": [size.to_json() for size in self.sizes],
             "advice": [advice.to_json() for advice in self.advice],
+            "prompt": {mode: time.to_json() for mode, time in self.prompt.items()},
             "notes": self.notes,
             "uncertain": self.uncertain,
         }
@@ -121,12 +139,14 @@ class _Planning:
         self._on_progress = on_progress
         self._store = store
         self._notes: list[str] = []
-        self._machine = machine_identity() | {"threads": str(wish.threads)}
+        self._threads = wish.threads or 1
 
     def plan(self) -> Plan:
         wish = self._wish
         model = wish.model or str(catalog.find(None))
         seen = look_at(model, self._on_progress)
+        self._threads = wish.threads or known_threads(seen.headers[0].fingerprint, self._store)
+        self._machine = machine_identity() | {"threads": str(self._threads)}
         self._notes += seen.notes
         files = ModelFiles(seen.headers)
         room = memory_room(None)
@@ -178,6 +198,7 @@ class _Planning:
             ways=sorted((way for way, _, _ in ways), key=lambda way: -way.tokens_per_second),
             sizes=[size for of_one in sizes for size in of_one],
             advice=advise(chosen, passes, drafting, most, more),
+            prompt=self._prompt(seen.headers[0], chosen.holding, passes),
             notes=self._notes,
             uncertain=not sure,
         )
@@ -198,8 +219,24 @@ class _Planning:
             f"{without.tokens_per_second:.2f} tokens/s."
         )
 
-    def _footprint(self, header: GGUFHeader) -> Footprint:
-        return footprint(header, n_cells=self._wish.context + SPARE_CELLS, n_outputs=USUAL_NODES)
+    def _prompt(self, header: GGUFHeader, holding: Holding, passes: Passes) -> dict[str, PromptTime]:
+        """What reading a prompt takes, bit-exact and not."""
+        tokens = min(_PROMPT_TOKENS, self._wish.context // 2)
+        exact, longest = MOST_ROWS, MOST_PROMPT_ROWS
+        if holding.streamed_bytes:
+            sizes = {n: self._footprint(header, n).buffers for n in (USUAL_NODES, *LENGTHS)}
+            longest = affordable_rows(sizes, holding.budget, exact=False)
+            most = affordable_rows(sizes, holding.budget, exact=True)
+            differ = lengths_that_differ(user_cache_path("edgespec") / "rows", header.fingerprint)
+            exact = max((n for n in LENGTHS if n <= most and n not in differ), default=MOST_ROWS)
+        return {
+            "exact": predict_prompt(holding, passes, tokens, exact),
+            "not_exact": predict_prompt(holding, passes, tokens, longest),
+        }
+
+    def _footprint(self, header: GGUFHeader, rows: int = USUAL_NODES) -> Footprint:
+        cells = self._wish.context + SPARE_CELLS
+        return footprint(header, n_cells=cells, n_outputs=USUAL_NODES, n_rows=rows)
 
     def _passes(self, seen: Seen, holding: Holding) -> Passes:
         """The target's passes: its own, or derived from those of another model."""
@@ -218,8 +255,12 @@ class _Planning:
         overlap = profile.overlap if profile.streamed else USUAL_OVERLAP
         if own and own.quick:
             source += ", in a hurry"
+        if profile.disturbed:
+            source += ", while other programs kept the processor busy (so they may be faster)"
         self._notes.append(f"{source}{rate_source}.")
-        return Passes(compute, rate, profile.accept_s, overlap, measured=own is not None)
+        return Passes(
+            compute, rate, profile.accept_s, overlap, measured=own is not None and not own.disturbed
+        )
 
     def _reference(self, seen: Seen) -> PassProfile:
         """The model measured in memory here that is nearest in size; the default model, if none was yet."""
@@ -228,10 +269,13 @@ class _Planning:
             import edgespec
 
             self._on_progress("Measuring this machine with the default model (once)", 0.0)
-            edgespec.load(draft="lookup", threads=self._wish.threads, context=512).close()
+            edgespec.load(draft="lookup", threads=self._threads, context=512).close()
             known = self._measured_in_memory()
         size = _parameters(seen.headers)
-        return min(known, key=lambda profile: (profile.quick, abs(math.log(profile.parameters / size))))
+        return min(
+            known,
+            key=lambda profile: (profile.disturbed, profile.quick, abs(math.log(profile.parameters / size))),
+        )
 
     def _measured_in_memory(self) -> list[PassProfile]:
         return [profile for profile in self._store.all_passes(**self._machine) if not profile.streamed]
@@ -300,7 +344,7 @@ class _Planning:
         return drafting, self._footprint(header)
 
     def _keys(self, seen: Seen, drafter: str) -> Keys:
-        return Keys.of(seen.headers[0].fingerprint, drafter, threads=self._wish.threads, mode="")
+        return Keys.of(seen.headers[0].fingerprint, drafter, threads=self._threads, mode="")
 
     def _yields(self, seen: Seen, drafter: str) -> Yields | None:
         """What trees of the pair yield at the wished temperature, if that was measured."""
@@ -329,7 +373,11 @@ def _fastest(sizes: list[Prediction]) -> Prediction:
 
 def _preferred(known: list[PassProfile], streams: bool) -> PassProfile | None:
     """The profile that was measured with care, and with the weights held alike."""
-    return min(known, key=lambda profile: (profile.quick, profile.streamed != streams), default=None)
+    return min(
+        known,
+        key=lambda profile: (profile.disturbed, profile.quick, profile.streamed != streams),
+        default=None,
+    )
 
 
 def _derived(reference: PassProfile, seen: Seen) -> Curve:

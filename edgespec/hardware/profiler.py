@@ -17,10 +17,12 @@ import numpy as np
 
 from edgespec.engine import Engine
 from edgespec.generation import GenerationConfig, PassRecord
+from edgespec.hardware.busy import Watch
 from edgespec.hardware.curves import Curve
 from edgespec.hardware.planner import together
 from edgespec.hardware.profiles import USUAL_OVERLAP, DraftProfile, PassProfile
 from edgespec.hardware.stream_rate import StreamRate, streamed_bytes
+from edgespec.models.rows import MOST_ROWS
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
@@ -47,7 +49,6 @@ _FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # where there is no time for several p
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 7
 _OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
-_NOISY = 0.15  # half the distance between quartiles, as a share of the median
 _DEEPEST = 16  # of trees that are watched
 _TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # of an answer, for trees along it to mean anything
 
@@ -71,25 +72,23 @@ class Timed:
         """Half the distance between the quartiles of each size, as a share of its median."""
         return tuple(_spread(self.seconds[size]) for size in sorted(self.seconds))
 
-    @property
-    def noisy(self) -> bool:
-        """Whether the machine was too busy with other things."""
-        return statistics.median(self.spread) > _NOISY
-
 
 def quick_passes(target: Target, seconds: float) -> PassProfile | None:
-    """A few passes, one of each size; None if those would take longer than so many seconds.
+    """A few passes, one or two of each size; None if those would take longer than so many seconds.
 
     Raises:
         DecodeAborted: stopped from outside.
     """
     rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
     timed, whole, arriving = Timed(), Timed(), StreamRate(target)
+    watch = Watch(target.context.n_threads)
     _time_passes(target, rows[:1], timed, whole, 1, seconds)
-    if whole.seconds[1][0] * 2 * len(rows) > seconds:
+    expected = whole.seconds[1][0] * 2 * len(rows)
+    if expected > seconds:
         return None
-    _time_passes(target, rows[1:], timed, whole, 1, math.inf)
-    return replace(_profile(target, timed, whole, arriving.rate), quick=True)
+    # Twice, if there is time for it: the spread tells whether something came between.
+    _time_passes(target, rows[1:], timed, whole, 2 if 2 * expected <= seconds else 1, math.inf)
+    return replace(_profile(target, timed, whole, arriving.rate), quick=True, busy=watch.pressure)
 
 
 def quick_steps(drafter: Drafter, width: int) -> DraftProfile | None:
@@ -115,15 +114,19 @@ def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tup
     whole = Timed()
     _time_passes(target, [1], Timed(), whole, 1, seconds)
     sizes = _ROWS if whole.seconds[1][0] * len(_ROWS) * _ROUNDS < seconds / 2 else _FEW_ROWS
-    rows = [r for r in sizes if r <= _most_rows(target)]
+    rows = [
+        r for r in sizes if r <= _most_rows(target) and (r <= target.max_nodes or target.reads_at_once(r))
+    ]
     for attempt in range(2):
         timed, whole, arriving = Timed(), Timed(), StreamRate(target)
+        watch = Watch(target.context.n_threads)
         _time_passes(target, rows, timed, whole, _ROUNDS, seconds, on_progress)
-        if not timed.noisy:
+        profile = replace(_profile(target, timed, whole, arriving.rate), busy=watch.pressure)
+        if not profile.disturbed:
             break
         if attempt == 0:
             on_progress("The machine is busy with other things; measuring again", 0.0)
-    return _profile(target, timed, whole, arriving.rate), timed.noisy
+    return profile, profile.disturbed
 
 
 def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftProfile | None:
@@ -289,13 +292,12 @@ def _time_passes(
         np.random.default_rng(0).integers(0, target.model.vocabulary.n_tokens, _TEXT + max(rows)).tolist()
     )
     try:
-        _time_pass(target, tokens, 1)  # the first one of all is slower
+        time_pass(target, tokens, 1)  # the first one of all is slower
         for turn in range(rounds):
             for number, size in enumerate(rows):
-                expected = whole.seconds.get(size) or whole.seconds.get(1) or [0.0]
-                if timed.seconds and time.perf_counter() + expected[0] > ends:
+                if timed.seconds and time.perf_counter() + _expected(whole, size) > ends:
                     return
-                taken, waited = _time_pass(target, tokens, size)
+                taken, waited = time_pass(target, tokens, size)
                 timed.add(size, max(taken - waited, 0.0))
                 whole.add(size, taken)
                 on_progress("Measuring passes", (turn + (number + 1) / len(rows)) / rounds)
@@ -303,8 +305,24 @@ def _time_passes(
         target.rewind(0)
 
 
-def _time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, float]:
-    """Seconds of a pass, and how many of them it waited for the disk."""
+def _expected(whole: Timed, size: int) -> float:
+    """Seconds that a pass of this size will take, from those that were timed.
+
+    A tree takes about as long as the next smaller one, a long piece of a prompt as its rows.
+    """
+    if size in whole.seconds:
+        return whole.seconds[size][0]
+    largest = max(whole.seconds, default=0)
+    rows = size / max(largest, MOST_ROWS)
+    return whole.seconds[largest][0] * max(rows, 1.0) if largest else 0.0
+
+
+def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, float]:
+    """Seconds of a pass, and how many of them it waited for the disk.
+
+    Args:
+        tokens: at least so many rows more than the text they stand behind.
+    """
     text = tokens[:_TEXT]
     target.prefill(text)
     waited = target.context.waited_s
@@ -350,8 +368,7 @@ def _overlap(compute: Curve, whole: Curve, read_s: float) -> float:
 
 def _most_rows(target: Target) -> int:
     room = target.context.n_cells - 2 * _TEXT
-    most = target.rule.maximum if target.rule else target.context.n_rows
-    return min(max(most, target.max_nodes), room)
+    return min(max(target.prompt_rows, target.max_nodes), room)
 
 
 def _spread(times: Sequence[float]) -> float:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import platform
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -21,12 +22,14 @@ import psutil
 from platformdirs import user_cache_path
 
 from edgespec.files import written_whole
+from edgespec.hardware.busy import DISTURBED
 from edgespec.hardware.cores import probe_cores
 from edgespec.hardware.curves import Curve
 from edgespec.speculation.yields import Yields
 
 _VERSION = 2
 USUAL_OVERLAP = 4.0
+_NOISY = 0.15  # half the distance between quartiles, as a share of the median
 _T = TypeVar("_T")
 
 Key = Mapping[str, str]
@@ -104,6 +107,7 @@ class PassProfile:
         overlap: how well reading and arithmetic hide each other; see planner.together.
         load_s: seconds from start to ready.
         quick: whether this was measured in a hurry.
+        busy: share of the time in which other programs stood in the way; see hardware.busy.
     """
 
     compute: Curve
@@ -116,6 +120,13 @@ class PassProfile:
     overlap: float = USUAL_OVERLAP
     load_s: float = 0.0
     quick: bool = False
+    busy: float = 0.0
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs were in the way, so that the figures may be too slow."""
+        noisy = bool(self.spread) and statistics.median(self.spread) > _NOISY
+        return noisy or self.busy > DISTURBED
 
     def to_json(self) -> dict[str, Any]:
         """For a file."""
@@ -136,6 +147,7 @@ class PassProfile:
             float(record["overlap"]),
             float(record["load_s"]),
             bool(record["quick"]),
+            float(record.get("busy", 0.0)),
         )
 
 
@@ -228,15 +240,26 @@ class ProfileStore:
         """How fast a disk is."""
         return _read(self._path("disk", key), DiskProfile.from_json)
 
+    def threads(self, key: Key) -> int | None:
+        """How many threads were the fastest."""
+        return _read(self._path("threads", key), lambda figures: int(figures["fastest"]))
+
+    def put_threads(self, key: Key, fastest: int, seconds: Mapping[int, Mapping[int, float]]) -> None:
+        """Keep how many threads were the fastest, and what passes took by threads and rows."""
+        self._put("threads", key, {"fastest": fastest, "seconds": {n: dict(s) for n, s in seconds.items()}})
+
     def put(self, key: Key, profile: PassProfile | DraftProfile | DiskProfile | Yields) -> None:
         """Keep what was measured; where that is not possible it is measured again next time."""
         kinds = {PassProfile: "pass", DraftProfile: "draft", DiskProfile: "disk", Yields: "yield"}
-        path = self._path(kinds[type(profile)], key)
+        self._put(kinds[type(profile)], key, profile.to_json())
+
+    def _put(self, kind: str, key: Key, figures: Mapping[str, Any]) -> None:
+        path = self._path(kind, key)
         record = {
             "version": _VERSION,
             "measured": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "of": dict(key),
-            "figures": profile.to_json(),
+            "figures": figures,
         }
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

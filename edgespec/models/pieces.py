@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgespec.files import written_whole
-from edgespec.models.rows import RowRule, file_stem
+from edgespec.models.rows import RowRule, file_stem, files_about
 
 # Multiples of 32, so that attention can be cut into equal streams; close enough that little is padded.
 LENGTHS = (512, 384, 256, 192, 128, 96)
-
 _LEAST_FILLED = 0.75  # of a piece that is padded; more padding costs more arithmetic than reading it saves
 
 
@@ -71,6 +70,12 @@ class LongPieces:
 def outcomes_path(folder: Path, fingerprint: str, identity: Mapping[str, str]) -> Path:
     """The file for a model's caches with this identity (see models.identity)."""
     return folder / (file_stem(fingerprint, f"pieces {sorted(identity.items())}") + ".json")
+
+
+def lengths_that_differ(folder: Path, fingerprint: str) -> set[int]:
+    """The lengths that were tried with a model and gave other bits, in whatever way it was held."""
+    outcomes = [_read(path) for path in files_about(folder, fingerprint)]
+    return {rows for found in outcomes for rows, same in found.items() if not same}
 
 
 def _read(path: Path) -> dict[int, bool]:

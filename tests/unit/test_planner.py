@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.hardware.curves import Curve
-from edgespec.hardware.planner import Drafting, Passes, advise, alternatives, best, predict, together
+from edgespec.hardware.planner import (
+    Drafting,
+    Passes,
+    advise,
+    alternatives,
+    best,
+    predict,
+    predict_prompt,
+    together,
+)
 from edgespec.offload.budget import Holding
 from edgespec.speculation.yields import typical
 
@@ -108,3 +117,22 @@ def test_the_choice_is_about_the_best_and_never_slower_than_plain(
     chosen = best(ways)
     assert chosen.tokens_per_second >= ways[0].tokens_per_second
     assert chosen.tokens_per_second >= max(w.tokens_per_second for w in ways) / 1.03 - 1e-9
+
+
+def test_a_prompt_takes_a_sweep_for_each_piece() -> None:
+    passes = Passes(Curve.through([(1, 0.1), (512, 5.21)]), read_rate=1e9)
+    short, long = (predict_prompt(STREAMED, passes, 2048, rows) for rows in (60, 512))
+    assert (short.passes, long.passes) == (35, 4)
+    assert (short.read_s, long.read_s) == (pytest.approx(70.0), pytest.approx(8.0))
+    assert (short.bound, long.bound) == ("disk", "compute")
+    assert short.seconds == pytest.approx(70.0), "each piece waits for its sweep"
+    assert long.seconds == pytest.approx(long.compute_s), "sweeps hide behind arithmetic"
+    assert long.to_json()["bound"] == "compute"
+
+
+@given(st.integers(1, 5000), st.sampled_from([60, 96, 512]))
+def test_both_parts_of_a_prompt_are_within_its_time(tokens: int, rows: int) -> None:
+    time = predict_prompt(STREAMED, Passes(COMPUTE, read_rate=2e9, overlap=3.0), tokens, rows)
+    assert max(time.read_s, time.compute_s) <= time.seconds * (1 + 1e-9)
+    assert time.seconds <= (time.read_s + time.compute_s) * (1 + 1e-9)
+    assert predict_prompt(IN_MEMORY, Passes(COMPUTE), tokens, rows).read_s == 0

@@ -1,0 +1,84 @@
+"""Whether other programs took the processor while something was measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import psutil
+
+DISTURBED = 0.1  # of the time that a measurement's threads wanted
+
+
+@dataclass(frozen=True)
+class Load:
+    """The processor's time so far.
+
+    Attributes:
+        at: seconds on a clock.
+        busy_s: seconds that the cores this process may use have worked, or a hypervisor took, in all.
+        own_s: seconds of them for this process.
+    """
+
+    at: float
+    busy_s: float
+    own_s: float
+
+
+def read_load() -> Load:
+    """The processor's time up to now."""
+    per_core = psutil.cpu_times(percpu=True)
+    try:
+        allowed = [core for core in os.sched_getaffinity(0) if core < len(per_core)]
+    except AttributeError:  # not on macOS and Windows
+        allowed = list(range(len(per_core)))
+    busy = 0.0
+    for core in allowed:
+        times = per_core[core]._asdict()
+        waiting = times.get("idle", 0.0) + times.get("iowait", 0.0)
+        counted_twice = times.get("guest", 0.0) + times.get("guest_nice", 0.0)  # within user and nice
+        busy += sum(times.values()) - waiting - counted_twice
+    own = psutil.Process().cpu_times()
+    return Load(time.monotonic(), busy, own.user + own.system)
+
+
+def pressure(before: Load, after: Load, *, cores: int, threads: int) -> float:
+    """The share of the time wanted by `threads` that other programs stood in the way, from 0 to 1.
+
+    What others do on cores that would be idle does not count.
+
+    Args:
+        cores: that the figures are about.
+    """
+    seconds = after.at - before.at
+    if seconds <= 0:
+        return 0.0
+    others = max(after.busy_s - before.busy_s - (after.own_s - before.own_s), 0.0) / seconds
+    return min(max(others + threads - cores, 0.0) / threads, 1.0)
+
+
+class Watch:
+    """Looks at what other programs do from now on.
+
+    Args:
+        threads: that the measurement keeps busy.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._before = read_load()
+
+    @property
+    def pressure(self) -> float:
+        """The share of the threads' time that others stood in the way, so far."""
+        try:
+            cores = len(os.sched_getaffinity(0))
+        except AttributeError:  # not on macOS and Windows
+            cores = os.cpu_count() or 1
+        return pressure(self._before, read_load(), cores=cores, threads=min(self._threads, cores))
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether that was too much for what was measured to be trusted."""
+        return self.pressure > DISTURBED

@@ -1,0 +1,109 @@
+"""Measurements on a busy machine: noticed, marked, and soon outweighed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.hardware.busy import DISTURBED, Load, Watch, pressure
+from edgespec.hardware.cores import usable_cores
+from edgespec.hardware.curves import Curve
+from edgespec.hardware.observed import outweighed
+from edgespec.hardware.profiles import Keys, PassProfile, ProfileStore
+from edgespec.hardware.starting import better
+
+CURVE = Curve.through([(1, 0.1), (8, 0.12), (32, 0.3)])
+IDLE = PassProfile(CURVE, (0.01, 0.02, 0.01), quick=True)
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "own_s", "cores", "threads", "expected"),
+    [
+        (20.0, 20.0, 2, 2, 0.0),  # all of it is this process
+        (20.0, 13.0, 2, 2, 0.35),  # one other program on two cores
+        (20.0, 0.0, 2, 2, 1.0),
+        (110.0, 80.0, 64, 8, 0.0),  # others are on cores that nobody else wants
+        (640.0, 80.0, 64, 8, 0.0),
+        (620.0, 40.0, 64, 8, (58.0 + 8 - 64) / 8),
+        (5.0, 9.0, 2, 2, 0.0),  # clocks tick at different moments
+    ],
+)
+def test_others_count_as_far_as_they_stand_in_the_way(
+    busy_s: float, own_s: float, cores: int, threads: int, expected: float
+) -> None:
+    before, after = Load(5.0, 100.0, 7.0), Load(15.0, 100.0 + busy_s, 7.0 + own_s)
+    assert pressure(before, after, cores=cores, threads=threads) == pytest.approx(expected)
+    assert pressure(before, before, cores=cores, threads=threads) == 0
+
+
+def test_programs_that_take_every_core_are_noticed() -> None:
+    cores = usable_cores()
+    script = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+    hogs = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2 * cores)]
+    try:
+        time.sleep(0.5)
+        watch = Watch(cores)
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            pass
+        assert watch.disturbed
+        assert DISTURBED < watch.pressure <= 1
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+def test_a_disturbed_profile_is_marked_in_its_file(tmp_path: Path) -> None:
+    store, keys = ProfileStore(tmp_path), Keys.of("target", "none", threads=2, mode="")
+    for profile, disturbed in (
+        (IDLE, False),
+        (replace(IDLE, busy=0.3), True),
+        (replace(IDLE, spread=(0.4, 0.3, 0.01)), True),
+    ):
+        store.put(keys.passes, profile)
+        kept = store.passes(keys.passes)
+        assert kept == profile
+        assert kept.disturbed is disturbed
+
+
+def test_files_from_before_busy_machines_were_noticed_can_be_read() -> None:
+    record = IDLE.to_json()
+    del record["busy"]
+    assert PassProfile.from_json(record) == IDLE
+
+
+def test_of_two_profiles_the_undisturbed_one_counts() -> None:
+    slow = replace(IDLE, compute=CURVE.scaled(3), busy=0.4)
+    slower = replace(IDLE, compute=CURVE.scaled(4), busy=0.2)
+    assert better(slow, IDLE) is IDLE
+    assert better(slow, slower) is slow, "what disturbs only ever slows down"
+    assert better(slower, slow) is slow
+    assert better(None, slow) is slow
+    assert better(slow, None) is slow
+    with pytest.raises(ValueError, match="nothing to choose from"):
+        better(None, None)
+
+
+@given(st.floats(0.1, 10), st.integers(8, 100))
+def test_a_run_soon_outweighs_a_profile_that_was_disturbed(factor: float, passes: int) -> None:
+    poisoned = replace(IDLE, compute=CURVE.scaled(factor), busy=0.5)
+    truth = {1: [CURVE.at(1)] * passes, 24: [CURVE.at(24)] * passes}
+    found = outweighed(poisoned, truth)
+    for rows in (1, 8, 24, 32):
+        before = abs(poisoned.compute.at(rows) - CURVE.at(rows))
+        after = abs(found.compute.at(rows) - CURVE.at(rows))
+        assert after <= before / 2 + 1e-3
+    assert found.disturbed is (2 * passes < 24)
+
+
+def test_passes_that_took_no_time_teach_nothing() -> None:
+    assert outweighed(IDLE, {}) == IDLE
+    assert outweighed(IDLE, {8: [0.0]}) == IDLE
