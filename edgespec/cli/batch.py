@@ -23,7 +23,8 @@ from edgespec.cli.jobs import Job, Messages, read_jobs
 from edgespec.cli.options import LoadOptions
 from edgespec.cli.origin import NO_ORIGIN, ModelMark, Origin, model_mark
 from edgespec.cli.results import Key, ResultFile, refused_key
-from edgespec.cli.terminal import ResultStream, Status, Terminal, format_seconds
+from edgespec.cli.status import Status, format_seconds
+from edgespec.cli.terminal import ResultStream, Terminal
 from edgespec.errors import (
     BackendError,
     EdgeSpecError,

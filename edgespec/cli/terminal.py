@@ -12,20 +12,17 @@ import os
 import re
 import shutil
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.origin import NO_ORIGIN
+from edgespec.cli.status import Status, aside
 from edgespec.errors import OutputError
 from edgespec.generation import Generation
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.status import Status as Spinner
     from rich.text import Text
 
     from edgespec.cli.options import LoadOptions
@@ -34,10 +31,6 @@ if TYPE_CHECKING:
 
 # A model's text must not move the cursor, change colours or write the clipboard of a terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-_A_MOMENT_S = 0.25
-_BAR = 20  # characters
-_WIDE = 70
 
 
 class ResultStream:
@@ -184,7 +177,8 @@ class Terminal:
 
     def show(self, line: Text) -> None:
         """Print a styled line."""
-        _console().print(line, soft_wrap=True)
+        with aside():
+            _console().print(line, soft_wrap=True)
 
     def rule(self, rule: Rule) -> None:
         """Say it, if the rule by which drafted tokens are accepted is lossy."""
@@ -214,95 +208,6 @@ class _NothingToCancel:
 
     def cancel(self) -> None:
         pass
-
-
-class Status:
-    """A line on the terminal that is gone when the work is done."""
-
-    def __init__(self, *, shown: bool) -> None:
-        self.shown = shown
-        self._spinner: Spinner | None = None
-        self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
-        self._prefill_from = 0.0
-
-    def progress(self, what: str, fraction: float) -> None:
-        """Show how much of something is done."""
-        self._show(f"{what} {fraction:.0%}" if fraction > 0 else what)
-
-    def say(self, text: str) -> None:
-        """Show a text."""
-        self._show(text)
-
-    def waiting(self, text: str) -> None:
-        """Show a text if nothing else happens in a moment: what is done at once needs no word."""
-        if self.shown:
-            self._timer = threading.Timer(_A_MOMENT_S, self._show, [text])
-            self._timer.daemon = True
-            self._timer.start()
-
-    def prefill(self, done: int, total: int) -> None:
-        """Show how much of the prompt was read, and how long the rest takes."""
-        if not done:
-            self._prefill_from = time.monotonic()
-        columns = shutil.get_terminal_size().columns
-        self._show(format_prefill(done, total, time.monotonic() - self._prefill_from, columns))
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        with self._lock:
-            if self._spinner is not None:
-                self._spinner.stop()
-                self._spinner = None
-
-    def __enter__(self) -> Status:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.clear()
-
-    def _show(self, text: str) -> None:
-        if not self.shown:
-            return
-        if self._timer is not None and threading.current_thread() is not self._timer:
-            self._timer.cancel()
-        from rich.text import Text
-
-        line = Text(text)
-        line.truncate(shutil.get_terminal_size().columns - 3, overflow="ellipsis")
-        with self._lock:
-            if self._timer is not None and threading.current_thread() is self._timer and self._spinner:
-                return  # something newer is shown
-            if self._spinner is None:
-                self._spinner = _console().status(line)
-                self._spinner.start()
-                # Rich hides the cursor, and whoever suspends the program with Ctrl-Z needs it in the shell.
-                _console().show_cursor(True)
-            else:
-                self._spinner.update(line)
-
-
-def format_prefill(done: int, total: int, seconds: float, columns: int = 80) -> str:
-    """How far the prompt was read: figures, the time left, and a bar if there is room for it."""
-    full = round(_BAR * done / total) if total else _BAR
-    bar = "━" * full + "─" * (_BAR - full) + " " if columns >= _WIDE else ""
-    text = f"Reading the prompt {bar}{done} of {total}"
-    return f"{text}, {format_seconds(seconds / done * (total - done))} left" if 0 < done < total else text
-
-
-def format_seconds(seconds: float) -> str:
-    """Such as 0:07, 12:30 or 1:02:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def format_gigabytes(n_bytes: float) -> str:
@@ -422,7 +327,8 @@ def _print(text: str, style: str = "") -> None:
     from rich.text import Text
 
     # A terminal's lines are broken between words; what is piped on is not broken at all.
-    _console().print(Text(text, style=style), soft_wrap=not is_terminal(sys.stderr))
+    with aside():
+        _console().print(Text(text, style=style), soft_wrap=not is_terminal(sys.stderr))
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from platformdirs import user_cache_path
 
 from edgespec.bench.capped import cap_kind
 from edgespec.cli.main import main
+from tests.desk import Desk
 
 SMALL = ["--prompts", "1", "--repetitions", "1", "--max-tokens", "8", "--tree-budget", "8"]
 
@@ -120,3 +122,13 @@ def test_ctrl_c_prints_the_rows_that_are_done(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "bench.json").read_text())
     assert document["interrupted"]
     assert 1 <= len(document["rows"]) < 3
+
+
+@pytest.mark.parametrize("form", ["md", "csv"])
+def test_a_bench_stopped_before_its_first_row_prints_no_empty_table(form: str) -> None:
+    with contextlib.closing(Desk("bench", "--draft", "none", *SMALL, "-o", form)) as desk:
+        desk.wait_for("Row 1 of")
+        desk.type("\x03")
+        desk.wait_for("Stopped before the first row was measured.")
+        assert desk.leave() == 130
+        assert desk.screen[-1] == "Stopped before the first row was measured."

@@ -50,7 +50,11 @@ def test_json_is_one_object_of_the_promised_shape(reply: Reply) -> None:
     done = run("generate", "-p", SKY, "--max-tokens", "6", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     (record,) = records(done.stdout)
-    assert outline(record) == outline(Generation().to_json(SKY))
+    assert outline(record) == outline(Generation().to_json(SKY)) | {
+        "model": None,
+        "settings": {"max_tokens": None},
+        "fingerprint": {"model": None, "prompt": None, "settings": None},
+    }
     assert record["text"] == reply(SKY, 6)
     assert record["finish_reason"] == "length"
     assert record["usage"]["completion_tokens"] == len(record["tokens"]) == 6
@@ -148,17 +152,42 @@ def test_a_signal_keeps_the_answer_so_far(number: signal.Signals, code: int, rep
     assert err.decode() == "Interrupted: the answer ends early.\n"
 
 
-def test_chat_from_a_pipe_answers_a_line_a_turn(reply: Reply) -> None:
-    done = run("chat", "--max-tokens", "4", text=f"{SKY}\n\nAnd at night?\n")
+def test_chat_from_a_pipe_answers_one_question() -> None:
+    asked = f"/bye is no command here.\n\n{SKY}"
+    done = run("chat", "--max-tokens", "3", "--json", "--session", "piped", text=f"{asked}\n")
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert lines[0] == reply(SKY, 4)
-    assert len(lines) >= 2
+    assert [r["prompt"] for r in records(done.stdout)] == [asked]
+    chat = ("chat", "--max-tokens", "3", "--json", "--session", "piped")
+    done = run(*chat, "Briefly:", text="And at night?\n")
+    assert [r["prompt"] for r in records(done.stdout)] == ["And at night?\n\nBriefly:"]
+    assert done.stderr.startswith("Going on with a conversation of 1 turn.")
 
 
-def test_chat_from_a_pipe_as_json() -> None:
-    done = run("chat", "--max-tokens", "3", "--json", text=f"{SKY}\nAnd at night?\n")
-    assert [r["prompt"] for r in records(done.stdout)] == [SKY, "And at night?"]
+def test_text_from_a_pipe_goes_before_the_prompt() -> None:
+    done = run("generate", "Summarize:", "--max-tokens", "3", "--json", text="Buy milk.\n")
+    assert [r["prompt"] for r in records(done.stdout)] == ["Buy milk.\n\nSummarize:"]
+
+
+def test_lines_that_nothing_can_be_done_with_end_nothing_else(tmp_path: Path) -> None:
+    prompts = tmp_path / "in.jsonl"
+    schema = '{"items": ' * 974 + "{}" + "}" * 974
+    bad = [
+        '{"prompt": "a", "temperature": 1' + "0" * 400 + "}",
+        '{"prompt": "a", "json_schema": ' + schema + "}",
+        '{"prompt": "a", "json_schema": {"type": 7}}',
+        '{"prompt": "a", "grammar": "root ::= ("}',
+        '{"prompt": "a", "seed": -1}',
+        '{"prompt": "a", "stop": "\\ud800"}',
+        "[" * 100_000,
+    ]
+    huge = {"max_tokens": 2, "top_k": 10**400, "penalty_window": 10**400, "repeat_penalty": 1.1}
+    good = json.dumps({"prompt": SKY, "temperature": 1, "seed": 1, **huge})
+    prompts.write_text("\n".join([*bad, good]))
+    done = run("generate", "--input", str(prompts))
+    assert done.returncode == 1
+    assert "bug" not in done.stderr
+    results = [r["finish_reason"] for r in records(done.stdout)]
+    assert results == ["error"] * len(bad) + ["length"]
 
 
 @pytest.fixture

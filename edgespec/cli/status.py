@@ -1,0 +1,181 @@
+"""A line at the bottom of the terminal that says what is going on, and is gone when that is done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+
+_A_MOMENT_S = 0.25
+_FRAME_S = 0.1
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_BAR = 20  # characters
+_WIDE = 70
+
+_shown: Status | None = None  # the one that has the line, if any
+
+
+class Status:
+    """The line, with a turning wheel, cut to whatever width the window has at the time."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self.shown = shown
+        self._text = ""
+        self._not_before = 0.0
+        self._drawn = ""
+        self._columns = 0
+        self._frame = 0
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._prefill_from = 0.0
+
+    def progress(self, what: str, fraction: float) -> None:
+        """Show how much of something is done."""
+        self.say(f"{what} {fraction:.0%}" if fraction > 0 else what)
+
+    def say(self, text: str) -> None:
+        """Show a text."""
+        self._show(text, 0.0)
+
+    def waiting(self, text: str) -> None:
+        """Show a text if nothing else happens in a moment: what is done at once needs no word."""
+        self._show(text, _A_MOMENT_S)
+
+    def prefill(self, done: int, total: int) -> None:
+        """Show how much of the prompt was read, and how long the rest takes."""
+        if not done:
+            self._prefill_from = time.monotonic()
+        self.say(format_prefill(done, total, time.monotonic() - self._prefill_from, _columns()))
+
+    def clear(self) -> None:
+        """Take the line away."""
+        global _shown
+        if self._thread is None:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._thread = None
+        _shown = None
+        with self._lock:
+            self.erase()
+
+    def erase(self) -> None:
+        """Take the line away until it is drawn the next time."""
+        with self._lock:
+            if self._drawn:
+                _write(self._back(_columns()))
+                self._drawn = ""
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """While this lasts, the line is away, and is not drawn."""
+        with self._lock:
+            self.erase()
+            yield
+
+    def __enter__(self) -> Status:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.clear()
+
+    def _show(self, text: str, delay: float) -> None:
+        global _shown
+        if not self.shown:
+            return
+        with self._lock:
+            self._text = text
+            self._not_before = time.monotonic() + delay if delay else 0.0
+        if self._thread is None:
+            _shown = self
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._turn, daemon=True)
+            self._thread.start()
+
+    def _turn(self) -> None:
+        while True:
+            with self._lock:
+                if time.monotonic() >= self._not_before:
+                    self._draw()
+            if self._ended.wait(_FRAME_S):
+                return
+
+    def _draw(self) -> None:
+        columns = _columns()
+        self._frame = (self._frame + 1) % len(_FRAMES)
+        line = f"{_FRAMES[self._frame]} {self._text}"
+        back = self._back(columns)
+        self._drawn, self._columns = _cut(line, columns - 1), columns
+        _write(f"{back}{self._drawn}")
+
+    def _back(self, columns: int) -> str:
+        """To the beginning of what is drawn, and that taken away."""
+        # A window that became narrower has folded the line.
+        narrower = bool(self._drawn) and 0 < columns < self._columns
+        folds = (_width(self._drawn) - 1) // columns if narrower else 0
+        return (f"\x1b[{folds}A" if folds else "") + "\r\x1b[J"
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """While this lasts, the line is away, so that something else can be printed where it was."""
+    status = _shown
+    if status is None:
+        yield
+        return
+    with status.away():
+        yield
+
+
+def format_prefill(done: int, total: int, seconds: float, columns: int = 80) -> str:
+    """How far the prompt was read: figures, the time left, and a bar if there is room for it."""
+    full = round(_BAR * done / total) if total else _BAR
+    bar = "━" * full + "─" * (_BAR - full) + " " if columns >= _WIDE else ""
+    text = f"Reading the prompt {bar}{done} of {total}"
+    return f"{text}, {format_seconds(seconds / done * (total - done))} left" if 0 < done < total else text
+
+
+def format_seconds(seconds: float) -> str:
+    """Such as 0:07, 12:30 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _cut(text: str, columns: int) -> str:
+    if _width(text) <= columns:
+        return text
+    while text and _width(text) >= columns:
+        text = text[:-1]
+    return text + "…"
+
+
+def _width(text: str) -> int:
+    """Columns that a text takes; some characters take two."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _columns() -> int:
+    try:  # what is so now; the variable COLUMNS does not follow a window that changes its size
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (AttributeError, OSError, ValueError):
+        return shutil.get_terminal_size().columns
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone ends nothing
+        sys.stderr.write(text)
+        sys.stderr.flush()
