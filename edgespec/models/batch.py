@@ -26,6 +26,7 @@ class Batch:
         sequence_ids: flat; row i belongs to sequence_ids[offsets[i]:offsets[i + 1]].
         offsets: (rows + 1,).
         wants_logits: (rows,) bool.
+        padding: rows at the end that nobody reads.
     """
 
     tokens: IntArray
@@ -33,6 +34,7 @@ class Batch:
     sequence_ids: IntArray
     offsets: NDArray[np.int64]
     wants_logits: NDArray[np.bool_]
+    padding: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -58,7 +60,11 @@ class Batch:
         )
 
     def padded(self, rows: int, sequence_id: int) -> Batch:
-        """The same batch with rows nobody reads appended, in a sequence of their own."""
+        """The same batch with rows nobody reads appended, in a sequence of their own.
+
+        They want logits where others do: llama.cpp computes the end of the last layer and the logits for
+        such rows alone, and their number must not choose other kernels there either.
+        """
         extra = rows - len(self)
         if extra <= 0:
             return self
@@ -67,8 +73,14 @@ class Batch:
             positions=np.concatenate([self.positions, np.arange(extra, dtype=np.int32)]),
             sequence_ids=np.concatenate([self.sequence_ids, np.full(extra, sequence_id, dtype=np.int32)]),
             offsets=np.concatenate([self.offsets, self.offsets[-1] + np.arange(1, extra + 1)]),
-            wants_logits=np.concatenate([self.wants_logits, np.zeros(extra, dtype=np.bool_)]),
+            wants_logits=np.concatenate([self.wants_logits, np.full(extra, self.wants_logits.any())]),
+            padding=self.padding + extra,
         )
+
+    @property
+    def n_outputs(self) -> int:
+        """Rows whose logits somebody reads; they come before those of the padding."""
+        return int(np.count_nonzero(self.wants_logits[: len(self) - self.padding]))
 
     def to_llama(self) -> tuple[llama_cpp.llama_batch, tuple[object, ...]]:
         """The C struct, and the arrays it points into, which must outlive it."""

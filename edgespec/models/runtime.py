@@ -509,7 +509,7 @@ class Context:
             raise DecodeAborted
         if code != 0:
             raise BackendError(f"llama.cpp failed to decode (code {code}): {_log.cause()}.")
-        self._n_outputs = int(np.count_nonzero(batch.wants_logits))
+        self._n_outputs = batch.n_outputs
 
     @property
     def waited_s(self) -> float:

@@ -60,8 +60,8 @@ def test_the_arrays_outlive_the_batch() -> None:
         (4, 10, [0, 1], False),
         (5, 11, [0, 1], False),
         (6, 12, [0, 1], True),
-        (4, 0, [7], False),
-        (4, 1, [7], False),
+        (4, 0, [7], True),
+        (4, 1, [7], True),
     ]
     assert len(kept) == 6
 
@@ -93,7 +93,8 @@ def test_padding_adds_rows_nobody_reads(tree: TokenTree, rows: int, sequence_id:
     assert len(padded) == max(rows, len(batch))
     assert _rows(padded)[: len(batch)] == _rows(batch)
     assert _rows(padded)[len(batch) :] == [
-        (int(batch.tokens[0]), i, [sequence_id], False) for i in range(max(rows - len(batch), 0))
+        (int(batch.tokens[0]), i, [sequence_id], True) for i in range(max(rows - len(batch), 0))
     ]
+    assert padded.n_outputs == batch.n_outputs == len(batch)
     if rows <= len(batch):
         assert padded is batch
