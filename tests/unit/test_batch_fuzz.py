@@ -43,6 +43,7 @@ def line(value: Any) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
+@settings(deadline=None)
 @given(st.lists(lines.map(line) | st.binary(max_size=40).map(lambda data: data.replace(b"\n", b"") + b"\n")))
 @example([b'{"a": ' * 5000 + b"\n"])
 @example([b'{"prompt": "a", "id": 1' + b"0" * 4000 + b"}\n"] * 2)
