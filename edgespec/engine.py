@@ -346,6 +346,7 @@ class Engine:
                 self.target.prefill(text[:-1], on_prefill)
             finally:
                 timings.prefill_s = time.perf_counter() - start
+            self._usage.check()  # what was told of the progress may have closed the engine
             for record in self.passes(text, method, most):
                 yield self._taken(record, text[len(prompt) + builder.count :], builder, config)
                 if builder.ended or self._abort.is_set:

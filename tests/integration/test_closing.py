@@ -24,6 +24,7 @@ from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.generation import GenerationConfig
 from edgespec.models.batch import Batch
 from edgespec.models.runtime import Context, Model
+from edgespec.saved import SessionFile
 from tests.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,35 +132,45 @@ def test_the_asynchronous_example_under_a_timeout_ends_well(smol_path: Path) -> 
     assert run(program) == "too late\n"
 
 
-def test_an_answer_may_close_its_own_engine(path: Path) -> None:
-    engine = open_given(["", str(path), "resident"])
+def in_a_child(function: Callable[..., None], *arguments: object) -> None:
+    """Call a function of this module, with texts, in a process of its own."""
+    run(f"import sys; from {__name__} import {function.__name__} as f; f(*sys.argv[1:])", *arguments)
+
+
+def close_from_a_callback(path: str) -> None:
+    engine = open_given(["", path, "resident"])
     with pytest.raises(BackendError, match=r"The engine is closed\."):
         engine.generate(PROMPT * 2, LONG, on_prefill=lambda _done, _total: engine.close())
     engine.close()
 
 
-def test_closing_beside_an_answer_that_waits_to_go_on(path: Path) -> None:
-    for kind in ("resident", "streamed"):
-        engine = open_given(["", str(path), kind])
-        stream = engine.stream(PROMPT, LONG)
+def test_an_answer_may_close_its_own_engine(path: Path) -> None:
+    in_a_child(close_from_a_callback, path)
+
+
+def close_between_chunks(path: str, kind: str) -> None:
+    engine = open_given(["", path, kind])
+    stream = engine.stream(PROMPT, LONG)
+    next(stream)
+    engine.close()
+    engine.close()
+    assert engine.closed
+    with pytest.raises(BackendError, match=r"The engine is closed\."):
         next(stream)
-        engine.close()
-        engine.close()
-        assert engine.closed
+    for prompt in (PROMPT, "Text that must be cut into tokens"):
         with pytest.raises(BackendError, match=r"The engine is closed\."):
-            next(stream)
-        with pytest.raises(BackendError, match=r"The engine is closed\."):
-            engine.generate(PROMPT, LONG)
-        with pytest.raises(BackendError, match=r"The engine is closed\."):
-            engine.generate("Text that must be cut into tokens", LONG)
+            engine.generate(prompt, LONG)
 
 
-def test_a_conversation_outlives_its_engine_without_harm(smol_path: Path, tmp_path: Path) -> None:
-    from edgespec.saved import SessionFile
+@pytest.mark.parametrize("kind", ["resident", "streamed"])
+def test_closing_beside_an_answer_that_waits_to_go_on(path: Path, kind: str) -> None:
+    in_a_child(close_between_chunks, path, kind)
 
-    engine = edgespec.load(smol_path, draft="lookup", context=256, threads=1)
+
+def close_in_a_conversation(model: str, file: str) -> None:
+    engine = edgespec.load(model, draft="lookup", context=256, threads=1)
     session = edgespec.Session(engine)
-    session.save_to(SessionFile(str(tmp_path / "talk.json")))
+    session.save_to(SessionFile(file))
     answer = session.ask("Say hello.", GenerationConfig(max_tokens=20))
     next(answer)
     engine.close()
@@ -168,7 +179,12 @@ def test_a_conversation_outlives_its_engine_without_harm(smol_path: Path, tmp_pa
     with pytest.raises(BackendError, match=r"The engine is closed\."):
         list(session.ask("And again."))
     session.close()
-    assert '"Say hello."' in (tmp_path / "talk.json").read_text()
+
+
+def test_a_conversation_outlives_its_engine_without_harm(smol_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    in_a_child(close_in_a_conversation, smol_path, file)
+    assert '"Say hello."' in file.read_text()
 
 
 _AFTER_CLOSE: dict[str, Callable[[Model, Context], Any]] = {
@@ -204,6 +220,7 @@ import sys
 from pathlib import Path
 from edgespec.errors import BackendError
 from edgespec.models.runtime import Context, Model
+from edgespec.saved import SessionFile
 from tests.integration.test_closing import _AFTER_CLOSE
 
 model = Model(Path(sys.argv[1]))
