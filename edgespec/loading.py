@@ -28,6 +28,7 @@ from edgespec.models.runtime import AbortFlag, Context, DecodeAborted, Model
 from edgespec.models.siblings import drafter_to_take
 from edgespec.models.states import prompt_store
 from edgespec.models.template import ChatTemplate
+from edgespec.models.vetting import require_loadable
 from edgespec.models.vocabulary import Vocabulary
 from edgespec.offload.budget import PROCESS_BYTES, MemoryPlan, MemoryWish, bytes_needed, plan_memory
 from edgespec.offload.layout import ModelFiles
@@ -204,11 +205,14 @@ class _Loader:
         wish = self._wish
         header = gguf.read_header(path)
         files = ModelFiles.of(header)
+        require_loadable(files.headers)
         draft_path = _draft_path(draft, kind, self._on_progress) or self._known_drafter(files, draft, kind)
         if draft_path is not None:
             # Over a second, which it can spend while the weights are read.
             threading.Thread(target=__import__, args=("torch",), daemon=True).start()
         draft_header = gguf.read_header(draft_path) if draft_path else None
+        if draft_header is not None:
+            require_loadable(ModelFiles.of(draft_header).headers)
         headers = [header, draft_header] if draft_header else [header]
         prints = [footprint(h, n_cells=self._cells, n_outputs=self._nodes) for h in headers]
         prints[0] = replace(prints[0], weights=files.tensor_bytes)

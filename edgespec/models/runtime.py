@@ -142,6 +142,8 @@ class Model:
         weights: holds the layers' weights in llama.cpp's stead; closed with the model, or by the caller
             if the model cannot be loaded.
         vocabulary_only: load the vocabulary and no weights; nothing can be computed.
+        allocate: False plans memory instead of taking it, for the model and its contexts; nothing can be
+            computed.
 
     Raises:
         ModelFileError: llama.cpp cannot load the file.
@@ -158,6 +160,7 @@ class Model:
         on_progress: Callable[[float], None] | None = None,
         weights: OutsideWeights | None = None,
         vocabulary_only: bool = False,
+        allocate: bool = True,
     ) -> None:
         start_backend()
         self.path = path
@@ -169,6 +172,7 @@ class Model:
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
         params.use_extra_bufts = repack
         params.vocab_only = vocabulary_only
+        params.no_alloc = not allocate
         interrupted: list[BaseException] = []
         if on_progress is not None:
 
