@@ -32,8 +32,8 @@ class Encoder:
     it spells.
 
     Args:
-        context: tokens that the target's context holds. What is far longer is refused before it is rendered or
-            tokenized to its end, so that it takes neither time nor memory; None reads everything.
+        context: tokens that the target's context holds. What is far longer is refused before it is rendered
+            or tokenized to its end, and takes neither time nor memory; None reads everything.
     """
 
     def __init__(
@@ -95,9 +95,7 @@ class Encoder:
             tokens.extend(known.tokens)
             segments = _without_prefix(segments, len(known.text))
         for segment in segments:
-            tokens += self._vocabulary.tokenize(
-                segment.text, control=not segment.literal, most=self._most
-            )
+            tokens += self._vocabulary.tokenize(segment.text, control=not segment.literal, most=self._most)
         if self._vocabulary.adds_bos and tokens[:1] != [self._vocabulary.bos]:
             tokens.insert(0, self._vocabulary.bos)
         return Encoded(text, tuple(tokens))

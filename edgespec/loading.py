@@ -33,6 +33,7 @@ from edgespec.models.runtime import AbortFlag, Context, DecodeAborted, Model
 from edgespec.models.siblings import drafter_to_take
 from edgespec.models.states import prompt_store
 from edgespec.models.template import ChatTemplate
+from edgespec.models.vetting import require_loadable
 from edgespec.models.vocabulary import Vocabulary
 from edgespec.needs import MOST_PROMPT_ROWS, ContextWish, Needs, measure_needs
 from edgespec.offload.budget import MemoryPlan, MemoryWish, bytes_needed, memory_room, plan_memory
@@ -213,11 +214,14 @@ class _Loader:
         _check_gpu(wish.gpu_layers)
         header = gguf.read_header(path)
         files = ModelFiles.of(header)
+        require_loadable(files.headers)
         if known_report() is None:
             self._on_progress("Trying the processor's kernels (once)", 0.0)
         self._notes += notes(tried_report())
         draft_path = _draft_path(draft, kind, self._on_progress) or self._known_drafter(files, draft, kind)
         draft_header = gguf.read_header(draft_path) if draft_path else None
+        if draft_header is not None:
+            require_loadable(ModelFiles.of(draft_header).headers)
         needs = self._needs(files, draft_header)
         prints = needs.prints
         if draft_path is not None and prints[1].weights > prints[0].weights:

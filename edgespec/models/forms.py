@@ -1,8 +1,8 @@
 """What a grammar or schema may ask for, and its translation into what llguidance compiles.
 
-A server gets both from strangers, and llguidance follows references and nesting by recursion: a chain of 3,000
-ends the process. So the size and the depth of a form are checked first, without recursion. What is small and
-simple is then compiled at once; anything else is tried in a child process first (form_trial.py).
+A server gets both from strangers, and llguidance follows references and nesting by recursion: a chain of
+3,000 ends the process. So the size and the depth of a form are checked first, without recursion. What is
+small and simple is then compiled at once; anything else is tried in a child process first (form_trial.py).
 """
 
 from __future__ import annotations

@@ -464,6 +464,7 @@ class Context:
 
     def _closed(self) -> BackendError:
         return forks.refusal() if self._forked else BackendError("The engine is closed.", "Load it again.")
+
     def set_threads(self, n_threads: int) -> None:
         """Compute with so many CPU threads from now on."""
         llama_cpp.llama_set_n_threads(self.handle, n_threads, n_threads)

@@ -14,10 +14,12 @@ from edgespec.models.gguf_types import TensorInfo
 
 _MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
 _MOST_EXPERTS = 1024
+_MOST_ROTATED = 2**14
 
 # Types that ggml stores or computes with, but multiplies no matrix of: 8- to 64-bit integers, F64, and the
 # forms that activations take.
 _NO_WEIGHTS = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
+_NEED_EXPERTS = ("smallthinker", "bailingmoe2")
 _F32 = 0  # what norms and biases are, which are multiplied and added element by element
 _TABLES = ("tid2eid",)  # of ids, which are integers
 
@@ -37,9 +39,19 @@ def find_fault(metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> st
     extra = setting("nextn_predict_layers")
     if _is_count(extra) and _is_count(layers) and extra > layers:
         return f"it claims {extra} layers that predict further tokens, of {layers} in all"
-    fault = _expert_fault(setting("expert_count"), setting("expert_used_count"))
+    fault = _vocabulary_fault(metadata) or _expert_fault(
+        setting("expert_count"), setting("expert_used_count")
+    )
+    fault = fault or _group_fault(
+        setting("expert_count"), setting("expert_group_count"), setting("expert_group_used_count")
+    )
     if fault:
         return fault
+    if architecture in _NEED_EXPERTS and not setting("expert_count"):
+        return f"its architecture is {architecture}, and it has no experts"
+    rotated = setting("rope.dimension_count")
+    if _is_count(rotated) and (rotated % 2 or rotated > _MOST_ROTATED):
+        return f"rope.dimension_count is {rotated}"
     for name in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
         epsilon = setting(name)
         if isinstance(epsilon, float) and not (math.isfinite(epsilon) and epsilon >= 0):
@@ -65,6 +77,28 @@ def _expert_fault(count: Any, used: Any) -> str:
         return f"it claims {count} experts; at most {_MOST_EXPERTS} make sense"
     if used > count or (count and not used):
         return f"it claims that {used} of {count} experts are used"
+    return ""
+
+
+def _group_fault(experts: Any, groups: Any, used: Any) -> str:
+    experts, groups, used = experts or 0, groups or 0, used or 0
+    if not all(map(_is_count, (experts, groups, used))):
+        return ""
+    if groups and groups >= experts:
+        return f"it claims {groups} groups of {experts} experts"
+    if groups > 1 and experts % groups:
+        return f"it claims {experts} experts in {groups} groups of the same size"
+    if groups > 1 and not 0 < used < groups:
+        return f"it claims that {used} of {groups} groups of experts are used"
+    return ""
+
+
+def _vocabulary_fault(metadata: Mapping[str, Any]) -> str:
+    model, words = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    if model in ("none", "no_vocab"):
+        return "it has no vocabulary, so it cannot read or write text"
+    if words == "whitespace" and model != "whitespace":
+        return f"its vocabulary is of kind {model!r}, and its texts would be split for another kind"
     return ""
 
 

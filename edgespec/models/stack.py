@@ -15,8 +15,8 @@ _lock = threading.Lock()
 def on_deep_stack(action: Callable[[], Result]) -> Result:
     """What `action` returns, run in a thread of its own with a stack of 16 MiB.
 
-    Stacks of threads and programs differ by system and by `ulimit -s`. It is waited for even if this thread is
-    interrupted meanwhile, because it uses what the caller would free.
+    The stacks of threads and programs differ by system and by `ulimit -s`. An interruption of this thread
+    waits until the action has ended, because the action uses what the caller might free.
     """
     results: list[Result] = []
     errors: list[BaseException] = []

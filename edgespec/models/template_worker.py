@@ -13,6 +13,7 @@ fields an answer has.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -23,7 +24,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_MEMORY_BYTES = 2**30
+# Beyond what the process has after its imports. Compiling a template and rendering short messages takes a few
+# MiB; long messages are held about a dozen times over: as JSON, as text, and as pieces of the result.
+_MEMORY_BYTES = 48 * 2**20
+_BYTES_PER_REQUEST_BYTE = 16
+_MOST_MEMORY_BYTES = 512 * 2**20
 _MAX_ERROR_CHARS = 1000
 
 
@@ -44,10 +49,12 @@ def main() -> None:
     except ImportError as error:
         _answer({"ready": False, "error": str(error)})
         return
-    _limit_memory()
+    own = _mapped_bytes()
     _answer({"ready": True})
-    for line in sys.stdin.buffer:
-        _answer(_respond(render, json.loads(line)))
+    while line := sys.stdin.buffer.readline():
+        _limit_memory(own, len(line))
+        _answer(_respond(render, line))
+        del line
 
 
 def make_renderer() -> Callable[[Mapping[str, Any]], str]:
@@ -103,11 +110,12 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _respond(render: Callable[[Mapping[str, Any]], str], request: Mapping[str, Any]) -> dict[str, str]:
+def _respond(render: Callable[[Mapping[str, Any]], str], line: bytes) -> dict[str, str]:
     from jinja2 import TemplateSyntaxError
 
-    _end_self_after(2 * request["timeout_s"] + 1)
     try:
+        request = json.loads(line)
+        _end_self_after(2 * request["timeout_s"] + 1)
         return {"text": render(request)}
     except Refused as error:
         return {"kind": "refused", "error": str(error)[:_MAX_ERROR_CHARS]}
@@ -126,17 +134,35 @@ def _respond(render: Callable[[Mapping[str, Any]], str], request: Mapping[str, A
 
 
 def _answer(message: Mapping[str, Any]) -> None:
-    sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
+    try:
+        line = json.dumps(message).encode() + b"\n"
+    except MemoryError:
+        line = b'{"kind": "memory", "error": ""}\n'
+    sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
 
 
-def _limit_memory() -> None:
+def _mapped_bytes() -> int:
+    """Address space in use, which is what the limit counts; 0 where the system does not tell."""
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    except (ImportError, ValueError, OSError):
-        pass  # Windows, and some macOS versions: the time limit and the output limit remain
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 (the fewer imports the better)
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError, ValueError):
+        return 0
+
+
+def _limit_memory(own: int, request_bytes: int) -> None:
+    """Limit the process to what it had after its imports, and what a request of this length needs."""
+    if not own:
+        return  # Windows, macOS: the time limit and the output limit remain
+    import resource
+
+    allowed = min(_MEMORY_BYTES + _BYTES_PER_REQUEST_BYTE * request_bytes, _MOST_MEMORY_BYTES)
+    hard = own + _MOST_MEMORY_BYTES
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (own + allowed, hard))
 
 
 def _end_self_after(seconds: float) -> None:

@@ -17,7 +17,9 @@ from edgespec.models.text_pieces import cut
 
 _BYTE_PAIR = 2  # llama_vocab_type: the only one that splits texts by regular expressions
 _COVERING = (1, 2, 5)  # the kinds whose tokens hold every byte of a text: SentencePiece, byte-pair, RWKV
-_FOUND_FIRST = 1 | 8 | 16  # llama_token_attr: unknown, control and user-defined tokens, found before words are
+_FOUND_FIRST = (
+    1 | 8 | 16
+)  # llama_token_attr: unknown, control and user-defined tokens, found before words are
 _SHALLOW_CHARS = 256  # fit any stack
 _LIKELY_TOKEN_BYTES = 16  # longer on average than the tokens of any text that is worth reading
 
@@ -108,9 +110,7 @@ class Vocabulary:
         }
         return tuple(sorted(texts - {""}, key=lambda text: (-len(text), text)))
 
-    def tokenize(
-        self, text: str, *, control: bool, bos: bool = False, most: int | None = None
-    ) -> list[int]:
+    def tokenize(self, text: str, *, control: bool, bos: bool = False, most: int | None = None) -> list[int]:
         """Token ids of a text of any form and length; long ones are read in pieces (see text_pieces.py).
 
         Args:

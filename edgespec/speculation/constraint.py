@@ -73,8 +73,8 @@ class Constraint:
         Nothing may follow an end, or a path that is not permitted itself.
 
         Raises:
-            GrammarError: the matcher cannot say what may follow the text, because it has met a limit or permits
-                nothing. Behind a path this is no error: the text need not take that path.
+            GrammarError: the matcher cannot say what may follow the text, because it has met a limit or
+                permits nothing. Behind a path this is no error: the text need not take that path.
         """
         answer = list(text[self._start :])
         if answer != self._text:

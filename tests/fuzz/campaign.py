@@ -1,6 +1,7 @@
 """Damage a real header in thousands of ways: each file must be refused, or load, and nothing else.
 
     python -m tests.fuzz.campaign --files 20000
+    python -m tests.fuzz.campaign --architecture qwen3moe    # damage another model's header
     python -m tests.fuzz.campaign --seeds 17 4711            # those again
     python -m tests.fuzz.campaign --seeds 17 --keep folder   # and keep the files
 
@@ -26,10 +27,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.headers import Header, small_model
+from tests.fuzz.headers import Header, small_model, tiny_model
 from tests.fuzz.mutations import mutate
+from tests.tiny import ARCHITECTURES
 
-_PATIENCE_S = 8
+_PATIENCE_S = 150  # unfamiliar files are tried in another process first, which has a limit of its own
 _MEMORY_KIB = 64 << 10  # beyond the file's own size: buffers of llama.cpp's context
 
 
@@ -162,6 +164,7 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, nargs="+", help="these instead")
+    parser.add_argument("--architecture", choices=ARCHITECTURES, help="another one than llama")
     parser.add_argument("--keep", type=Path, help="keep the files here")
     parser.add_argument("--reasons", action="store_true", help="print what was said, and how often")
     options = parser.parse_args()
@@ -172,7 +175,10 @@ def main() -> int:
     seeds = options.seeds or range(options.first, options.first + options.files)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run(small_model(catalog.find(None)), seeds, Path(folder), options.keep)
+        base = small_model(catalog.find(None))
+        if options.architecture:
+            base = tiny_model(options.architecture, catalog.find(None), Path(folder))
+        outcome = run(base, seeds, Path(folder), options.keep)
     if options.reasons:
         for reason, count in outcome.reasons.most_common():
             print(f"{count:6} {reason}", file=sys.stderr)

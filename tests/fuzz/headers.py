@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.models.gguf import BLOCK_SIZES
+from tests.tiny import write_tiny
 
 STRING, ARRAY, UINT32 = 8, 9, 4
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
@@ -79,7 +80,7 @@ class Header:
             at = -(-(at + tensor.n_bytes) // _ALIGNMENT) * _ALIGNMENT
         header = b"".join(out)
         padding = -len(header) % _ALIGNMENT
-        length = min(at, 1 << 22) if self.data_bytes is None else self.data_bytes
+        length = min(at, 1 << 24) if self.data_bytes is None else self.data_bytes
         return header + bytes(padding) + bytes(length)
 
 
@@ -152,6 +153,17 @@ def small_model(path: Path, *, tokens: int = 320, layers: int = 2) -> Header:
         type_id = tensor.type_id if BLOCK_SIZES[tensor.type_id][0] <= 32 else 8
         small.append(Tensor(tensor.name, sizes.get(kind, (width,)), type_id))
     header.tensors = small
+    return header
+
+
+def tiny_model(architecture: str, vocabulary_of: Path, folder: Path, *, layers: int = 2) -> Header:
+    """The header of a model of another architecture, with random weights and few layers."""
+    path = write_tiny(folder / f"{architecture}.gguf", architecture, vocabulary_of)
+    header = parse(path.read_bytes())
+    header.change(f"{architecture}.block_count", layers)
+    parts = [tensor.name.split(b".") for tensor in header.tensors]
+    kept = [part[0] != b"blk" or int(part[1]) < layers for part in parts]
+    header.tensors = [tensor for tensor, keep in zip(header.tensors, kept, strict=True) if keep]
     return header
 
 

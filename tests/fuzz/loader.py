@@ -9,8 +9,10 @@ comes is a crash or a hang, for the parent to notice.
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
+import tempfile
 from pathlib import Path
 
 from edgespec.errors import EdgeSpecError, ModelFileError
@@ -18,41 +20,48 @@ from edgespec.models.gguf import read_header
 
 
 def main() -> None:
-    from edgespec.models.batch import Batch
-    from edgespec.models.runtime import Context, Model, start_backend
+    from edgespec.models.runtime import start_backend
 
     start_backend()
-    _say("ready")
-    for line in sys.stdin:
-        path = Path(line.rstrip("\n"))
-        _say("start")
-        try:
-            header = read_header(path)
-        except ModelFileError as error:
-            _say(f"refused {error.what.replace(str(path), 'FILE')}")
-            continue
-        except Exception as error:
-            _say(f"broke {type(error).__name__}: {error}")
-            continue
-        del header
-        try:
-            with Model(path, memory_map=True, repack=False) as model:
-                context = Context(model, n_cells=64, n_rows=32, n_outputs=32, n_sequences=1, n_threads=1)
-                try:
-                    tokens = model.vocabulary.tokenize("Hello, world <|im_start|>", control=True)
-                    tokens = [t for t in tokens if 0 <= t < model.vocabulary.n_tokens][:8] or [0]
-                    context.decode(Batch.run(tokens, 0, n_sequences=1, logits="last"))
-                    context.logits()
-                    for token in range(min(model.vocabulary.n_tokens, 400)):
-                        model.vocabulary.piece(token)
-                        model.vocabulary.is_end(token)
-                finally:
-                    context.close()
-            _say("loaded")
-        except EdgeSpecError as error:
-            _say(f"error {error.what.replace(str(path), 'FILE')}")
-        except Exception as error:
-            _say(f"broke {type(error).__name__}: {error}")
+    with tempfile.TemporaryDirectory() as cache:  # of verdicts on files that are tried in a child process
+        os.environ["XDG_CACHE_HOME"] = cache
+        _say("ready")
+        for line in sys.stdin:
+            _load(Path(line.rstrip("\n")))
+
+
+def _load(path: Path) -> None:
+    from edgespec.models.batch import Batch
+    from edgespec.models.runtime import Context, Model
+    from edgespec.models.vetting import require_loadable
+
+    _say("start")
+    try:
+        require_loadable([read_header(path)])
+    except ModelFileError as error:
+        _say(f"refused {error.what.replace(str(path), 'FILE')}")
+        return
+    except Exception as error:
+        _say(f"broke {type(error).__name__}: {error}")
+        return
+    try:
+        with Model(path, memory_map=True, repack=False) as model:
+            context = Context(model, n_cells=64, n_rows=32, n_outputs=32, n_sequences=1, n_threads=1)
+            try:
+                tokens = model.vocabulary.tokenize("Hello, world <|im_start|>", control=True)
+                tokens = [t for t in tokens if 0 <= t < model.vocabulary.n_tokens][:8] or [0]
+                context.decode(Batch.run(tokens, 0, n_sequences=1, logits="last"))
+                context.logits()
+                for token in range(min(model.vocabulary.n_tokens, 400)):
+                    model.vocabulary.piece(token)
+                    model.vocabulary.is_end(token)
+            finally:
+                context.close()
+        _say("loaded")
+    except EdgeSpecError as error:
+        _say(f"error {error.what.replace(str(path), 'FILE')}")
+    except Exception as error:
+        _say(f"broke {type(error).__name__}: {error}")
 
 
 def _say(text: str) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from tests.fuzz.headers import ARRAY, CODES, STRING, Entry, Header
 
+# Each number stays the file it was: what was thought of later is done to files of higher numbers only.
+_LATER = 2_000_000
 _RANGES = {"B": 8, "H": 16, "I": 32, "Q": 64, "b": -8, "h": -16, "i": -32, "q": -64}
 
 
@@ -20,7 +22,10 @@ def mutate(base: Header, seed: int) -> bytes:
     if rng.random() < 0.25:
         return _bytes_of(header.to_bytes(), rng)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        rng.choices(_MUTATIONS, _WEIGHTS)[0](header, rng)
+        if seed >= _LATER and rng.random() < 0.15:
+            _kind(header, rng)
+        else:
+            rng.choices(_MUTATIONS, _WEIGHTS)[0](header, rng)
     data = header.to_bytes()
     return _bytes_of(data, rng) if rng.random() < 0.05 else data
 
@@ -109,7 +114,76 @@ def _extra(header: Header, rng: random.Random) -> None:
     """A setting that this model does not have, and llama.cpp may look for."""
     key = rng.choice(_EXTRA_KEYS)
     type_id = rng.choice((4, 4, 4, 5, 6, 7, 10))
-    header.entries.append(Entry(key, type_id, _number(type_id, 1, rng)))
+    header.entries.append(Entry(_own(header, key), type_id, _number(type_id, 1, rng)))
+
+
+def _own(header: Header, key: bytes) -> bytes:
+    """The key of a setting, for the architecture that the file says it is."""
+    named = [entry.value for entry in header.entries if entry.key == b"general.architecture"]
+    own = named[0] if named and isinstance(named[0], bytes) else b"llama"
+    return own + key.removeprefix(b"llama") if key.startswith(b"llama.") else key
+
+
+def _kind(header: Header, rng: random.Random) -> None:
+    """Another kind of vocabulary or architecture, or settings of experts."""
+    match rng.randrange(4):
+        case 0:
+            models = [
+                b"none",
+                b"no_vocab",
+                b"whitespace",
+                b"llama",
+                b"bert",
+                b"t5",
+                b"rwkv",
+                b"plamo2",
+                b"gemma4",
+            ]
+            _put(header, b"tokenizer.ggml.model", rng.choice(models))
+        case 1:
+            splits = [
+                b"whitespace",
+                b"gemma4",
+                b"tekken",
+                b"superbpe",
+                b"sarvam-moe",
+                b"chameleon",
+                b"kimi-k2",
+            ]
+            _put(header, b"tokenizer.ggml.pre", rng.choice(splits))
+        case 2:
+            names = [
+                b"smallthinker",
+                b"clip",
+                b"gpt2",
+                b"granite",
+                b"mamba2",
+                b"qwen2moe",
+                b"phi2",
+                b"gemma",
+                b"arctic",
+            ]
+            other = rng.choice(names)
+            for at, entry in enumerate(header.entries):
+                head, dot, rest = entry.key.partition(b".")
+                if dot and head not in (b"general", b"tokenizer", b"split"):
+                    header.entries[at] = replace(entry, key=other + dot + rest)
+            _put(header, b"general.architecture", other)
+        case _:
+            for name in (
+                b"expert_count",
+                b"expert_used_count",
+                b"expert_group_count",
+                b"expert_group_used_count",
+            ):
+                if rng.random() < 0.6:
+                    value = rng.choice((0, 1, 2, 3, 4, 8, 32, 1024, 2**32 - 1))
+                    header.entries.append(Entry(_own(header, b"llama." + name), 4, value))
+
+
+def _put(header: Header, key: bytes, text: bytes) -> None:
+    kept = [entry for entry in header.entries if entry.key != key]
+    header.entries[:] = [*kept, Entry(key, STRING, text)]
 
 
 def _tensor(header: Header, rng: random.Random) -> None:

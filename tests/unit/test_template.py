@@ -262,3 +262,38 @@ def _workers() -> list[psutil.Process]:
         for child in psutil.Process().children()
         if any("template_worker" in part for part in child.cmdline())
     ]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no limit on memory there")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set n = messages[0].content | length %}{% for _ in range(9) %}{{ 'a' * (n * 9000000) }}"
+        "{% endfor %}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = ns.l + [i ~ 'a' * 9999] %}"
+        "{% endfor %}",
+        "{% set x = 'a' * 60000000 %}{{ x | length }}",
+    ],
+)
+def test_a_template_takes_little_memory_whatever_it_does(source: str) -> None:
+    before = set(_workers())
+    both = "{% if messages[0].content == 'be nice' %}nice{% else %}" + source + "{% endif %}"
+    with ChatTemplate(both, "", "", timeout_s=20) as template:
+        template.render([user("be nice")])
+        (worker,) = set(_workers()) - before
+        least = worker.memory_info().rss
+        with pytest.raises(TemplateError) as caught:
+            template.render([user("x")])
+        assert caught.value.what in (
+            MEMORY,
+            "The model's chat template wrote more than 16,777,216 characters.",
+        )
+        status = Path(f"/proc/{worker.pid}/status").read_text()
+        peak = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) << 10
+        assert peak - least < 64 << 20
+        assert template.render([user("be nice")]) == "nice"
+
+
+def test_long_messages_have_the_memory_that_they_need(chatml: ChatTemplate) -> None:
+    for text in ("word " * 1_000_000, "日本語 " * 500_000, '"\\\n' * 500_000):
+        assert text.strip() in chatml.render([user(text)])

@@ -24,9 +24,38 @@ from tests.fuzz.headers import small_model
 PRE_TOKENIZERS = [
     *("default", "afmoe", "bailingmoe", "bloom", "chameleon", "chatglm-bpe", "command-r", "dbrx"),
     *("deepseek-coder", "deepseek-llm", "deepseek-v3", "exaone", "exaone-moe", "falcon", "gemma4", "gpt-2"),
-    *("gpt-4o", "gpt3-finnish", "granite-embed-multi-97m", "hunyuan", "hunyuan-dense", "hy_v4", "jais", "jais-2"),
-    *("joyai-llm", "kimi-k2", "laguna", "llama-bpe", "minicpm5", "minimax-m2", "poro-chat", "qwen2", "qwen35"),
-    *("refact", "sarvam-moe", "seed-coder", "smollm", "spark2_5", "stablelm2", "superbpe", "tekken", "tiny_aya"),
+    *(
+        "gpt-4o",
+        "gpt3-finnish",
+        "granite-embed-multi-97m",
+        "hunyuan",
+        "hunyuan-dense",
+        "hy_v4",
+        "jais",
+        "jais-2",
+    ),
+    *(
+        "joyai-llm",
+        "kimi-k2",
+        "laguna",
+        "llama-bpe",
+        "minicpm5",
+        "minimax-m2",
+        "poro-chat",
+        "qwen2",
+        "qwen35",
+    ),
+    *(
+        "refact",
+        "sarvam-moe",
+        "seed-coder",
+        "smollm",
+        "spark2_5",
+        "stablelm2",
+        "superbpe",
+        "tekken",
+        "tiny_aya",
+    ),
     *("trillion", "ufakzeka", "viking", "youtu"),
 ]
 RUNS = ["a", "é", "中", " ", "!", "7", "\n", "/\n", "a ", "ab1", "\t "]
@@ -114,23 +143,27 @@ def test_begin_of_text_stands_once_in_front(gemma_path: Path) -> None:
         assert model.vocabulary.bos not in tokens[1:]
 
 
-def test_what_is_far_longer_than_the_context_is_refused_before_it_takes_memory(vocabulary: Vocabulary) -> None:
+def test_what_is_far_longer_than_the_context_is_refused_before_it_takes_memory(
+    vocabulary: Vocabulary,
+) -> None:
     encoder = Encoder(vocabulary, None, context=4096)
     text = "word " * (60 << 18)
     tracemalloc.start()
-    with pytest.raises(ContextLengthError, match=r"The prompt has 78,643,200 characters, and 4,096 tokens hold "):
+    with pytest.raises(
+        ContextLengthError, match=r"The prompt has 78,643,200 characters, and 4,096 tokens hold "
+    ):
         encoder.encode(text)
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert taken < 64 << 20
 
 
-def test_tokens_are_counted_no_further_than_they_matter(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_counted_no_further_than_they_matter(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[int] = []
     tokenize = Vocabulary._tokenize
-    monkeypatch.setattr(
-        Vocabulary, "_tokenize", lambda self, *args: calls.append(1) or tokenize(self, *args)
-    )
+    monkeypatch.setattr(Vocabulary, "_tokenize", lambda self, *args: calls.append(1) or tokenize(self, *args))
     with pytest.raises(ContextLengthError, match=r"The prompt has more than 512 tokens"):
         Encoder(vocabulary, None, context=128).encode("a b c d " * 1000)
     assert len(calls) == 1

@@ -1,0 +1,113 @@
+"""Model files over which llama.cpp ends the process: refused by their header, or by the death of a child."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec.errors import ModelFileError
+from edgespec.models.gguf import read_header
+from edgespec.models.vetting import is_familiar, require_loadable
+from tests.fuzz.headers import Entry, Header, small_model
+from tests.tiny import ARCHITECTURES, write_tiny
+
+UINT32 = 4
+
+
+def written(header: Header, folder: Path) -> Path:
+    path = folder / "model.gguf"
+    path.write_bytes(header.to_bytes())
+    return path
+
+
+def of_architecture(header: Header, name: str) -> Header:
+    """The same model, called one of another architecture."""
+    changed = header.copy()
+    for i, entry in enumerate(changed.entries):
+        if entry.key.startswith(b"llama."):
+            key = name.encode() + entry.key.removeprefix(b"llama")
+            changed.entries[i] = Entry(key, entry.type_id, entry.value, entry.element)
+    changed.change("general.architecture", name.encode())
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"tokenizer.ggml.model": b"none"}, "it has no vocabulary"),
+        ({"tokenizer.ggml.model": b"no_vocab"}, "it has no vocabulary"),
+        ({"tokenizer.ggml.pre": b"whitespace"}, "its vocabulary is of kind 'gpt2'"),
+        ({"expert_group_count": 32}, "it claims 32 groups of 0 experts"),
+        (
+            {"expert_count": 4, "expert_used_count": 2, "expert_group_count": 4},
+            "it claims 4 groups of 4 experts",
+        ),
+        (
+            {"expert_count": 4, "expert_used_count": 2, "expert_group_count": 3},
+            "it claims 4 experts in 3 groups",
+        ),
+        (
+            {"expert_count": 4, "expert_used_count": 2, "expert_group_count": 2},
+            "that 0 of 2 groups of experts",
+        ),
+        ({"architecture": b"smallthinker"}, "its architecture is smallthinker, and it has no experts"),
+    ],
+)
+def test_settings_that_end_the_process_are_refused(
+    smol_path: Path, tmp_path: Path, change: dict[str, bytes | int], why: str
+) -> None:
+    header = small_model(smol_path)
+    for key, value in change.items():
+        if key == "architecture":
+            header = of_architecture(header, str(value, "ascii") if isinstance(value, bytes) else "")
+        elif isinstance(value, bytes):
+            header.change(key, value)
+        else:
+            header.entries.append(Entry(f"llama.{key}".encode(), UINT32, value))
+    with pytest.raises(ModelFileError) as caught:
+        read_header(written(header, tmp_path))
+    assert why in caught.value.what
+
+
+def test_a_file_that_ends_a_child_is_refused_and_remembered(
+    smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A header over which llama.cpp really aborts, as if the checks did not know it yet.
+    monkeypatch.setattr("edgespec.models.gguf.find_fault", lambda _metadata, _tensors: "")
+    path = written(of_architecture(small_model(smol_path), "smallthinker"), tmp_path)
+    for _ in range(2):
+        with pytest.raises(ModelFileError) as caught:
+            edgespec.load(path)
+        assert caught.value.what == f"llama.cpp ends by SIGABRT when it loads {path}."
+        assert "another conversion" in caught.value.hint
+        monkeypatch.setattr("edgespec.models.vetting.attempt_in_child", _no_child)
+
+
+def test_unfamiliar_files_are_tried_once(
+    smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(smol_path)
+    model.entries.append(Entry(b"llama.a_setting_of_tomorrow", UINT32, 1))
+    header = read_header(written(model, tmp_path))
+    assert not is_familiar(header)
+    require_loadable([header])
+    monkeypatch.setattr("edgespec.models.vetting.attempt_in_child", _no_child)
+    require_loadable([header])
+    model.entries.append(Entry(b"llama.another_one", UINT32, 1))
+    with pytest.raises(AssertionError, match="a child"):
+        require_loadable([read_header(written(model, tmp_path))])
+
+
+def test_familiar_models_are_not_tried(
+    smol_path: Path, gemma_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.models.vetting.attempt_in_child", _no_child)
+    tiny = [write_tiny(tmp_path / f"{name}.gguf", name, smol_path) for name in ARCHITECTURES]
+    for path in (smol_path, gemma_path, *tiny):
+        require_loadable([read_header(path)])
+
+
+def _no_child(*_args: object, **_options: object) -> None:
+    raise AssertionError("a child process was started")
