@@ -24,7 +24,7 @@ class Intruder:
     """Raises `Intrusion` before a line of the package runs.
 
     Args:
-        at: the how-manieth line that runs in this thread; 0 only counts them.
+        at: which line to raise at, counted from 1 as lines run in this thread; 0 only counts them.
 
     Attributes:
         lines: how many have run.
