@@ -15,6 +15,7 @@ from edgespec.models.gguf_types import TensorInfo
 _MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
 _MOST_EXPERTS = 1024
 _MOST_ROTATED = 2**14
+_ROTATING = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "olmo2")
 
 # Types that ggml stores or computes with, but multiplies no matrix of: 8- to 64-bit integers, F64, and the
 # forms that activations take.
@@ -50,7 +51,9 @@ def find_fault(metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> st
     if architecture in _NEED_EXPERTS and not setting("expert_count"):
         return f"its architecture is {architecture}, and it has no experts"
     rotated = setting("rope.dimension_count")
-    if _is_count(rotated) and (rotated % 2 or rotated > _MOST_ROTATED):
+    if _is_count(rotated) and (
+        rotated % 2 or rotated > _MOST_ROTATED or (rotated == 0 and architecture in _ROTATING)
+    ):
         return f"rope.dimension_count is {rotated}"
     for name in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
         epsilon = setting(name)

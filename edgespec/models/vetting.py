@@ -1,9 +1,9 @@
 """Model files that are new to EdgeSpec, loaded by a child process first.
 
-llama.cpp has hundreds of assertions that end the process over a header that makes no sense. `gguf.py`
-refuses what is known to do that. Headers of familiar kinds, whose settings agree with their tensors, are
-loaded without further ado: the fuzz campaign (tests/fuzz) has covered them. Any other is tried in a child process
-once, and the verdict is kept for that header and the build of llama.cpp.
+llama.cpp has hundreds of assertions that end the process over a header that makes no sense; `gguf.py` knows
+some of them. Headers of familiar kinds, whose settings agree with their tensors, are loaded without further
+ado: the fuzz campaign (tests/fuzz) has covered them. Any other is tried in a child process once, and the
+verdict is kept for that header and the build of llama.cpp.
 """
 
 from __future__ import annotations

@@ -52,6 +52,9 @@ def of_architecture(header: Header, name: str) -> Header:
             {"expert_count": 4, "expert_used_count": 2, "expert_group_count": 2},
             "that 0 of 2 groups of experts",
         ),
+        ({"rope.dimension_count": 0}, "rope.dimension_count is 0"),
+        ({"rope.dimension_count": 31}, "rope.dimension_count is 31"),
+        ({"rope.dimension_count": 2**32 - 2}, "rope.dimension_count is 4294967294"),
         ({"architecture": b"smallthinker"}, "its architecture is smallthinker, and it has no experts"),
     ],
 )
@@ -65,7 +68,9 @@ def test_settings_that_end_the_process_are_refused(
         elif isinstance(value, bytes):
             header.change(key, value)
         else:
-            header.entries.append(Entry(f"llama.{key}".encode(), UINT32, value))
+            name = f"llama.{key}".encode()
+            header.entries = [entry for entry in header.entries if entry.key != name]
+            header.entries.append(Entry(name, UINT32, value))
     with pytest.raises(ModelFileError) as caught:
         read_header(written(header, tmp_path))
     assert why in caught.value.what
