@@ -33,6 +33,11 @@ def kernels_setting() -> str:
     return value
 
 
+def setting_of(layout: str) -> str | None:
+    """The setting that allows this layout (ggml's name) alone; None if there is none."""
+    return next((setting for setting, name in _GGML_NAMES.items() if name == layout), None)
+
+
 def allowed_layouts(available: Sequence[str]) -> tuple[str, ...]:
     """Those of the available layouts (ggml's names) that the setting allows, in the same order.
 

@@ -1,0 +1,26 @@
+"""The values of EDGESPEC_KERNELS that are worth a test run of their own on this processor, a line each.
+
+    python -m tests.kernel_settings
+
+Where a processor has a single layout besides the plain one, the automatic choice tests that layout already.
+"""
+
+from __future__ import annotations
+
+from edgespec.kernels.kept import layouts_in_use, tried_report
+from edgespec.kernels.setting import PLAIN, setting_of
+from edgespec.models.runtime import start_backend
+from edgespec.offload.kernels import available_layouts
+
+
+def settings() -> list[str]:
+    """The plain layout, and each of several others alone; none if the processor has no other."""
+    start_backend()
+    # A layout that crashes here is not run.
+    working = layouts_in_use([layout.name for layout in available_layouts()], tried_report())
+    others = [setting for layout in working if (setting := setting_of(layout))]
+    return [PLAIN, *(others if len(others) > 1 else [])] if others else []
+
+
+if __name__ == "__main__":
+    print("\n".join(settings()))
