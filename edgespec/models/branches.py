@@ -129,17 +129,18 @@ class BranchingCache:
         """
         if self._tail == self.length:
             return
-        paths = self._open
+        paths, length = self._open, self.length
+        self.length = 0  # until all of it is in place again
         try:
             for other in range(1, self.context.n_sequences):
                 self.context.remove(other)
             self._open = 1
-            for start in range(0, self.length, PART):
-                self._move_to_front(start, min(start + PART, self.length))
+            for start in range(0, length, PART):
+                self._move_to_front(start, min(start + PART, length))
         except BaseException:
             self.clear()
             raise
-        self._tail = self.length
+        self.length = self._tail = length
         self.open(paths)
         self.compactions += 1
 

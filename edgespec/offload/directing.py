@@ -7,7 +7,7 @@ from pathlib import Path
 from edgespec.models.gguf import read_header
 from edgespec.offload import ggml
 from edgespec.offload.ggml import Address
-from edgespec.offload.kernels import follows_ggml, kernel_layout, kernel_layouts, supporting_layouts
+from edgespec.offload.kernels import follows_ggml, kernel_layouts, supporting_layouts, weight_layout
 from edgespec.offload.layout import ModelFiles, pattern_of
 
 _OUTPUT = "output.weight"
@@ -33,7 +33,7 @@ def directed(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
     for part in ModelFiles.of(header).headers:
         for tensor in part.tensors:
             able = [x for x in supporting_layouts(tensor.type_id, tensor.shape) if x in kernel_layouts()]
-            chosen = kernel_layout(tensor.type_id, tensor.shape)
+            chosen = weight_layout(tensor.name, tensor.type_id, tensor.shape)
             if able and chosen != able[0] and _layer_of(tensor.name, count) < first_on_gpu:
                 buffer_type = chosen.address if chosen else ggml.plain_buffer_type()
                 groups.setdefault(buffer_type, []).append(tensor.name)

@@ -7,6 +7,7 @@ that weights rearranged here are, byte for byte, those of a model that is loaded
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from edgespec.kernels.setting import PLAIN
 from edgespec.offload import ggml
 from edgespec.offload.ggml import Address
 
+_EXPERTS = re.compile(r"exps\.")
 _ROWS = 512  # of activations, in the question; any number would do
 
 
@@ -124,6 +126,20 @@ def kernel_layout(type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
     layouts = kernel_layouts()
     able = {layout.name: layout for layout in supporting_layouts(type_id, shape) if layout in layouts}
     return able.get(_preferred(type_id, tuple(able)))
+
+
+def weight_layout(name: str, type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
+    """The layout for a weight of this name; None where the file's own is used.
+
+    Of stacks of matrices only experts are multiplied by index. Others, such as DeepSeek's attn_k_b, are
+    multiplied as they are, and llama.cpp's loader leaves them so.
+
+    Raises:
+        UsageError, BackendError: as kernel_layouts.
+    """
+    if len(shape) == 3 and not _EXPERTS.search(name):
+        return None
+    return kernel_layout(type_id, shape)
 
 
 def kernels_identity() -> str:

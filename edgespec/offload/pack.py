@@ -31,7 +31,7 @@ from edgespec.files import cleaned_up, open_claimed
 from edgespec.kernels.setting import AUTO, kernels_setting
 from edgespec.models.runtime import build_identity
 from edgespec.offload.ggml import address_of_map
-from edgespec.offload.kernels import kernel_layout
+from edgespec.offload.kernels import weight_layout
 from edgespec.offload.layout import (
     PIECE_BYTES,
     FileTensor,
@@ -77,7 +77,7 @@ def pack_path(folder: Path, files: ModelFiles) -> Path:
 
 def gains_from_packing(layers: Iterable[Layer]) -> bool:
     """Whether any weight has a kernel layout of its own on this CPU."""
-    return any(kernel_layout(t.type_id, t.shape) for layer in layers for t in layer.tensors)
+    return any(weight_layout(t.name, t.type_id, t.shape) for layer in layers for t in layer.tensors)
 
 
 def packed_bytes(layers: Iterable[Layer]) -> int:
@@ -192,7 +192,7 @@ def _places(layer: Layer) -> tuple[dict[str, int], int]:
     end = 0
     for tensor in layer.tensors:
         places[tensor.name] = end
-        layout = kernel_layout(tensor.type_id, tensor.shape)
+        layout = weight_layout(tensor.name, tensor.type_id, tensor.shape)
         size = layout.packed_bytes(tensor.type_id, tensor.shape) if layout else tensor.n_bytes
         end = round_up(end + size, _TENSOR_ALIGNMENT)
     return places, round_up(end, BLOCK)
@@ -213,7 +213,7 @@ def _write_layers(
             writer = _PieceWriter(file)
             source = LayerHash(hashing)
             for tensor in layer.tensors:
-                layout = kernel_layout(tensor.type_id, tensor.shape)
+                layout = weight_layout(tensor.name, tensor.type_id, tensor.shape)
                 address, view = weights.read(tensor)
                 source.add(view)
                 writer.pad_to(places[tensor.name])

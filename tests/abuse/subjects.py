@@ -71,14 +71,15 @@ def untouched_answers(model: Path) -> list[list[int]]:
     """What plain decoding says, each answer by an engine of its own."""
     answers = []
     for prompt, config in QUESTIONS:
-        with edgespec.load(model, draft="none", exact=True, context=CONTEXT) as engine:
+        with edgespec.load(model, draft="none", exact=True, context=CONTEXT, threads=1) as engine:
             answers.append(engine.generate(prompt, config).tokens)
     return answers
 
 
 def open_engine(model: Path, drafter: Path, kind: str) -> Engine:
     """An engine of a kind; a streamed one in as little memory as it can do with."""
-    options = {"exact": True, "context": CONTEXT, **KINDS[kind]}
+    # Threads that share cores with other programs wait for each other.
+    options = {"exact": True, "context": CONTEXT, "threads": 1, **KINDS[kind]}
     if options["draft"] == "model":
         options["draft"] = drafter
     if options.get("offload") != "stream":

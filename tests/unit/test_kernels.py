@@ -20,6 +20,7 @@ from edgespec.offload.kernels import (
     kernel_layouts,
     kernels_identity,
     offer_to_loader,
+    weight_layout,
 )
 from edgespec.offload.layout import ModelFiles
 from edgespec.offload.pack import pack_path
@@ -120,3 +121,11 @@ def test_what_is_kept_is_kept_apart(
     with_layout = names()
     monkeypatch.setenv(VARIABLE, "plain")
     assert all(a != b for a, b in zip(with_layout, names(), strict=True))
+
+
+def test_of_stacks_only_experts_are_rearranged() -> None:
+    shape = (512, 64, 4)
+    assert weight_layout("blk.0.attn_k_b.weight", Q4_0, shape) is None
+    for name in ("blk.0.ffn_up_exps.weight", "blk.0.ffn_gate_up_exps.weight"):
+        assert weight_layout(name, Q4_0, shape) == kernel_layout(Q4_0, shape)
+    assert weight_layout("blk.0.attn_k.weight", Q4_0, shape[:2]) == kernel_layout(Q4_0, shape[:2])
