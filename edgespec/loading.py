@@ -338,9 +338,7 @@ class _Loader:
         if self._wish.tree_budget is not None or isinstance(drafter, NoDrafter):
             return None
         try:
-            return starting_costs(
-                target, drafter, width, keys, self._on_progress, warnings=self._plan.warnings
-            )
+            return starting_costs(target, drafter, width, keys, self._on_progress, notes=self._notes)
         except DecodeAborted:
             raise KeyboardInterrupt from None
 

@@ -22,7 +22,7 @@ def starting_costs(
     keys: Keys,
     on_progress: Callable[[str, float], None],
     store: ProfileStore | None = None,
-    warnings: list[str] | None = None,
+    notes: list[str] | None = None,
 ) -> Costs | None:
     """The costs of the pair's passes and draft steps; what is not known is measured and kept.
 
@@ -32,7 +32,7 @@ def starting_costs(
 
     Args:
         width: most rows of a draft step.
-        warnings: gets a sentence if the figures are of that kind.
+        notes: gets a sentence if the figures are of that kind.
 
     Raises:
         DecodeAborted: stopped from outside.
@@ -47,8 +47,8 @@ def starting_costs(
             return None
         passes = better(passes, measured)
         store.put(keys.passes, passes)
-        if passes.disturbed and warnings is not None:
-            warnings.append(
+        if passes.disturbed and notes is not None:
+            notes.append(
                 "Other programs kept the processor busy while passes were measured, so the first trees may "
                 "have the wrong size. Passes are measured again at the next start."
             )

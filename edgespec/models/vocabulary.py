@@ -215,6 +215,7 @@ class Vocabulary:
     def _within(tokens: list[int], most: int | None) -> list[int]:
         if most is not None and len(tokens) > most:
             raise ContextLengthError(
-                f"The prompt has more than {most:,} tokens.", "Shorten it, or ask for a larger --context."
+                f"The prompt has more than {most:,} tokens, several times what the context holds.",
+                "Shorten it, or ask for a larger --context.",
             )
         return tokens

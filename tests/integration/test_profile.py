@@ -122,12 +122,12 @@ def test_a_busy_machine_is_told_of_and_measured_again(smol_path: Path) -> None:
         with edgespec.load(smol_path, draft="lookup", context=256) as engine:
             assert engine.keys is not None
             key = engine.keys.passes
-            (warning,) = engine.warnings
+            notes = engine.notes
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
-    assert "kept the processor busy" in warning
+    assert any("kept the processor busy" in note for note in notes)
     kept = store.passes(key)
     assert kept is not None
     assert kept.disturbed

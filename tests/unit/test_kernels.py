@@ -111,10 +111,12 @@ def test_what_is_kept_is_kept_apart(
     header = read_header(smol_path)
 
     def names() -> list[str]:
+        with Model(smol_path, vocabulary_only=True) as model:
+            identity = cache_identity(header, model)
         return [
             build_identity(),
-            str(cache_identity(header)),
-            str(RowRuleStore(tmp_path).path(header.fingerprint, THOROUGH)),
+            identity["build"],
+            str(RowRuleStore(tmp_path).path(header.fingerprint, "packed", THOROUGH)),
             str(pack_path(tmp_path, ModelFiles.of(header))),
         ]
 
