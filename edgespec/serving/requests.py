@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -209,7 +208,7 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
 def _schema(name: str, value: object) -> Grammar:
     if not isinstance(value, dict | bool):
         raise _wrong(name, value, "a JSON schema")
-    return Grammar("json_schema", json.dumps(value))
+    return Grammar.of_schema(value)
 
 
 def _text_prompt(value: object) -> str | list[int]:
