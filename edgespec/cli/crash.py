@@ -20,7 +20,8 @@ printf '\\nError: EdgeSpec crashed in native code (%s), most likely in llama.cpp
 """
 _HINT = (
     "Likely causes are a llama.cpp that was compiled for another processor, or by a compiler that is at "
-    "fault, and a damaged model file. 'edgespec doctor' tries llama.cpp's kernels and says what to do; "
+    "fault, and a model file that is damaged or, with a bus error, was cut while it was in use. "
+    "'edgespec doctor' tries llama.cpp's kernels and says what to do; "
     "EDGESPEC_KERNELS=plain leaves the rearranged ones out; --verbose shows where it crashed."
 )
 

@@ -75,7 +75,7 @@ def test_ctrl_c_while_the_prompt_is_read(long_question: str) -> None:
     with contextlib.closing(Desk("chat", "--max-tokens", "8")) as desk:
         desk.ask(long_question, until="Reading the prompt")
         desk.type("\x03")
-        desk.wait_for("Stopped; what was said so far is kept.")
+        desk.wait_for("Stopped before the answer began, so the question is not kept.")
         desk.ask("/retry", until="Reading the prompt")
         desk.wait_for("tokens per pass")
 

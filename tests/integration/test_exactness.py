@@ -38,15 +38,6 @@ def generate(engine: Engine, config: GenerationConfig, prompt: str = PROMPTS[0])
     return engine.generate(prompt, config)
 
 
-def generate_at_length(engine: Engine, config: GenerationConfig) -> tuple[str, Generation]:
-    """A prompt whose answer does not end early on this processor, and that answer."""
-    for prompt in PROMPTS:
-        answer = generate(engine, config, prompt)
-        if answer.finish_reason == "length":
-            return prompt, answer
-    pytest.fail("every answer ended before the cache had to be compacted")
-
-
 @pytest.mark.parametrize(
     ("draft", "budget", "temperature"),
     [("q4_0", 60, 0.0), ("dropped", 16, 0.0), ("lookup", 32, 0.0), ("q4_0", 32, 1.0), ("dropped", 32, 0.8)],
@@ -55,17 +46,22 @@ def test_text_does_not_depend_on_the_tree(
     smol_path: Path, drafts: dict[str, Path | str], plain: Engine, draft: str, budget: int, temperature: float
 ) -> None:
     config = GenerationConfig(max_tokens=TOKENS, temperature=temperature, seed=11)
-    prompt, expected = generate_at_length(plain, config)
     with edgespec.load(
         smol_path, draft=drafts[draft], tree_budget=budget, exact=True, context=CONTEXT
     ) as engine:
-        answer = generate(engine, config, prompt)
-        assert engine.target.cache.compactions > 0
-    assert answer.tokens == expected.tokens
-    assert answer.text == expected.text
-    assert answer.exact
-    assert expected.tokens_per_pass == 1
-    assert max(record.nodes for record in answer.passes) > 1
+        # How soon the cache must be compacted depends on how many drafts are rejected, and so on the text.
+        for prompt in PROMPTS:
+            expected = generate(plain, config, prompt)
+            answer = generate(engine, config, prompt)
+            assert answer.tokens == expected.tokens
+            assert answer.text == expected.text
+            assert answer.exact
+            assert expected.tokens_per_pass == 1
+            assert max(record.nodes for record in answer.passes) > 1
+            if engine.target.cache.compactions:
+                break
+        else:
+            pytest.fail("the cache was never compacted")
 
 
 def test_several_turns_do_not_depend_on_the_tree(

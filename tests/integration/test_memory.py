@@ -157,13 +157,12 @@ files = ModelFiles.of(read_header(Path({str(wide_path)!r})))
 layers = files.layers()
 places = [kernel_layout(t.type_id, t.shape) for layer in layers for t in layer.tensors]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-pack.build_pack(Path({str(tmp_path)!r}) / "x.pack", files, layers, *pack_arguments)
+pack.build_pack(Path({str(tmp_path)!r}) / "x.pack", files, layers)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
     files = ModelFiles.of(read_header(wide_path))
     if not gains_from_packing(files.layers()):
         pytest.skip("this processor has no kernel layout for these weights")
-    program = program.replace("*pack_arguments", '"fingerprint"')
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
     largest = max(tensor.n_bytes for layer in files.layers() for tensor in layer.tensors)

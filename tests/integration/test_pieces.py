@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec import needs
 from edgespec.engine import Engine
 from edgespec.generation import GenerationConfig
 from edgespec.models.batch import Batch
@@ -22,7 +23,12 @@ CONTEXT = 768
 @pytest.fixture(scope="module", params=["q4_drafter_path", "smol_path", "gemma_path"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     path: Path = request.getfixturevalue(request.param)
-    with load_streamed(path, context=CONTEXT, threads=1) as loaded:
+    with pytest.MonkeyPatch.context() as patch:
+        # In as little memory as here, layers are worth more than the buffers of long pieces.
+        patch.setattr(needs, "_MOST_BUFFERS_EXACT", 1.0)
+        loaded = load_streamed(path, context=CONTEXT, threads=1)
+    with loaded:
+        assert loaded.target.context.n_rows >= 512
         yield loaded
 
 

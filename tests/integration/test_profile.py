@@ -65,7 +65,10 @@ def test_a_profile_is_measured_kept_and_planned_with(
     plan = json.loads(out)
     assert code == 0
     held = next(way for way in plan["ways"] if way["drafter"] == q4_drafter_path.name)
-    assert held["streamed_bytes_per_pass"] == pytest.approx(found["streamed_bytes_per_pass"], rel=0.05)
+    # A plan estimates what loading measures; what it takes for buffers is streamed instead of held.
+    assert held["streamed_bytes_per_pass"] == pytest.approx(
+        found["streamed_bytes_per_pass"], abs=0.05 * int(memory)
+    )
     speeds = [way["tokens_per_second"] for way in plan["ways"]]
     assert speeds == sorted(speeds, reverse=True)
     assert plan["chosen"]["tokens_per_second"] >= plan["plain"]["tokens_per_second"]

@@ -83,8 +83,12 @@ def test_what_is_undone_is_undone_on_disk(engine: Engine, tmp_path: Path) -> Non
     again.resume(SessionFile(str(tmp_path / "talk.json")))
     assert [m["content"] for m in again.messages] == [QUESTIONS[0], first]
     again.clear()
-    assert list((tmp_path / "talk.json.kv").glob("*.kv")) == []
+    assert again.messages == []
     again.close()
+    kept = Session(engine)
+    kept.resume(SessionFile(str(tmp_path / "talk.json")))
+    assert [m["content"] for m in kept.messages] == [QUESTIONS[0], first], "nothing saved is erased"
+    kept.close()
 
 
 def test_a_drafter_takes_up_a_long_text_from_its_saved_state(

@@ -169,7 +169,7 @@ def test_picking_goes_on_where_drawing_ended(smol_path: Path, q4_drafter_path: P
         assert_same_but_for_rounding(tree, fresh)
 
 
-def assert_same_but_for_rounding(tree: TokenTree, other: TokenTree, rounding: float = 0.1) -> None:
+def assert_same_but_for_rounding(tree: TokenTree, other: TokenTree, rounding: float = 0.25) -> None:
     """Nodes that both trees hold score alike; what only one of them holds is at the edge of its budget.
 
     The same tokens were read in other batches, so that kernels may have rounded differently.
