@@ -168,7 +168,7 @@ def test_picking_goes_on_where_drawing_ended(smol_path: Path, q4_drafter_path: P
         drafter._read.clear()
         drafter._branches = type(drafter._branches)()
         fresh = drafter.draft(text[:-1], limits, ranking)
-        # The drafter decodes with kernels that depend on the rows: 0.27 was seen over a path of several tokens.
+        # Its kernels depend on the rows: 0.27 was seen over a path of several tokens.
         assert_same_but_for_rounding(tree, fresh, rounding=0.5)
 
 
