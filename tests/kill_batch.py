@@ -45,7 +45,7 @@ def batch_command(prompts: Path, answers: Path) -> list[str]:
 
 def results(path: Path) -> list[tuple[Any, ...]]:
     """What must be the same: everything but the figures of time and memory."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().split("\n") if line]
     return [(r["id"], r.get("index"), r["text"], r["tokens"], r["finish_reason"], r["error"]) for r in lines]
 
 

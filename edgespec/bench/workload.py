@@ -44,7 +44,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
         UsageError: it cannot be read, a line is no question (the message has its number), or there is none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON may hold other line separators
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", "Give a file to --workload.") from error
     except UnicodeDecodeError as error:

@@ -71,7 +71,7 @@ def test_a_row_that_takes_too_long_is_cut(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.skipif(cap_kind() == "none", reason="takes root, or systemd for the user")
 def test_a_widened_target_within_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capped = ["--synthesize", "200MiB", "--memory-cap", "400MiB", "--draft", "lookup"]
+    capped = ["--synthesize", "300MiB", "--memory-cap", "400MiB", "--draft", "lookup"]
     assert main(["bench", *capped, *SMALL, "--profile-seconds", "0", "--json", "-", "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert err == ""

@@ -16,29 +16,28 @@ from edgespec.offload.fit import how_it_fits
 CONTEXT = 256
 
 
-def test_the_verdict_is_that_of_loading(q4_drafter_path: Path) -> None:
+def test_a_verdict_holds_when_the_model_is_loaded(q4_drafter_path: Path) -> None:
     headers = look_at(str(q4_drafter_path)).headers
+    with pytest.raises(MemoryLimitError) as refused:
+        edgespec.load(q4_drafter_path, memory=1 << 20, context=CONTEXT, draft="none")
+    too_little = refused.value.least - 1
+    with pytest.raises(MemoryLimitError):
+        edgespec.load(q4_drafter_path, memory=too_little, context=CONTEXT, draft="none")
+    assert how_it_fits(headers, budget=too_little, context=CONTEXT)["verdict"] == "too large"
+
+    # Headers give estimates, loading measures: a verdict never promises what loading cannot keep.
     memory = how_it_fits(headers, context=CONTEXT)
     least, needed = memory["least_bytes"], memory["needed_bytes"]
     assert memory["verdict"] == "fits"
-    assert least < needed
-    for budget, verdict in (
-        (least - 1, "too large"),
-        (least, "streams"),
-        (needed - 1, "streams"),
-        (needed, "fits"),
-    ):
+    assert too_little < least < needed
+    for budget, verdict in ((least, "streams"), ((least + needed) // 2, "streams"), (needed, "fits")):
         said = how_it_fits(headers, budget=budget, context=CONTEXT)
         assert said["verdict"] == verdict
         assert (said["least_bytes"], said["needed_bytes"]) == (least, needed)
-        if verdict == "too large":
-            with pytest.raises(MemoryLimitError):
-                edgespec.load(q4_drafter_path, memory=budget, context=CONTEXT, draft="none")
-            continue
         with edgespec.load(q4_drafter_path, memory=budget, context=CONTEXT, draft="none") as engine:
             streamed = getattr(engine.target.model.weights, "streamed_bytes", 0)
         assert (streamed > 0) is (verdict == "streams")
-        assert streamed == pytest.approx(said["streamed_bytes_per_pass"], rel=0.01)
+        assert streamed <= said["streamed_bytes_per_pass"]
 
 
 def test_memory_that_is_not_there_is_named_when_less_is_taken(q4_drafter_path: Path) -> None:

@@ -78,7 +78,7 @@ class TalkingEngine:
 
 
 def records(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def write_lines(path: Path, *lines: object) -> Path:

@@ -56,6 +56,7 @@ def test_every_line_is_a_job_or_an_error(batch: list[bytes]) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(batch=st.lists(lines.map(line), min_size=1, max_size=4))
 @example(batch=[line({"prompt": "a", "temperature": 10**400, "top_k": 10**400, "max_tokens": 10**400})])
+@example(batch=[line({"prompt": "a\x85b\u2028c"})])
 @example(batch=[line({"prompt": "a", "id": "\ud800", "verify": "lenience:factor=1e999"})])
 def test_every_line_has_a_result(
     batch: list[bytes], engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
