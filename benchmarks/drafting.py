@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import edgespec
 from benchmarks.overhead import timed_decodes
 from benchmarks.workload import PROMPTS, dropped, q4_0
+from edgespec.drafters.model import ModelDrafter
 from edgespec.generation import GenerationConfig
-from edgespec.hardware.probe import usable_cores
-from edgespec.speculation.drafters.model import ModelDrafter
+from edgespec.machine.probe import usable_cores
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.policies import tree_policy

@@ -21,7 +21,7 @@ import numpy as np
 
 import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.generation import Generation, GenerationConfig
 from edgespec.speculation.policies import tree_policy
 

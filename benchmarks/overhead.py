@@ -20,7 +20,7 @@ import llama_cpp
 
 import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.generation import GenerationConfig
 
 

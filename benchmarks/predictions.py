@@ -28,13 +28,13 @@ from platformdirs import user_cache_path
 
 import edgespec
 from benchmarks.workload import PROMPTS, dropped_four, q4_0, smollm2
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.generation import GenerationConfig, PassRecord
-from edgespec.hardware.planning import Plan, PlanWish, plan_for
-from edgespec.hardware.probe import usable_cores
-from edgespec.hardware.stream_rate import StreamRate
-from edgespec.hardware.survey import survey
-from edgespec.models.widen import widen
+from edgespec.machine.probe import usable_cores
+from edgespec.measure.full_profile import survey
+from edgespec.measure.model_plan import Plan, PlanWish, plan_for
+from edgespec.models.gguf.widen import widen
+from edgespec.profiles.stream_rate import StreamRate
 
 CONTEXT = 1024
 _LEARNED = user_cache_path("edgespec") / "acceptance"

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgespec.generation import GenerationConfig
-from edgespec.models.batch import Batch
-from edgespec.models.runtime import Context, Model
-from edgespec.speculation.acceptance import Calibrated
-from edgespec.speculation.chances import ByRank, Even
-from edgespec.speculation.counts import Table
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.runtime import Context, Model
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.drafters.lookup import LookupDrafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, growing
+from edgespec.speculation.learning.acceptance import Calibrated
+from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.learning.published import ByRank, Even
+from edgespec.speculation.learning.tables import Table
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.pair import Pair
 from edgespec.speculation.ranking import ByAgreement, ByProbability
 from edgespec.speculation.tree import IntArray
 

@@ -26,17 +26,17 @@ from platformdirs import user_cache_path
 
 import edgespec
 from benchmarks.workload import q4_0
-from edgespec.bench.capped import run_capped
-from edgespec.engine import Engine
+from edgespec.bench.rows.capped import run_capped
+from edgespec.engine.engine import Engine
 from edgespec.generation import GenerationConfig
-from edgespec.hardware.probe import usable_cores
-from edgespec.hardware.reading import sequential_speed
-from edgespec.models.batch import Batch
-from edgespec.models.gguf import read_header
-from edgespec.models.runtime import Context, Model, start_backend
-from edgespec.models.widen import widen
+from edgespec.machine.probe import usable_cores
+from edgespec.measure.throughput import sequential_speed
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.widen import widen
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.runtime import Context, Model, start_backend
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload.pack import build_pack, pack_path
+from edgespec.offload.packing.pack import build_pack, pack_path
 
 ROWS = (1, 32, 64)
 PROMPT = "Write a short story about a fox and a crow who share a house."

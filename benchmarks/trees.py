@@ -41,13 +41,13 @@ from benchmarks.replay import Contexts, Run, Walk, replay
 from benchmarks.report_trees import report
 from benchmarks.workload import dropped, dropped_four, q4_0, smollm2
 from edgespec.generation import GenerationConfig
-from edgespec.hardware.probe import usable_cores
-from edgespec.models.batch import Batch
-from edgespec.models.factory import make_drafter
-from edgespec.models.runtime import Context, Model
-from edgespec.speculation.counts import TableStore
+from edgespec.machine.probe import usable_cores
+from edgespec.models.gguf.quantize import make_drafter
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.runtime import Context, Model
 from edgespec.speculation.drafters.lookup import LookupDrafter
 from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.policies import NAMES, TreePolicy, tree_policy
 
 PAIRS = {"q4_0": q4_0, "drop-18-21": dropped, "drop-14-17-20-23": dropped_four}

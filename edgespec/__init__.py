@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 from edgespec.errors import EdgeSpecError
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.session import Session
     from edgespec.generation import GenerationConfig
-    from edgespec.loading import load
-    from edgespec.session import Session
+    from edgespec.loading.load import load
 
 __version__ = "0.1.0"
 
 __all__ = ["EdgeSpecError", "Engine", "GenerationConfig", "Session", "__version__", "load"]
 
 _HOMES = {
-    "Engine": "edgespec.engine",
+    "Engine": "edgespec.engine.engine",
     "GenerationConfig": "edgespec.generation",
-    "Session": "edgespec.session",
-    "load": "edgespec.loading",
+    "Session": "edgespec.engine.session",
+    "load": "edgespec.loading.load",
 }
 
 

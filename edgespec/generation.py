@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from edgespec.errors import GrammarError, UsageError
-from edgespec.speculation.rules import Rule, parse_rule
+from edgespec.speculation.verification.rules import Rule, parse_rule
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 

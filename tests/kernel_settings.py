@@ -8,9 +8,9 @@ Where a processor has a single layout besides the plain one, the automatic choic
 from __future__ import annotations
 
 from edgespec.kernels.kept import layouts_in_use, tried_report
+from edgespec.kernels.layouts import available_layouts
 from edgespec.kernels.setting import PLAIN, setting_of
-from edgespec.models.runtime import start_backend
-from edgespec.offload.kernels import available_layouts
+from edgespec.models.llama.runtime import start_backend
 
 
 def settings() -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.generation import GenerationConfig
 from edgespec.serving.app import Application
 from edgespec.serving.limits import Limits

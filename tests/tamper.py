@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgespec.models.gguf import read_header
+from edgespec.models.gguf.header import read_header
 from edgespec.offload.layout import FileTensor, ModelFiles
 
 _LOOK = 64 << 10

@@ -71,7 +71,7 @@ def paths(typed: str) -> list[str]:
 
 def complete_model(incomplete: str) -> list[str]:
     """Models for a shell: names, and GGUF files."""
-    from edgespec.models import catalog
+    from edgespec.models.hub import catalog
 
     names = [name for name in catalog.names() if name.startswith(incomplete)]
     return names + [path for path in paths(incomplete) if path.endswith((".gguf", "/"))]
@@ -85,7 +85,7 @@ def complete_draft(incomplete: str) -> list[str]:
 
 def complete_session(incomplete: str) -> list[str]:
     """Saved sessions for a shell: names, and files."""
-    from edgespec.saved import sessions_folder
+    from edgespec.engine.session_file import sessions_folder
 
     names = sorted(path.stem for path in sessions_folder().glob("*.json"))
     files = [path for path in paths(incomplete) if path.endswith((".json", "/"))]

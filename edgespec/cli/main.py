@@ -14,18 +14,19 @@ from typing import Annotated, Any
 
 import typer
 
-from edgespec import __version__, settings
-from edgespec.cli.bench import bench
-from edgespec.cli.chat import chat
-from edgespec.cli.config import WITHOUT_SETTINGS, config, defaults_from
+from edgespec import __version__
+from edgespec.cli import config_file as settings
+from edgespec.cli.commands.bench import bench
+from edgespec.cli.commands.chat import chat
+from edgespec.cli.commands.config import WITHOUT_SETTINGS, config, defaults_from
+from edgespec.cli.commands.doctor import doctor
+from edgespec.cli.commands.draft import app as draft_app
+from edgespec.cli.commands.generate import generate
+from edgespec.cli.commands.models import app as models_app
+from edgespec.cli.commands.plan import plan
+from edgespec.cli.commands.profile import profile
+from edgespec.cli.commands.serve import serve
 from edgespec.cli.crash import announce_crashes
-from edgespec.cli.doctor import doctor
-from edgespec.cli.draft import app as draft_app
-from edgespec.cli.generate import generate
-from edgespec.cli.models import app as models_app
-from edgespec.cli.plan import plan
-from edgespec.cli.profile import profile
-from edgespec.cli.serve import serve
 from edgespec.errors import EdgeSpecError
 
 _IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # what runs no native code that may crash
@@ -144,7 +145,7 @@ def _report(error: Exception, *, verbose: bool) -> int:
                 import traceback
 
                 traceback.print_exception(error)
-    from edgespec.cli.terminal import print_error
+    from edgespec.cli.screen.terminal import print_error
 
     print_error(what, hint)
     return code

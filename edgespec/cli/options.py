@@ -22,7 +22,7 @@ from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig, Grammar
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine
+    from edgespec.engine.engine import Engine
 
 _DEFAULTS = GenerationConfig()
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4} | {

@@ -13,7 +13,7 @@ import select
 import stat
 import sys
 
-from edgespec.cli.terminal import Terminal, is_terminal
+from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.cli.utf8 import checked, decoded
 from edgespec.errors import UsageError
 

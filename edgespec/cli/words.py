@@ -93,8 +93,8 @@ def is_model(word: str) -> bool:
     Raises:
         UsageError: it could be either.
     """
-    from edgespec.models import catalog
-    from edgespec.models.names import parse_hub_name
+    from edgespec.models.hub import catalog
+    from edgespec.models.hub.names import parse_hub_name
 
     path = _as_path(word)
     spaced = bool(re.search(r"\s", word))

@@ -14,13 +14,13 @@ from platformdirs import user_cache_path
 
 from edgespec.doctor.kernels import KernelFacts, look_at_kernels
 from edgespec.errors import EdgeSpecError
-from edgespec.hardware.disks import Disk, disk_of
-from edgespec.hardware.probe import Machine, probe
-from edgespec.models.footprint import SPARE_CELLS, USUAL_NODES
+from edgespec.machine.disks import Disk, disk_of
+from edgespec.machine.probe import Machine, probe
+from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
 
 if TYPE_CHECKING:
-    from edgespec.models.build import Build
-    from edgespec.models.hub import Hub
+    from edgespec.models.hub.repository import Hub
+    from edgespec.models.llama.build import Build
 
 Progress = Callable[[str, float], None]
 
@@ -122,7 +122,7 @@ def gather(
     on_progress: Progress = lambda _what, _fraction: None,
 ) -> Facts:
     """Look at everything; takes two seconds or so, and what fails becomes a fact."""
-    from edgespec.models.hub import Hub
+    from edgespec.models.hub.repository import Hub
 
     on_progress("Looking at this machine", 0.0)
     cache = user_cache_path("edgespec")
@@ -147,7 +147,7 @@ def gather(
         machine = replace(machine, disk=disk_of(file))
     speed = None
     if measure_disk and file is not None and _size(file) >= _WORTH_READING:
-        from edgespec.hardware.reading import read_speed
+        from edgespec.measure.throughput import read_speed
 
         on_progress("Reading from the disk", 0.0)
         speed = read_speed(file)
@@ -173,9 +173,9 @@ def gather(
 def _look_at_build() -> tuple[Build | None, str, str]:
     """The build, why there is none, and why it cannot stream."""
     try:
-        from edgespec.models.build import current_build
-        from edgespec.offload.ggml import UnsupportedBuild
-        from edgespec.offload.opening import check_supported
+        from edgespec.kernels.ggml import UnsupportedBuild
+        from edgespec.models.llama.build import current_build
+        from edgespec.offload.planning.stream import check_supported
 
         build = current_build()
     except (
@@ -193,10 +193,10 @@ def _look_at_build() -> tuple[Build | None, str, str]:
 
 
 def _look_at_model(model: str, on_progress: Progress) -> ModelFacts:
-    from edgespec.models.describe import describe
-    from edgespec.models.siblings import drafter_to_take
-    from edgespec.models.sight import look_at
-    from edgespec.offload.fit import USUAL_CONTEXT, how_it_fits
+    from edgespec.models.gguf.summary import describe
+    from edgespec.models.hub.drafter_choice import drafter_to_take
+    from edgespec.models.hub.inspection import look_at
+    from edgespec.offload.planning.fit import USUAL_CONTEXT, how_it_fits
 
     seen = look_at(model, on_progress)
     memory = how_it_fits(seen.headers)
@@ -218,7 +218,7 @@ def _look_at_model(model: str, on_progress: Progress) -> ModelFacts:
 
 
 def _is_profiled(fingerprint: str) -> bool:
-    from edgespec.hardware.profiles import ProfileStore, machine_identity
+    from edgespec.profiles.store import ProfileStore, machine_identity
 
     try:
         known = ProfileStore().all_passes(**machine_identity(), model=fingerprint)
@@ -229,7 +229,7 @@ def _is_profiled(fingerprint: str) -> bool:
 
 def _largest_here(hub: Hub) -> Path | None:
     """The largest file that a model was loaded from here, or could be."""
-    from edgespec.models.present import present_models
+    from edgespec.models.hub.inventory import present_models
 
     try:
         files = [model.path for model in present_models(hub)]

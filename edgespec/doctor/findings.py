@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgespec.doctor.facts import Facts
-from edgespec.hardware.cores import FEATURES
-from edgespec.hardware.disks import HDD, NETWORK, NVME, SSD, TMPFS, VIRTUAL
-from edgespec.hardware.gpus import AMD, INTEL, NVIDIA
-from edgespec.hardware.memory import OVERCOMMIT_STRICT
-from edgespec.models.footprint import readable
+from edgespec.machine.cores import FEATURES
+from edgespec.machine.disks import HDD, NETWORK, NVME, SSD, TMPFS, VIRTUAL
+from edgespec.machine.gpus import AMD, INTEL, NVIDIA
+from edgespec.machine.memory import OVERCOMMIT_STRICT
+from edgespec.models.gguf.footprint import readable
 
 OK, HINT, WARNING, ERROR = "ok", "hint", "warning", "error"
 SEVERITIES = (OK, HINT, WARNING, ERROR)

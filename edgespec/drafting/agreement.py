@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.generation import GenerationConfig
-from edgespec.hardware.cores import default_threads
-from edgespec.hardware.stream_rate import StreamRate, streamed_bytes
-from edgespec.models.batch import Batch
-from edgespec.models.runtime import Context, Model
+from edgespec.machine.cores import default_threads
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.runtime import Context, Model
+from edgespec.profiles.stream_rate import StreamRate, streamed_bytes
 
 Progress = Callable[[str, float], None]
 

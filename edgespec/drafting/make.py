@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.drafting.agreement import PROMPTS, Agreement, PassCost, Reader, Written, write_texts
-from edgespec.drafting.search import CostModel, Judged, Recipe, search
-from edgespec.drafting.workshop import State, Workshop
+from edgespec.drafting.recipe_search import CostModel, Judged, Recipe, search
+from edgespec.drafting.recipes import State, Workshop
 from edgespec.errors import BackendError, OutputError, UsageError
 from edgespec.files import remove_abandoned
-from edgespec.models import catalog
-from edgespec.models.factory import KEEP, QUANTIZATIONS, make_drafter
-from edgespec.models.gguf import GGUFHeader, read_header, split_paths
-from edgespec.models.registry import MADE, Pair, Registry, drafters_folder
-from edgespec.offload.budget import memory_room
+from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.gguf.quantize import KEEP, QUANTIZATIONS, make_drafter
+from edgespec.models.hub import catalog
+from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.offload.planning.budget import memory_room
 
 Progress = Callable[[str, float], None]
 

@@ -16,10 +16,10 @@ from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
 from edgespec.files import written_whole
-from edgespec.hardware.cores import probe_cores
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, allowed_layouts, kernels_setting
 from edgespec.kernels.trial import TRIAL_TIMEOUT_S, run_trial
+from edgespec.machine.cores import probe_cores
 
 Trial = Callable[[], Report]
 

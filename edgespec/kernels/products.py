@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.offload import ggml
-from edgespec.offload.ggml import Address
-from edgespec.offload.kernels import KernelLayout
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import Address
+from edgespec.kernels.layouts import KernelLayout
 
 FloatArray = NDArray[np.float32]
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.ending import crash, killed
 from edgespec.errors import BackendError
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import PLAIN
+from edgespec.processes.exit_status import crash, killed
 
 TRIAL_TIMEOUT_S = 120.0  # it takes two seconds; more than this on no machine that works
 
-WORKER = (sys.executable, "-m", "edgespec.kernels.worker")
+WORKER = (sys.executable, "-m", "edgespec.measure.kernel_worker")
 
 
 @dataclass

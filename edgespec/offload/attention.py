@@ -10,8 +10,8 @@ can then be read in one pass over the weights, and still get the bits that it wo
 
 from __future__ import annotations
 
-from edgespec.offload import ggml
-from edgespec.offload.ggml import Address, Shape
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import Address, Shape
 
 MOST_ROWS = 60  # of a stream; ggml's tiles begin at 64
 _QUERIES, _MASK = 0, 3  # among a node's sources

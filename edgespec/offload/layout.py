@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.models.gguf import GGUFHeader, TensorInfo, read_header, split_paths
+from edgespec.models.gguf.header import GGUFHeader, TensorInfo, read_header, split_paths
 from edgespec.offload.reader import BLOCK
 
 PIECE_BYTES = 4 << 20  # what one read brings

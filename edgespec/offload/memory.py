@@ -6,8 +6,8 @@ import contextlib
 import mmap
 
 from edgespec.errors import MemoryLimitError
-from edgespec.models.footprint import readable
-from edgespec.offload.ggml import Address, address_of_map
+from edgespec.kernels.ggml import Address, address_of_map
+from edgespec.models.gguf.footprint import readable
 
 _HUGE_PAGE = 2 << 20
 

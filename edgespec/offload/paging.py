@@ -19,8 +19,8 @@ from typing import Any
 
 import llama_cpp
 
-from edgespec.offload import ggml
-from edgespec.offload.ggml import Address, UnsupportedBuild
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.offload.layout import ModelFiles, Piece, plain_store
 
 _AHEAD = 1  # layers behind the one that begins; more would push out what was read before it is used

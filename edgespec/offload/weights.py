@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BackendError
-from edgespec.offload import ggml
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import Address, HollowType
+from edgespec.kernels.layouts import kernel_layouts
 from edgespec.offload.attention import RowAttention
-from edgespec.offload.ggml import Address, HollowType
-from edgespec.offload.handover import HandOver
-from edgespec.offload.kernels import kernel_layouts
+from edgespec.offload.layer_switch import HandOver
 from edgespec.offload.layout import ModelFiles, Store, pattern_of
 from edgespec.offload.memory import Area
-from edgespec.offload.streamer import LayerRing, StoreReader
+from edgespec.offload.ring import LayerRing, StoreReader
 
 N_READERS = 2
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.generation import Chunk, GenerationConfig
 from edgespec.serving.refusals import QueueFull, ShuttingDown, Unavailable, is_clients_fault
 

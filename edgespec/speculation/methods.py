@@ -10,16 +10,15 @@ from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig
 from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
-from edgespec.speculation.drafting import Certain, Drafting, Drawn, Ranked, WhileSure
-from edgespec.speculation.drawn import DrawingDrafter, Shape, by_rank, chain, sequences
 from edgespec.speculation.draws import DrawSource, SeededDraws
 from edgespec.speculation.growth import Growth, TreeLimits
 from edgespec.speculation.noise import Stream
 from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.ranking import ByProbability
-from edgespec.speculation.rules import Rule
+from edgespec.speculation.sampled_trees import DrawingDrafter, Shape, by_rank, chain, sequences
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray
+from edgespec.speculation.tree_drafting import Certain, Drafting, Drawn, Ranked, WhileSure
 from edgespec.speculation.verification.base import Acceptance, Drafted, Law, Verifier
 from edgespec.speculation.verification.block import Block
 from edgespec.speculation.verification.choosing import sample_and_look_up
@@ -27,6 +26,7 @@ from edgespec.speculation.verification.ksequential import KSequential
 from edgespec.speculation.verification.longest import TopKGap, Typical
 from edgespec.speculation.verification.rejection import Rejection
 from edgespec.speculation.verification.rollback import Rollback
+from edgespec.speculation.verification.rules import Rule
 
 # Nodes a pass where the person asks for no number. What is drafted takes part in the text under these rules,
 # so a size that followed the clock would make the text differ from run to run.

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig
-from edgespec.speculation.acceptance import Calibrated
-from edgespec.speculation.chances import ByRank, Even
-from edgespec.speculation.counts import TableStore
 from edgespec.speculation.growth import Growth, TreeLimits
+from edgespec.speculation.learning.acceptance import Calibrated
+from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.learning.published import ByRank, Even
+from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.pair import Pair
 from edgespec.speculation.ranking import ByAgreement, ByProbability, Ranking
 
 DEFAULT = "calibrated"

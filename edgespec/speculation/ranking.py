@@ -9,10 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.generation import GenerationConfig
-from edgespec.speculation.counts import Table
 from edgespec.speculation.growth import Children, Frontier
+from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.learning.tables import Table
 from edgespec.speculation.noise import GumbelNoise, KeptNoise
-from edgespec.speculation.pair import Pair
 from edgespec.speculation.top import log_sums, top
 from edgespec.speculation.tree import FloatArray, IntArray
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from edgespec.costs.curves import Costs, Curve
 from edgespec.generation import PassRecord
-from edgespec.hardware.curves import Costs, Curve
 from edgespec.speculation.growth import TreeLimits
 
 _FIRST_BUDGET = 16  # before anything is known

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.session_file import SessionFile
 from edgespec.errors import EdgeSpecError, StreamError
 from edgespec.generation import GenerationConfig, Grammar
 from edgespec.offload.reader import FileReader
-from edgespec.saved import SessionFile
 from tests.abuse.subjects import CONTEXT, QUESTIONS, Subject
 from tests.interrupting import Intruder
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
 from edgespec.generation import GenerationConfig, Grammar
 

@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="keep the files here")
     parser.add_argument("--reasons", action="store_true", help="print what was said, and how often")
     options = parser.parse_args()
-    from edgespec.models import catalog
+    from edgespec.models.hub import catalog
 
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)

@@ -16,11 +16,11 @@ import tempfile
 from pathlib import Path
 
 from edgespec.errors import EdgeSpecError, ModelFileError
-from edgespec.models.gguf import read_header
+from edgespec.models.gguf.header import read_header
 
 
 def main() -> None:
-    from edgespec.models.runtime import start_backend
+    from edgespec.models.llama.runtime import start_backend
 
     start_backend()
     with tempfile.TemporaryDirectory() as cache:  # of verdicts on files that are tried in a child process
@@ -31,9 +31,9 @@ def main() -> None:
 
 
 def _load(path: Path) -> None:
-    from edgespec.models.batch import Batch
-    from edgespec.models.runtime import Context, Model
-    from edgespec.models.vetting import require_loadable
+    from edgespec.models.llama.batch import Batch
+    from edgespec.models.llama.guards.vetting import require_loadable
+    from edgespec.models.llama.runtime import Context, Model
 
     _say("start")
     try:

@@ -8,10 +8,10 @@ import pytest
 
 import edgespec
 from edgespec.generation import GenerationConfig
-from edgespec.models.factory import make_drafter
-from edgespec.models.gguf import read_header
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.quantize import make_drafter
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload.pack import gains_from_packing
+from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.weights import StreamedWeights
 from tests.integration.test_streaming import load_streamed
 from tests.tiny import ARCHITECTURES, N_LAYER, write_tiny

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
-from edgespec.bench.capped import cap_kind
+from edgespec.bench.rows.capped import cap_kind
 from edgespec.cli.main import main
 from tests.desk import Desk
 

@@ -13,10 +13,10 @@ import pytest
 
 import edgespec
 from edgespec import Engine, GenerationConfig, Session
+from edgespec.engine.session_file import SessionFile
 from edgespec.errors import MemoryLimitError, ModelFileError, StreamError
-from edgespec.models import filestate
-from edgespec.models.runtime import Model
-from edgespec.saved import SessionFile
+from edgespec.models.gguf import file_state as filestate
+from edgespec.models.llama.runtime import Model
 from tests.tamper import rearrange
 
 PROMPT = "Write a short story about a fox and a crow who share a house."

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.session_file import SessionFile
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.generation import GenerationConfig
-from edgespec.models.batch import Batch
-from edgespec.models.runtime import Context, Model
-from edgespec.saved import SessionFile
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.runtime import Context, Model
 from tests.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,8 +219,8 @@ _USE_AFTER_CLOSE = """
 import sys
 from pathlib import Path
 from edgespec.errors import BackendError
-from edgespec.models.runtime import Context, Model
-from edgespec.saved import SessionFile
+from edgespec.models.llama.runtime import Context, Model
+from edgespec.engine.session_file import SessionFile
 from tests.integration.test_closing import _AFTER_CLOSE
 
 model = Model(Path(sys.argv[1]))

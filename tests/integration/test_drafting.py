@@ -10,13 +10,13 @@ import pytest
 import edgespec
 from edgespec.cli.main import main
 from edgespec.drafting.agreement import PROMPTS, Reader, Text, write_texts
+from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.make import MakeOptions, make_for
-from edgespec.drafting.masking import MaskedCopy
 from edgespec.errors import OutputError, UsageError
 from edgespec.generation import GenerationConfig
-from edgespec.models.factory import KEEP, make_drafter
-from edgespec.models.gguf import read_header
-from edgespec.models.registry import REGISTERED, Pair, Registry, drafters_folder
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.quantize import KEEP, make_drafter
+from edgespec.models.hub.registry import REGISTERED, Pair, Registry, drafters_folder
 
 PROMPT = "Why is the sky blue?"
 CONFIG = GenerationConfig(max_tokens=40)

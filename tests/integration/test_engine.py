@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.drafters.model import ModelDrafter
+from edgespec.engine.engine import Engine
 from edgespec.errors import (
     ContextLengthError,
     MemoryLimitError,
@@ -21,8 +22,7 @@ from edgespec.errors import (
     UsageError,
 )
 from edgespec.generation import GenerationConfig
-from edgespec.models.batch import Batch
-from edgespec.speculation.drafters.model import ModelDrafter
+from edgespec.models.llama.batch import Batch
 
 QUESTION = "Why is the sky blue?"
 
@@ -221,7 +221,7 @@ def test_bad_input_is_explained(engine: Engine, smol_path: Path, tmp_path: Path)
 def test_a_refused_allocation_says_how_much_was_needed(smol_path: Path) -> None:
     script = f"""
 import resource, edgespec
-import edgespec.loading
+import edgespec.loading.load
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
     edgespec.load({str(smol_path)!r}, context=60000)

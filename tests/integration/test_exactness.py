@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.generation import Generation, GenerationConfig
 
 PROMPTS = [

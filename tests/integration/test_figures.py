@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.bench.child import answers
-from edgespec.engine import Engine
+from edgespec.bench.rows.child import answers
+from edgespec.engine.engine import Engine
 from edgespec.generation import Generation, GenerationConfig
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits

@@ -9,9 +9,9 @@ import pytest
 
 import edgespec
 from edgespec.errors import MemoryLimitError
-from edgespec.models.footprint import readable
-from edgespec.models.sight import look_at
-from edgespec.offload.fit import how_it_fits
+from edgespec.models.gguf.footprint import readable
+from edgespec.models.hub.inspection import look_at
+from edgespec.offload.planning.fit import how_it_fits
 
 CONTEXT = 256
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import EdgeSpecError, HubError, OutputError, UsageError
-from edgespec.models.hub import Hub, cached_models, look_up
-from edgespec.models.names import HubName, parse_hub_name
-from edgespec.models.pull import pull
+from edgespec.models.hub.names import HubName, parse_hub_name
+from edgespec.models.hub.pull import pull
+from edgespec.models.hub.repository import Hub, cached_models, look_up
 from tests.hub_server import (
     COMMIT,
     HubServer,

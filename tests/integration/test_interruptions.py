@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.target import Target
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
 from edgespec.generation import GenerationConfig
-from edgespec.models.factory import make_drafter
-from edgespec.target import Target
+from edgespec.models.gguf.quantize import make_drafter
 from tests.interrupting import Intruder, Intrusion
 from tests.tiny import write_tiny
 from tests.tiny_mamba import write_mamba

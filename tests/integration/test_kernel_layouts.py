@@ -13,20 +13,20 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.kernels import kept
+from edgespec.kernels.layouts import kernel_layout, kernel_layouts, kernels_identity
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import PLAIN, VARIABLE
-from edgespec.models.batch import Batch
-from edgespec.models.gguf import read_header
-from edgespec.models.runtime import Context, Model, start_backend
-from edgespec.offload.directing import directed
-from edgespec.offload.kernels import kernel_layout, kernel_layouts, kernels_identity
+from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.directing import directed
+from edgespec.models.llama.runtime import Context, Model, start_backend
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload.opening import open_streamed_model, plan_stream
+from edgespec.offload.planning.stream import open_streamed_model, plan_stream
 
 # Runs in every Python that is started, and spoils one layout in the process that tries them.
 SABOTAGE = """
 import os, signal, sys
-if "edgespec.kernels.worker" in sys.orig_argv:
+if "edgespec.measure.kernel_worker" in sys.orig_argv:
     from edgespec.kernels import products
 
     class Spoiled(products.Product):
@@ -109,7 +109,7 @@ def test_a_faulty_layout_is_left_out_and_the_program_answers(
 
 
 def test_llama_cpp_that_does_not_work_ends_in_a_message(auto: None, program: Program, tmp_path: Path) -> None:
-    crash = "import os, sys\nif 'edgespec.kernels.worker' in sys.orig_argv: os.abort()"
+    crash = "import os, sys\nif 'edgespec.measure.kernel_worker' in sys.orig_argv: os.abort()"
     (tmp_path / "sabotage" / "sitecustomize.py").write_text(crash)
     run = [sys.executable, "-m", "edgespec", "generate", "-p", "Hello"]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
@@ -121,7 +121,7 @@ def test_llama_cpp_that_does_not_work_ends_in_a_message(auto: None, program: Pro
 def test_a_crash_of_the_program_itself_ends_in_a_message(program: Program, tmp_path: Path) -> None:
     crash = (
         "import ctypes, sys\nif 'generate' in sys.orig_argv:\n"
-        "    import edgespec.models.runtime as runtime\n"
+        "    import edgespec.models.llama.runtime as runtime\n"
         "    runtime.Context.decode = lambda *_: ctypes.string_at(0)\n"
     )
     run = [sys.executable, "-m", "edgespec", "generate", "-p", "Hello", "--draft", "none"]
@@ -200,7 +200,7 @@ def test_layers_of_a_gpu_are_left_to_llama_cpp(plain_is_faster: set[int], q4_dra
 
 def test_layers_for_a_gpu_that_is_not_there_are_refused(smol_path: Path) -> None:
     import edgespec
-    from edgespec.models.build import current_build
+    from edgespec.models.llama.build import current_build
 
     if current_build().gpus:
         pytest.skip("there is a GPU")

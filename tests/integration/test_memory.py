@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.bench.capped import cap_kind, run_capped
+from edgespec.bench.rows.capped import cap_kind, run_capped
 from edgespec.errors import MemoryLimitError
 from edgespec.generation import GenerationConfig
-from edgespec.hardware.disks import TMPFS, disk_of
-from edgespec.models.batch import Batch
-from edgespec.models.branches import PART, BranchingCache
-from edgespec.models.dryrun import AllocationStore, Shape, dry_run
-from edgespec.models.footprint import work_bytes
-from edgespec.models.gguf import read_header
-from edgespec.models.runtime import Context, Model
-from edgespec.models.widen import widen
+from edgespec.machine.disks import TMPFS, disk_of
+from edgespec.models.gguf.footprint import work_bytes
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.widen import widen
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.cache.tree_cache import PART, BranchingCache
+from edgespec.models.llama.dry_run import AllocationStore, Shape, dry_run
+from edgespec.models.llama.runtime import Context, Model
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload.pack import gains_from_packing
+from edgespec.offload.packing.pack import gains_from_packing
 from tests.conftest import made_once
 
 _IMPORTS = """
@@ -112,8 +112,8 @@ def test_a_dry_run_foretells_what_contexts_take(rows: int, wide_path: Path, tmp_
 import psutil
 from pathlib import Path
 import numpy as np
-from edgespec.models.batch import Batch
-from edgespec.models.runtime import Context, Model
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.runtime import Context, Model
 
 def held():
     rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").readlines()[1:])
@@ -147,11 +147,11 @@ def test_packing_holds_one_tensor_and_its_rearranged_copy(wide_path: Path, tmp_p
     program = f"""
 import resource
 from pathlib import Path
-from edgespec.models.gguf import read_header
-from edgespec.models.runtime import start_backend
-from edgespec.offload.kernels import kernel_layout
+from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.runtime import start_backend
+from edgespec.kernels.layouts import kernel_layout
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload import pack
+from edgespec.offload.packing import pack
 start_backend()
 files = ModelFiles.of(read_header(Path({str(wide_path)!r})))
 layers = files.layers()

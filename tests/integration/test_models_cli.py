@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.main import main
-from edgespec.hardware.planning import PlanWish, plan_for
-from edgespec.models.gguf import read_header
-from edgespec.models.hub import Hub
-from edgespec.models.registry import REGISTERED, Pair, Registry
-from edgespec.models.removal import packs_folder
-from edgespec.models.sight import look_at
+from edgespec.measure.model_plan import PlanWish, plan_for
+from edgespec.models.gguf.header import read_header
+from edgespec.models.hub.inspection import look_at
+from edgespec.models.hub.registry import REGISTERED, Pair, Registry
+from edgespec.models.hub.removal import packs_folder
+from edgespec.models.hub.repository import Hub
 from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
 
@@ -66,7 +66,7 @@ def test_a_model_on_the_hub_is_shown_and_not_downloaded(
 def test_a_long_header_is_read_in_steps(
     server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgespec.models import remote
+    from edgespec.models.hub import remote_header as remote
 
     monkeypatch.setattr(remote, "_FIRST", 1000)
     data = server.repositories[REPO][Q4]

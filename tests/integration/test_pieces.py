@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import needs
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.generation import GenerationConfig
-from edgespec.models.batch import Batch
-from edgespec.models.pieces import LongPieces
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.prompt_pieces import LongPieces
+from edgespec.offload.planning import needs
 from edgespec.offload.weights import StreamedWeights
 from tests.integration.test_streaming import load_streamed
 

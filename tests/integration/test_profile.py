@@ -14,12 +14,12 @@ import pytest
 
 import edgespec
 from edgespec.cli.main import main
+from edgespec.costs.yields import BUDGETS
 from edgespec.generation import GenerationConfig
-from edgespec.hardware.cores import usable_cores
-from edgespec.hardware.profiles import ProfileStore
-from edgespec.models.removal import plan_removal
+from edgespec.machine.cores import usable_cores
+from edgespec.models.hub.removal import plan_removal
 from edgespec.offload.weights import StreamedWeights
-from edgespec.speculation.yields import BUDGETS
+from edgespec.profiles.store import ProfileStore
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
 

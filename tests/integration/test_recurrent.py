@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError
 from edgespec.generation import GenerationConfig
-from edgespec.models.chains import ChainCache
-from edgespec.models.states import StateStore
+from edgespec.models.llama.cache.chain_cache import ChainCache
+from edgespec.models.llama.cache.states import StateStore
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method, method_for

@@ -21,10 +21,10 @@ import psutil
 import pytest
 from platformdirs import user_cache_path
 
-from edgespec.encoding import Encoder
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
-from edgespec.models.template import ChatTemplate
+from edgespec.models.text.encoding import Encoder
+from edgespec.models.text.template import ChatTemplate
 from edgespec.serving.limits import Limits
 from tests.serving import CHAT, PATIENCE_S, TEXT, Client, Running, end_of, load, serving, started
 from tests.tiny import write_tiny

@@ -11,9 +11,9 @@ import pytest
 
 import edgespec
 from edgespec import Engine, GenerationConfig, Session
+from edgespec.drafters.model import ModelDrafter
+from edgespec.engine.session_file import SessionFile, saved_sessions
 from edgespec.errors import SessionError
-from edgespec.saved import SessionFile, saved_sessions
-from edgespec.speculation.drafters.model import ModelDrafter
 
 QUESTIONS = ["Hi", "Why is the sky blue?", "And at night?"]
 SHORT = GenerationConfig(max_tokens=24)

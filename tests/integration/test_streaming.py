@@ -18,15 +18,16 @@ import pytest
 from platformdirs import user_cache_path
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError, StreamError
 from edgespec.generation import Generation, GenerationConfig
-from edgespec.models.gguf import read_header
-from edgespec.offload import ggml, opening
-from edgespec.offload.handover import HandOver
+from edgespec.kernels import ggml
+from edgespec.models.gguf.header import read_header
+from edgespec.offload.layer_switch import HandOver
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload.pack import gains_from_packing
+from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights
+from edgespec.offload.planning import stream as opening
 from edgespec.offload.reader import FileReader
 from edgespec.offload.weights import StreamedWeights
 

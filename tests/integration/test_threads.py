@@ -6,9 +6,9 @@ from pathlib import Path
 
 import edgespec
 from edgespec.generation import GenerationConfig
-from edgespec.hardware import threads as threads_module
-from edgespec.hardware.profiles import ProfileStore
-from edgespec.hardware.threads import choose_threads
+from edgespec.measure import threads as threads_module
+from edgespec.measure.threads import choose_threads
+from edgespec.profiles.store import ProfileStore
 
 
 def test_counts_are_timed_and_one_of_them_is_taken(q4_drafter_path: Path, tmp_path: Path) -> None:

@@ -11,16 +11,16 @@ import platformdirs
 import pytest
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.drafters.model import ModelDrafter
+from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig
-from edgespec.speculation.acceptance import Calibrated
-from edgespec.speculation.counts import TableStore
-from edgespec.speculation.drafters.model import ModelDrafter
 from edgespec.speculation.growth import Chances, Children, Growth
+from edgespec.speculation.learning.acceptance import Calibrated
+from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.methods import method_for
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.pair import Pair
 from edgespec.speculation.policies import NAMES, TreePolicy, tree_policy
 from edgespec.speculation.ranking import ByProbability
 from edgespec.speculation.tree import FloatArray, TokenTree

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.drafters.model import ModelDrafter
+from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.generation import Generation, GenerationConfig
-from edgespec.speculation.drafters.model import ModelDrafter
-from edgespec.speculation.drawn import Drawing, chain
 from edgespec.speculation.draws import SeededDraws
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
 from edgespec.speculation.noise import Stream
+from edgespec.speculation.sampled_trees import Drawing, chain
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import Law

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from edgespec.generation import GenerationConfig
 from edgespec.speculation.drafters.base import Drafter
-from edgespec.speculation.drawn import Drawing, grow_drawn
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import Drafted
 from tests.unit.chance import ScriptedDraws, outcomes

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.offload.budget import LEARNED_BYTES
-from edgespec.speculation.acceptance import Calibrated
-from edgespec.speculation.counts import TableStore
+from edgespec.offload.planning.budget import LEARNED_BYTES
 from edgespec.speculation.growth import Children
-from edgespec.speculation.pair import Pair
+from edgespec.speculation.learning.acceptance import Calibrated
+from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.learning.tables import TableStore
 
 
 def _row(chances: list[float], matches: list[int] | None = None) -> Children:

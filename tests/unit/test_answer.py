@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.answer import AnswerBuilder
+from edgespec.engine.answer import AnswerBuilder
 from edgespec.generation import Generation
 
 END = 99

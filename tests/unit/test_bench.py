@@ -21,10 +21,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench import capped, llamacpp, plots
-from edgespec.bench.capped import Capped, Killable, run_capped
-from edgespec.bench.document import check_writable, make_document, write_whole
-from edgespec.bench.figures import (
+from edgespec.bench.report import plots
+from edgespec.bench.report.document import check_writable, make_document, write_whole
+from edgespec.bench.report.figures import (
     Disk,
     Row,
     at,
@@ -34,13 +33,15 @@ from edgespec.bench.figures import (
     knee,
     spread,
 )
-from edgespec.bench.job import context_for
-from edgespec.bench.page import make_page
-from edgespec.bench.runner import Measured, Plan, Runner, why_it_failed
-from edgespec.bench.setting import Setting, Wishes, rows_for
-from edgespec.bench.synthetic import remove_leftovers
-from edgespec.bench.tables import format_rows
-from edgespec.bench.workload import balanced, own_questions, read_questions
+from edgespec.bench.report.page import make_page
+from edgespec.bench.report.tables import format_rows
+from edgespec.bench.rows import capped, llamacpp
+from edgespec.bench.rows.capped import Capped, Killable, run_capped
+from edgespec.bench.rows.job import context_for
+from edgespec.bench.rows.runner import Measured, Plan, Runner, why_it_failed
+from edgespec.bench.rows.setting import Setting, Wishes, rows_for
+from edgespec.bench.rows.synthetic import remove_leftovers
+from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.cli.main import main
 from edgespec.errors import BackendError, OutputError, UsageError
 from edgespec.files import open_claimed

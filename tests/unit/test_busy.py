@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.hardware.busy import DISTURBED, Load, Watch, pressure
-from edgespec.hardware.cores import usable_cores
-from edgespec.hardware.curves import Curve
-from edgespec.hardware.observed import outweighed
-from edgespec.hardware.profiles import Keys, PassProfile, ProfileStore
-from edgespec.hardware.starting import better
+from edgespec.costs.curves import Curve
+from edgespec.machine.busy import DISTURBED, Load, Watch, pressure
+from edgespec.machine.cores import usable_cores
+from edgespec.measure.initial_costs import better
+from edgespec.profiles.store import Keys, PassProfile, ProfileStore
+from edgespec.profiles.updates import outweighed
 
 CURVE = Curve.through([(1, 0.1), (8, 0.12), (32, 0.3)])
 IDLE = PassProfile(CURVE, (0.01, 0.02, 0.01), quick=True)

@@ -15,10 +15,10 @@ import pytest
 import typer.main
 
 import edgespec
+from edgespec.cli.batch.origin import NO_ORIGIN
 from edgespec.cli.main import app, main
 from edgespec.cli.options import LoadOptions, parse_size
-from edgespec.cli.origin import NO_ORIGIN
-from edgespec.cli.terminal import (
+from edgespec.cli.screen.terminal import (
     in_columns,
 )
 from edgespec.errors import UsageError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.jobs import read_jobs
+from edgespec.cli.batch.lines import read_jobs
 from edgespec.cli.main import main
 from edgespec.generation import Generation, GenerationConfig
 from tests.unit.talking import ANSWER, TalkingEngine, records, write_lines

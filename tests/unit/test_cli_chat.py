@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.chat import Talk
-from edgespec.cli.commands import TypedChat
+from edgespec.cli.commands.chat import Talk
+from edgespec.cli.conversation.commands import TypedChat
+from edgespec.cli.conversation.prompting import join_lines
 from edgespec.cli.main import main
-from edgespec.cli.prompting import join_lines
-from edgespec.cli.terminal import (
+from edgespec.cli.screen.terminal import (
     ResultStream,
     Terminal,
 )
 from edgespec.generation import Chunk, GenerationConfig
-from edgespec.speculation.rules import KINDS
+from edgespec.speculation.verification.rules import KINDS
 from tests.unit.talking import ANSWER, TalkingEngine
 
 CONVERT = "Convert it first, for example with: iconv -f WINDOWS-1252 -t UTF-8"

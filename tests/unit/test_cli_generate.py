@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.jobs import read_jobs
+from edgespec.cli.batch.lines import read_jobs
 from edgespec.cli.main import main
-from edgespec.cli.terminal import (
+from edgespec.cli.screen.terminal import (
     details,
     format_statistics,
 )
@@ -144,7 +144,9 @@ def test_a_chat_says_that_it_is_lossy(
     engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
-    monkeypatch.setattr("edgespec.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text))
+    monkeypatch.setattr(
+        "edgespec.engine.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text)
+    )
     assert main(["chat", "--verify", "topk-gap"]) == 0
     err = capsys.readouterr().err
     assert err == "--verify topk-gap:k=3,gap=1 is lossy: the text may differ from the model's own.\n"

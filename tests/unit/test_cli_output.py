@@ -7,9 +7,9 @@ import io
 import pyte
 import pytest
 
-from edgespec.cli import status as status_line
-from edgespec.cli.status import Status, aside, format_prefill
-from edgespec.cli.terminal import ResultStream, format_statistics
+from edgespec.cli.screen import status as status_line
+from edgespec.cli.screen.status import Status, aside, format_prefill
+from edgespec.cli.screen.terminal import ResultStream, format_statistics
 from edgespec.errors import OutputError
 from edgespec.generation import Generation, PassRecord
 

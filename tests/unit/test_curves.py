@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.hardware.curves import Curve
+from edgespec.costs.curves import Curve
 
 _POINTS = st.dictionaries(st.integers(1, 512), st.floats(0.001, 100), min_size=1, max_size=8)
 _CURVES = _POINTS.map(lambda points: Curve.through(points.items()))

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.doctor import describe, format_findings
+from edgespec.cli.commands.doctor import describe, format_findings
 from edgespec.cli.main import main
 from edgespec.doctor.facts import Facts, ModelFacts, gather
 from edgespec.doctor.findings import ERROR, HINT, OK, SEVERITIES, WARNING, Finding, find
 from edgespec.doctor.kernels import KernelFacts, LayoutFacts
 from edgespec.errors import ModelFileError, UsageError
-from edgespec.hardware.cores import Cores
-from edgespec.hardware.disks import Disk
-from edgespec.hardware.gpus import Gpu
-from edgespec.hardware.memory import Memory
-from edgespec.hardware.power import Power
-from edgespec.hardware.probe import Machine
-from edgespec.models.build import Build, Device, parse_features
+from edgespec.machine.cores import Cores
+from edgespec.machine.disks import Disk
+from edgespec.machine.gpus import Gpu
+from edgespec.machine.memory import Memory
+from edgespec.machine.power import Power
+from edgespec.machine.probe import Machine
+from edgespec.models.llama.build import Build, Device, parse_features
 
 GIB = 1 << 30
 

@@ -8,8 +8,8 @@ import pytest
 
 from edgespec.drafting.agreement import Agreement, PassCost, Text, Written
 from edgespec.drafting.make import MakeOptions, _cost
-from edgespec.drafting.search import CostModel
-from edgespec.drafting.workshop import State
+from edgespec.drafting.recipe_search import CostModel
+from edgespec.drafting.recipes import State
 
 TEXTS = (Text((1, 2), (3, 4, 5)),)
 GIB = 1 << 30

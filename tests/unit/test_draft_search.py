@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.drafting.agreement import Agreement
-from edgespec.drafting.search import CostModel, Recipe, search
+from edgespec.drafting.recipe_search import CostModel, Recipe, search
 
 LAYERS = 8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.cli.drawing import draw_tree
+from edgespec.cli.screen.tree_drawing import draw_tree
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification import Acceptance
 

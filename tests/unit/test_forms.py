@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.jobs import read_jobs
+from edgespec.cli.batch.lines import read_jobs
 from edgespec.errors import GrammarError
 from edgespec.generation import Grammar
-from edgespec.models.forms import check, is_plain
-from edgespec.models.grammar import _KEPT, _KEPT_BYTES, Grammars, _Compiled
-from edgespec.models.runtime import Model
+from edgespec.models.llama.runtime import Model
+from edgespec.models.text.forms import check, is_plain
+from edgespec.models.text.grammar import _KEPT, _KEPT_BYTES, Grammars, _Compiled
 
 # Run in a process of its own: where a form is not bounded, compiling it ends that process.
 HOSTILE = """
@@ -24,8 +24,8 @@ import json, sys
 from pathlib import Path
 from edgespec.errors import EdgeSpecError
 from edgespec.generation import Grammar
-from edgespec.models.grammar import Grammars
-from edgespec.models.runtime import Model
+from edgespec.models.text.grammar import Grammars
+from edgespec.models.llama.runtime import Model
 for form in json.load(sys.stdin):
     with Model(Path(sys.argv[1]), vocabulary_only=True) as model:
         try:
@@ -107,7 +107,7 @@ def test_ordinary_forms_are_compiled_without_a_trial(
     def no_child(*_args: object, **_options: object) -> None:
         pytest.fail("a child process was started")
 
-    monkeypatch.setattr("edgespec.models.grammar.attempt_in_child", no_child)
+    monkeypatch.setattr("edgespec.models.text.grammar.attempt_in_child", no_child)
     forms = [
         schema(
             {"type": "object", "properties": {"age": {"type": "integer", "multipleOf": 5, "maximum": 150}}}
@@ -142,25 +142,29 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_is_taken_for_plain_is_far_from_the_limits(name: str) -> None:
-    from edgespec.models.grammar import _LIMITS, MOST_COMPILED_BYTES
-    from edgespec.models.trial import attempt_in_child
+    from edgespec.models.text.grammar import _LIMITS, MOST_COMPILED_BYTES
+    from edgespec.processes.trial import attempt_in_child
 
     form = PLAIN[name]
     check(form)
     assert is_plain(form)
     request = {"kind": form.kind, "text": form.text, "limits": _LIMITS}
     verdict = attempt_in_child(
-        "edgespec.models.form_trial", request, cpu_s=20, memory_bytes=MOST_COMPILED_BYTES, stack_bytes=2 << 20
+        "edgespec.models.text.form_trial",
+        request,
+        cpu_s=20,
+        memory_bytes=MOST_COMPILED_BYTES,
+        stack_bytes=2 << 20,
     )
     assert verdict.why is None, verdict
 
 
 def test_a_child_that_dies_is_a_verdict() -> None:
-    from edgespec.models.trial import attempt_in_child
+    from edgespec.processes.trial import attempt_in_child
 
     for form, why in ((chained_terminals(10_000), "crash"), (schema({"multipleOf": 99_999_989}), "time")):
         request = {"kind": form.kind, "text": form.text, "limits": {}}
-        verdict = attempt_in_child("edgespec.models.form_trial", request, cpu_s=2)
+        verdict = attempt_in_child("edgespec.models.text.form_trial", request, cpu_s=2)
         assert (verdict.answer, verdict.why) == (None, why)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.models.gguf import read_header
+from edgespec.models.gguf.header import read_header
 from tests.fuzz.campaign import run
 from tests.fuzz.headers import parse, small_model
 from tests.fuzz.mutations import mutate
@@ -43,7 +43,7 @@ def test_damaged_files_are_refused_or_load(smol_path: Path, tmp_path: Path) -> N
 
 def test_a_crash_would_be_noticed(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import edgespec.models.gguf as g, os\n"
+        "import edgespec.models.gguf.header as g, os\n"
         "read = g.read_header\n"
         "g.read_header = lambda path: os.abort() if path.stat().st_size % 2 else read(path)\n"
     )

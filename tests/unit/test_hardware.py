@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgespec.hardware.cores import FEATURES, probe_cores, usable_cores
-from edgespec.hardware.disks import Disk, disk_of
-from edgespec.hardware.gpus import Gpu, parse_nvidia_smi, probe_gpus
-from edgespec.hardware.memory import available_memory, probe_memory
-from edgespec.hardware.power import Power, probe_power
-from edgespec.hardware.probe import probe
-from edgespec.hardware.reading import read_speed
+from edgespec.machine.cores import FEATURES, probe_cores, usable_cores
+from edgespec.machine.disks import Disk, disk_of
+from edgespec.machine.gpus import Gpu, parse_nvidia_smi, probe_gpus
+from edgespec.machine.memory import available_memory, probe_memory
+from edgespec.machine.power import Power, probe_power
+from edgespec.machine.probe import probe
+from edgespec.measure.throughput import read_speed
 
 MIB = 1 << 20
 EPYC = "fpu avx avx2 f16c fma bmi2 avx512f avx512cd avx512vl avx512dq avx512bw avx512_vnni avx512vbmi"
@@ -44,7 +44,7 @@ def write(root: Path, path: str, text: object) -> None:
 
 
 def cores(root: Path, monkeypatch: pytest.MonkeyPatch, allowed: int = 8) -> int:
-    monkeypatch.setattr("edgespec.hardware.cores._allowed", lambda: allowed)
+    monkeypatch.setattr("edgespec.machine.cores._allowed", lambda: allowed)
     return usable_cores(root)
 
 
@@ -331,7 +331,7 @@ def test_this_machine_holds_together(tmp_path: Path) -> None:
 def test_affinity_counts() -> None:
     program = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
-        "from edgespec.hardware.probe import usable_cores; print(usable_cores())"
+        "from edgespec.machine.probe import usable_cores; print(usable_cores())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"

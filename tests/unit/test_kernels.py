@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.kernels.setting import SETTINGS, VARIABLE, allowed_layouts
-from edgespec.models.gguf import read_header
-from edgespec.models.identity import cache_identity
-from edgespec.models.rows import THOROUGH, RowRuleStore
-from edgespec.models.runtime import Model, build_identity, start_backend
-from edgespec.offload import ggml
-from edgespec.offload.kernels import (
+from edgespec.kernels import ggml
+from edgespec.kernels.layouts import (
     available_layouts,
     kernel_layout,
     kernel_layouts,
@@ -22,8 +17,13 @@ from edgespec.offload.kernels import (
     offer_to_loader,
     weight_layout,
 )
+from edgespec.kernels.setting import SETTINGS, VARIABLE, allowed_layouts
+from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.cache.identity import cache_identity
+from edgespec.models.llama.row_rule import THOROUGH, RowRuleStore
+from edgespec.models.llama.runtime import Model, build_identity, start_backend
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload.pack import pack_path
+from edgespec.offload.packing.pack import pack_path
 
 Q4_0 = 2
 

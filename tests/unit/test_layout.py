@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.models.gguf import read_header
+from edgespec.models.gguf.header import read_header
 from edgespec.offload.layout import ModelFiles, StoredLayer, pattern_of, plain_store
 from edgespec.offload.reader import BLOCK
 

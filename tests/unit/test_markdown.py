@@ -10,8 +10,8 @@ import pyte
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgespec.cli.markdown import MarkdownWriter
-from edgespec.cli.terminal import ResultStream
+from edgespec.cli.screen.markdown import MarkdownWriter
+from edgespec.cli.screen.terminal import ResultStream
 
 COLUMNS, LINES = 40, 12
 

@@ -7,9 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgeSpecError, ModelFileError, UsageError
-from edgespec.models import catalog
-from edgespec.models.choice import choose, listing
-from edgespec.models.names import HubName, ModelFile, bits_of, group_files, label_of, normal, parse_hub_name
+from edgespec.models.hub import catalog
+from edgespec.models.hub.choice import choose, listing
+from edgespec.models.hub.names import (
+    HubName,
+    ModelFile,
+    bits_of,
+    group_files,
+    label_of,
+    normal,
+    parse_hub_name,
+)
 
 
 @pytest.mark.parametrize(

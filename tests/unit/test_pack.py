@@ -17,13 +17,14 @@ import pytest
 
 from edgespec.errors import OutputError, StreamError
 from edgespec.files import remove_abandoned
-from edgespec.models import filestate
-from edgespec.models.gguf import read_header
-from edgespec.models.runtime import start_backend
-from edgespec.offload import ggml, pack
-from edgespec.offload.kernels import kernel_layout
+from edgespec.kernels import ggml
+from edgespec.kernels.layouts import kernel_layout
+from edgespec.models.gguf import file_state as filestate
+from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.runtime import start_backend
 from edgespec.offload.layout import ModelFiles, Store
-from edgespec.offload.pack import StalePack, build_pack, open_pack
+from edgespec.offload.packing import pack
+from edgespec.offload.packing.pack import StalePack, build_pack, open_pack
 from tests.tamper import rearrange
 
 LAYERS = 3  # of the model's; packing all of them in every test would show no more
@@ -213,10 +214,10 @@ def test_an_interruption_leaves_nothing_behind(files: ModelFiles, tmp_path: Path
 PACKING = """
 import sys, time
 from pathlib import Path
-from edgespec.models.gguf import read_header
-from edgespec.models.runtime import start_backend
+from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.runtime import start_backend
 from edgespec.offload.layout import ModelFiles
-from edgespec.offload.pack import build_pack
+from edgespec.offload.packing.pack import build_pack
 
 def hold(fraction):
     print(fraction, flush=True)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.speculation.counts import TableStore
 from edgespec.speculation.growth import Children
-from edgespec.speculation.pair import Pair
+from edgespec.speculation.learning.pair import Pair
+from edgespec.speculation.learning.tables import TableStore
 
 _VOCABULARY = 12
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.models.pieces import LENGTHS, LongPieces, outcomes_path
-from edgespec.models.rows import RowRule, RowRuleStore, files_about
+from edgespec.models.llama.prompt_pieces import LENGTHS, LongPieces, outcomes_path
+from edgespec.models.llama.row_rule import RowRule, RowRuleStore, files_about
 
 RULE = RowRule(4, 8)
 
@@ -64,7 +64,7 @@ def test_outcomes_are_remembered_and_a_damaged_file_is_as_good_as_none(tmp_path:
 
 
 def test_a_rule_found_with_layers_on_a_gpu_is_not_used_without(tmp_path: Path) -> None:
-    from edgespec.models.rows import THOROUGH
+    from edgespec.models.llama.row_rule import THOROUGH
 
     store = RowRuleStore(tmp_path)
     held = ["packed gpu_layers=0", "packed gpu_layers=4", "plain gpu_layers=0"]
@@ -72,7 +72,7 @@ def test_a_rule_found_with_layers_on_a_gpu_is_not_used_without(tmp_path: Path) -
 
 
 def test_everything_remembered_of_a_model_is_found_when_it_is_removed(tmp_path: Path) -> None:
-    from edgespec.models.rows import SPARING
+    from edgespec.models.llama.row_rule import SPARING
 
     store = RowRuleStore(tmp_path)
     mine = [

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import MemoryLimitError
-from edgespec.offload.placement import FEWEST_SLOTS, place, planned_slots
+from edgespec.offload.planning.placement import FEWEST_SLOTS, place, planned_slots
 
 MIB = 1 << 20
 

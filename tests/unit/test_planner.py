@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.hardware.curves import Curve
-from edgespec.hardware.planner import (
+from edgespec.costs.curves import Curve
+from edgespec.costs.planner import (
     Drafting,
     Passes,
     advise,
@@ -19,8 +19,8 @@ from edgespec.hardware.planner import (
     predict_prompt,
     together,
 )
-from edgespec.offload.budget import Holding
-from edgespec.speculation.yields import typical
+from edgespec.costs.yields import typical
+from edgespec.offload.planning.budget import Holding
 
 IN_MEMORY = Holding(budget=8 << 30, needed=4 << 30, resident_bytes=3 << 30)
 STREAMED = Holding(

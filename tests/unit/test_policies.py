@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig
-from edgespec.speculation.chances import ByRank
-from edgespec.speculation.counts import TableStore
 from edgespec.speculation.growth import Children, Frontier, Growth, TreeLimits, grow
+from edgespec.speculation.learning.published import ByRank
+from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.policies import NAMES, SUMMARIES, tree_policy
 from edgespec.speculation.ranking import ByAgreement, ByProbability

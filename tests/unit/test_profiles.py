@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.hardware.curves import Curve
-from edgespec.hardware.profiles import DiskProfile, DraftProfile, Keys, PassProfile, ProfileStore
-from edgespec.speculation.yields import typical
+from edgespec.costs.curves import Curve
+from edgespec.costs.yields import typical
+from edgespec.profiles.store import DiskProfile, DraftProfile, Keys, PassProfile, ProfileStore
 
 CURVE = Curve.through([(1, 0.125), (64, 0.5)])
 PASSES = PassProfile(CURVE, (0.01, 0.02), 0.001, True, 2e9, 10**9, 10**8, 1.5)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.generation import GenerationConfig
+from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.pair import Pair
 from edgespec.speculation.ranking import ByAgreement, ByProbability
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import OutputError
-from edgespec.models.gguf import GGUFHeader
-from edgespec.models.registry import MADE, REGISTERED, Pair, Registry
-from edgespec.models.siblings import agreement_of, candidates, entry_of
+from edgespec.models.gguf.header import GGUFHeader
+from edgespec.models.hub.drafter_choice import agreement_of, candidates, entry_of
+from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry
 
 
 @pytest.fixture

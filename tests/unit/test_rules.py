@@ -12,16 +12,16 @@ from edgespec.errors import UsageError
 from edgespec.generation import GenerationConfig
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.drafters.lookup import LookupDrafter
-from edgespec.speculation.drafting import WhileSure
 from edgespec.speculation.draws import SeededDraws
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
 from edgespec.speculation.noise import GumbelNoise, Stream
-from edgespec.speculation.rules import KINDS, parse_rule
 from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.tree_drafting import WhileSure
 from edgespec.speculation.verification.base import Acceptance, Drafted, Verifier
 from edgespec.speculation.verification.longest import TopKGap, Typical
 from edgespec.speculation.verification.rollback import Rollback
+from edgespec.speculation.verification.rules import KINDS, parse_rule
 from tests.unit.chance import ScriptedDraws, law_of
 from tests.unit.tables import PROMPT, PickingDrafter, TableDrafter, Text, fixed, limits, one_pass
 

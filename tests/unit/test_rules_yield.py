@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.generation import GenerationConfig
-from edgespec.speculation.drawn import by_rank, chain, sequences
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
+from edgespec.speculation.sampled_trees import by_rank, chain, sequences
 from edgespec.speculation.verification.base import excess
 from tests.unit.tables import (
     PickingDrafter,

@@ -12,8 +12,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from edgespec.costs.curves import Costs, Curve
 from edgespec.generation import PassRecord
-from edgespec.hardware.curves import Costs, Curve
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import BackendError
-from edgespec.models.states import BLOCK, StateStore
+from edgespec.models.llama.cache.states import BLOCK, StateStore
 
 
 class Cells:

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from edgespec.errors import TemplateError
-from edgespec.models.gguf import read_header
-from edgespec.models.template import ChatTemplate, Segment, render_segments
+from edgespec.models.gguf.header import read_header
+from edgespec.models.text.template import ChatTemplate, Segment, render_segments
 
 HINT = "Try another GGUF file of this model; the template is part of the file."
 CHATML = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.text import TextStream
+from edgespec.models.text.stream import TextStream
 
 # Few letters, so that stop strings occur, overlap and nearly occur; and characters of 2 to 4 bytes.
 _TEXT = st.text(alphabet="aab\né€😀", max_size=40)

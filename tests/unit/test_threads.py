@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.hardware import threads as threads_module
-from edgespec.hardware.cores import default_threads, physical_cores, thread_counts
-from edgespec.hardware.profiles import ProfileStore
-from edgespec.hardware.threads import fastest, known_threads
+from edgespec.machine.cores import default_threads, physical_cores, thread_counts
+from edgespec.measure import threads as threads_module
+from edgespec.measure.threads import fastest, known_threads
+from edgespec.profiles.store import ProfileStore
 
 
 def machine(

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.encoding import Encoder
 from edgespec.errors import ContextLengthError
-from edgespec.models.runtime import Model
-from edgespec.models.stack import on_deep_stack
-from edgespec.models.text_pieces import MOST_CHARS, cut
-from edgespec.models.vocabulary import Vocabulary
+from edgespec.models.llama.guards.stack import on_deep_stack
+from edgespec.models.llama.runtime import Model
+from edgespec.models.llama.text_pieces import MOST_CHARS, cut
+from edgespec.models.llama.vocabulary import Vocabulary
+from edgespec.models.text.encoding import Encoder
 from tests.fuzz.headers import small_model
 
 # One name for each way of llama.cpp's to split texts into words.
@@ -64,7 +64,7 @@ RUNS = ["a", "é", "中", " ", "!", "7", "\n", "/\n", "a ", "ab1", "\t "]
 HOSTILE = """
 import sys
 from pathlib import Path
-from edgespec.models.runtime import Model
+from edgespec.models.llama.runtime import Model
 names, folder, length, natural = sys.argv[1].split(), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 for name in names:
     with Model(folder / f"{name}.gguf", vocabulary_only=True) as model:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.models.batch import Batch
+from edgespec.engine.target import tree_batch
+from edgespec.models.llama.batch import Batch
 from edgespec.speculation.tree import TokenTree
-from edgespec.target import tree_batch
 from tests.unit.strategies import (
     ancestry,
     assert_well_formed,

@@ -206,7 +206,7 @@ def test_a_pipe_that_nobody_writes_to_is_told(
         told.append(text)
         os.close(writer)
 
-    monkeypatch.setattr("edgespec.cli.terminal.Terminal.note", note)
+    monkeypatch.setattr("edgespec.cli.screen.terminal.Terminal.note", note)
     with os.fdopen(reader, encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         assert main(["generate", "-p", "Hi"]) == 0
@@ -228,7 +228,9 @@ def test_a_piped_chat_is_one_question(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("edgespec.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text))
+    monkeypatch.setattr(
+        "edgespec.engine.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text)
+    )
     pipe_in(b"/bye\nwas a command.\n\nWhat is it here?\n")
     assert main(["chat"]) == 0
     pipe_in(b"Buy milk.\n")

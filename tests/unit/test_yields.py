@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.costs.yields import BUDGETS, YieldMeter, Yields, typical
 from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.yields import BUDGETS, YieldMeter, Yields, typical
 from tests.unit.strategies import distinct_trees
 
 

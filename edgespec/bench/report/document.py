@@ -1,0 +1,78 @@
+"""What was measured as one JSON document, with all that is needed to measure it again."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edgespec.bench.report.figures import broken_promises, knee
+from edgespec.bench.rows.runner import Measured
+from edgespec.errors import OutputError
+
+FORMAT = 1
+
+
+def make_document(measured: Measured, about: dict[str, Any]) -> dict[str, Any]:
+    """The document: names are fixed, new ones may be added.
+
+    Args:
+        about: title, date, command, machine, versions, model, limits and settings.
+    """
+    notes = [*about.get("notes", ()), *measured.notes]
+    for row in measured.rows:
+        notes += [f"{row.name}: {note}" for note in row.notes]
+    for row in broken_promises(measured.rows):
+        notes.append(f"{row.name}: its answers differ, although it is exact. That is a bug in EdgeSpec.")
+    return {
+        "format": FORMAT,
+        **{name: value for name, value in about.items() if name != "notes"},
+        "disk": asdict(measured.disk) if measured.disk else None,
+        "rows": [row.to_json() for row in measured.rows],
+        "curves": {
+            place: {
+                "passes": {str(rows): pass_ for rows, pass_ in sorted(curve.items())},
+                "knee": knee({rows: pass_["s"] for rows, pass_ in curve.items()}),
+            }
+            for place, curve in measured.curves.items()
+        },
+        "notes": list(dict.fromkeys(notes)),
+        "interrupted": measured.interrupted,
+    }
+
+
+def check_writable(path: Path) -> None:
+    """Notice before hours of measuring that a file cannot be written.
+
+    Raises:
+        OutputError: it cannot.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder.", "Give the name of a file.")
+    try:
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under a temporary name, and rename it.
+
+    Raises:
+        OutputError: it cannot be written; then what was there still is.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise _refused(path, error) from error
+
+
+def _refused(path: Path, error: OSError) -> OutputError:
+    if isinstance(error, FileNotFoundError):
+        return OutputError(f"{path} cannot be written: there is no folder {path.parent}.", "Make it first.")
+    return OutputError(f"{path} cannot be written: {error.strerror}.", "Give another name.")

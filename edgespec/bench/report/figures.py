@@ -1,0 +1,173 @@
+"""Figures of rows: from what a process measured to what is shown. Pure values and arithmetic."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edgespec.bench.rows.setting import Setting
+
+Curve = Mapping[int, float]  # seconds of a pass by its rows
+
+_KNEE = 1.25
+
+
+@dataclass
+class Row:
+    """One row of the table. What was not measured is None.
+
+    Attributes:
+        samples: tokens per second of each repetition, or of each answer where there was no time for two
+            repetitions.
+        round_s: seconds of a round: drafting, the pass, and choosing among its results. The seconds are
+            means over all rounds, so that the parts add up.
+        pass_s: seconds of the target's pass.
+        wait_s: the part of it spent waiting for the disk.
+        rows: target passes by the rows they had, padding included.
+        disk_share: seconds that the disk alone needs for a pass, over the seconds of a round.
+        compute_share: seconds that the same rows take with all weights in memory, over those of the pass.
+        peak_bytes: most memory: of the control group, page cache included, or else of the process.
+        exact: whether the kernels were held to one row rule.
+        kernels: "packed" for weights rearranged for this CPU, "plain" for the file's own layout.
+        identical: whether the answers are those of the first exact row, as far as both go.
+        promised: whether they have to be: it is exact too, not lossy, and runs the same kernels.
+        cut: the time for a row ended before all repetitions were done.
+        error: why there are no figures.
+    """
+
+    name: str
+    place: str
+    tree: int | str
+    marks: tuple[str, ...] = ()
+    tokens_per_second: float | None = None
+    tokens_per_second_min: float | None = None
+    tokens_per_second_max: float | None = None
+    samples: list[float] = field(default_factory=list)
+    predicted_tokens_per_second: float | None = None
+    tokens_per_pass: float | None = None
+    nodes_per_pass: float | None = None
+    round_s: float | None = None
+    pass_s: float | None = None
+    draft_s: float | None = None
+    wait_s: float | None = None
+    rows: dict[int, int] = field(default_factory=dict)
+    streamed_bytes_per_pass: int | None = None
+    disk_share: float | None = None
+    compute_share: float | None = None
+    peak_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+    budget_bytes: int | None = None
+    load_s: float | None = None
+    prefill_tokens_per_second: float | None = None
+    drafter: str | None = None
+    exact: bool | None = None
+    lossy: bool | None = None
+    kernels: str | None = None
+    identical: bool | None = None
+    promised: bool = False
+    answers: list[list[int]] = field(default_factory=list)
+    cut: bool = False
+    capped: bool = False
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+
+    @classmethod
+    def of(cls, setting: Setting, **figures: Any) -> Row:
+        """The row of a setting."""
+        return cls(setting.name, setting.place, setting.tree, marks=setting.marks, **figures)
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see: names are fixed, new ones may be added."""
+        row = asdict(self)
+        row["tokens"] = sum(map(len, row.pop("answers")))
+        row["rows"] = {str(rows): count for rows, count in sorted(self.rows.items())}
+        return {name: _rounded(value) for name, value in row.items()}
+
+
+@dataclass
+class Disk:
+    """How fast the file that is streamed can be read, measured before the rows and after them.
+
+    Attributes:
+        direct: whether reads went past the page cache.
+    """
+
+    path: str
+    bytes_per_s: list[float] = field(default_factory=list)
+    direct: bool = True
+
+    @property
+    def speed(self) -> float | None:
+        """The mean; None where it was not measured."""
+        return statistics.mean(self.bytes_per_s) if self.bytes_per_s else None
+
+
+def spread(samples: Sequence[float]) -> dict[str, float]:
+    """Median, least and most of some speeds, as fields of a Row; empty for none."""
+    if not samples:
+        return {}
+    return {
+        "tokens_per_second": statistics.median(samples),
+        "tokens_per_second_min": min(samples),
+        "tokens_per_second_max": max(samples),
+    }
+
+
+def at(curve: Curve, rows: float) -> float:
+    """Seconds of a pass of so many rows, between the measured ones; the ends go on in their direction."""
+    known = sorted(curve)
+    if len(known) == 1:
+        return curve[known[0]]
+    right = min(max(bisect_left(known, rows), 1), len(known) - 1)
+    low, high = known[right - 1], known[right]
+    return curve[low] + (curve[high] - curve[low]) * (rows - low) / (high - low)
+
+
+def knee(curve: Curve) -> int:
+    """The most rows, of those measured, whose pass takes at most a quarter longer than one of one row."""
+    first = curve[min(curve)]
+    return max(rows for rows, seconds in curve.items() if seconds <= _KNEE * first)
+
+
+def fill_shares(rows: Sequence[Row], speed: float | None, resident: Curve | None) -> None:
+    """Say of each row how near it came to the disk's limit and to the processor's."""
+    for row in rows:
+        if speed and row.streamed_bytes_per_pass and row.round_s:
+            row.disk_share = row.streamed_bytes_per_pass / speed / row.round_s
+        if resident and row.rows and row.pass_s and row.place in ("memory", "stream"):
+            passes = sum(row.rows.values())
+            alone = sum(at(resident, n) * count for n, count in row.rows.items()) / passes
+            row.compute_share = alone / row.pass_s
+
+
+def fill_identical(rows: Sequence[Row]) -> None:
+    """Say of each row whether its answers are those of the first exact one, or else of the first.
+
+    Of exact ones, one with rearranged weights is preferred: those are the kernels that most rows run.
+    """
+    done = [row for row in rows if row.answers]
+    if not done:
+        return
+    exact = sorted((row for row in done if row.exact and not row.lossy), key=lambda r: r.kernels != "packed")
+    first = exact[0] if exact else done[0]
+    for row in done:
+        row.promised = row in exact and row.kernels == first.kernels
+        row.identical = all(
+            mine[: len(theirs)] == theirs[: len(mine)]
+            for mine, theirs in zip(row.answers, first.answers, strict=False)
+        )
+
+
+def broken_promises(rows: Sequence[Row]) -> list[Row]:
+    """Rows whose answers had to be those of the first exact one, and were not."""
+    return [row for row in rows if row.promised and row.identical is False]
+
+
+def _rounded(value: Any) -> Any:
+    """Six significant digits, as more say nothing about a measurement."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    return [_rounded(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,123 @@
+"""Rows as tables: Markdown that can be read as it stands, CSV, JSON and JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.bench.report.figures import Row
+
+FORMATS = ("md", "csv", "json", "jsonl")
+
+_LISTS = ("samples", "rows", "notes", "marks")  # which a cell of CSV cannot hold
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column for people: what it is called, what that means, and a row's cell; empty if unknown."""
+
+    title: str
+    meaning: str
+    cell: Callable[[Row], str]
+
+
+COLUMNS = (
+    Column("tokens/s", "median (least-most) of the repetitions", lambda row: _speed(row)),
+    Column(
+        "predicted", "tokens/s that were expected", lambda row: _number(row.predicted_tokens_per_second, 2)
+    ),
+    Column("tokens", "tokens a pass yields", lambda row: _number(row.tokens_per_pass, 2)),
+    Column("nodes", "nodes of a tree, the root included", lambda row: _number(row.nodes_per_pass, 1)),
+    Column("pass s", "seconds of a pass of the target", lambda row: _number(row.pass_s, 3)),
+    Column("draft s", "seconds of drafting for it", lambda row: _number(row.draft_s, 3)),
+    Column("read MB", "10^6 bytes read from disk for a pass", lambda row: _mega(row.streamed_bytes_per_pass)),
+    Column("disk", "share of the disk's limit reached", lambda row: _share(row.disk_share)),
+    Column("cpu", "share of the processor's limit reached", lambda row: _share(row.compute_share)),
+    Column("peak MB", "most memory, 10^6 bytes", lambda row: _mega(row.peak_bytes)),
+    Column("identical", "same answers as the first exact row", lambda row: _identical(row)),
+)
+
+
+def shown_columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns in which some row says something."""
+    return [column for column in COLUMNS if any(column.cell(row) for row in rows)]
+
+
+def format_rows(rows: Sequence[Row], document: dict[str, Any], form: str) -> str:
+    """The rows in a form of FORMATS; as "json" the whole document."""
+    match form:
+        case "csv":
+            return _csv(document["rows"])
+        case "json":
+            return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+        case "jsonl":
+            return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in document["rows"])
+        case _:
+            return _markdown(rows)
+
+
+def _markdown(rows: Sequence[Row]) -> str:
+    """A table with columns that are aligned, and a line for each row that failed."""
+    columns = shown_columns(rows)
+    lines = [["row", *(column.title for column in columns)]]
+    lines += [[row.name, *(column.cell(row) for column in columns)] for row in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    text = [_line(lines[0], widths), _line(rule, widths), *(_line(line, widths) for line in lines[1:])]
+    remarks = [f"{row.name} failed: {row.error}" for row in rows if row.error]
+    if any(row.cut for row in rows):
+        remarks.append("* measured for as long as --row-seconds allows.")
+    return "".join(f"{line}\n" for line in [*text, *([""] if remarks else []), *remarks])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = zip(cells, widths, strict=True)
+    padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+    return f"| {' | '.join(padded)} |"
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    buffer = io.StringIO()
+    if rows:
+        names = [name for name in rows[0] if name not in _LISTS]
+        writer = csv.DictWriter(buffer, names, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _speed(row: Row) -> str:
+    if row.error:
+        return "failed"
+    if row.tokens_per_second is None:
+        return ""
+    text = _number(row.tokens_per_second, 2)
+    if row.tokens_per_second_min != row.tokens_per_second_max:
+        text += f" ({_number(row.tokens_per_second_min, 2)}-{_number(row.tokens_per_second_max, 2)})"
+    return text + ("*" if row.cut else "")
+
+
+def _number(value: float | None, digits: int) -> str:
+    if value is None:
+        return ""
+    return f"{value:.{0 if value >= 1000 else 1 if value >= 100 else digits}f}"
+
+
+def _mega(n_bytes: int | None) -> str:
+    return f"{n_bytes / 1e6:.0f}" if n_bytes else ""
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _identical(row: Row) -> str:
+    if row.identical is None:
+        return ""
+    if row.identical:
+        return "yes"
+    return "NO" if row.promised else "lossy" if row.lossy else "not exact"

@@ -1,0 +1,287 @@
+"""One measurement in this process: a setting comes in on standard input, progress and a result go out.
+
+    python -m edgespec.bench.rows.child
+
+Both are JSON, a line each. When standard input ends, nobody waits for the result any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import ContextLengthError, EdgeSpecError
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+    from edgespec.generation import Generation, GenerationConfig
+
+Report = Callable[[str, float], None]
+
+_WARM_UP_TOKENS = 16
+_CURVE_ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
+_CURVE_ROUNDS = 3
+_CURVE_S = 20.0  # most for one row count
+_READ_BYTES = 8 << 30  # of a large file; more would not make the speed any truer
+
+
+def main() -> None:
+    """Measure what is asked for; returns when the result is printed."""
+    task = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        result = _ROLES[task["role"]](task)
+    except EdgeSpecError as error:
+        result = {"error": str(error)}
+    except MemoryError:
+        result = {"error": "There was not enough memory."}
+    _say({"result": result})
+
+
+def _end_with_parent() -> None:
+    # Not through sys.stdin, whose lock this thread would hold when the process ends.
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def _say(record: dict[str, Any]) -> None:
+    print(json.dumps(record), flush=True)
+
+
+def _report(what: str, fraction: float) -> None:
+    _say({"progress": what, "fraction": fraction})
+
+
+def prepare(task: dict[str, Any]) -> dict[str, Any]:
+    """Load once, so that nothing is packed or found out while rows are measured; and profile the pair."""
+    from edgespec.models.gguf.header import read_header
+    from edgespec.models.hub.removal import packs_folder
+    from edgespec.offload.layout import ModelFiles
+    from edgespec.offload.packing.pack import pack_path
+
+    task["load"].pop("tree_budget", None)  # a profile watches trees of all sizes
+    with _load(task, _report) as engine:
+        notes, prompts = engine.notes, _rendered(engine, task["prompts"])
+        if task["profile_s"] and not _is_profiled(engine):
+            from edgespec.measure.full_profile import survey
+
+            survey(engine, task["profile_s"], _report)
+    files = ModelFiles.of(read_header(Path(task["load"]["model"])))
+    packed = pack_path(packs_folder(), files)
+    path = packed if packed.exists() and task["load"].get("pack") != "never" else files.paths[0]
+    return {"notes": notes, "prompts": prompts, "disk": disk({"path": str(path)})}
+
+
+def _is_profiled(engine: Engine) -> bool:
+    """Whether passes and trees of this pair were measured with care."""
+    from edgespec.profiles.store import ProfileStore
+
+    assert engine.keys is not None
+    store = ProfileStore()
+    passes = store.passes(engine.keys.passes)
+    return passes is not None and not passes.quick and store.yields(engine.keys.yields(0.0)) is not None
+
+
+def render(task: dict[str, Any]) -> dict[str, Any]:
+    """The prompts as the model's template puts them, for programs that take them as text."""
+    with _load(task, _report) as engine:
+        return {"prompts": _rendered(engine, task["prompts"])}
+
+
+def disk(task: dict[str, Any]) -> dict[str, Any]:
+    """How fast a file comes from its disk, from its beginning on."""
+    from edgespec.measure.throughput import sequential_speed
+
+    path = Path(task["path"])
+    _report(f"Reading {path.name} as fast as the disk can", 0.0)
+    speed, direct = sequential_speed(path, most_bytes=_READ_BYTES)
+    return {"path": str(path), "bytes_per_s": speed, "direct": direct}
+
+
+def answers(task: dict[str, Any]) -> dict[str, Any]:
+    """A row: the same answers again and again, after one that is not counted."""
+    from edgespec.generation import GenerationConfig
+
+    config = GenerationConfig(**task["config"])
+    start = time.perf_counter()
+    with _load(task, _report) as engine:
+        load_s = time.perf_counter() - start
+        measured = _Measurement(engine, config, task["prompts"], task["row_seconds"])
+        measured.run(task["repetitions"])
+        result = measured.result()
+        result |= {"load_s": load_s, "notes": engine.notes, "drafter": engine.drafter.name}
+        if task["curve"]:
+            result["curve"] = pass_curve(engine)
+    return result
+
+
+def pass_curve(engine: Engine) -> dict[int, dict[str, float]]:
+    """Seconds of a pass, and of waiting in it, by its rows: medians of a few, behind an empty text."""
+    import statistics
+
+    import numpy as np
+
+    from edgespec.models.llama.batch import Batch
+
+    context = engine.target.context
+    engine.target.rewind(0)
+    context.clear()
+    curve: dict[int, dict[str, float]] = {}
+    for rows in (rows for rows in _CURVE_ROWS if rows <= context.n_rows):
+        _report(f"Passes of {rows} rows", rows / _CURVE_ROWS[-1])
+        batch = Batch.run(np.arange(100, 100 + rows, dtype=np.int32), 0, 1, logits="all")
+        seconds: list[float] = []
+        waited: list[float] = []
+        rounds = _CURVE_ROUNDS + (not curve)  # the first of all is not counted
+        while len(seconds) < rounds and (len(seconds) < 2 or sum(seconds) < _CURVE_S):
+            start, before = time.perf_counter(), context.waited_s
+            context.decode(batch)
+            seconds.append(time.perf_counter() - start)
+            waited.append(context.waited_s - before)
+            context.clear()
+        counted = slice(None if curve else 1, None)
+        curve[rows] = {"s": statistics.median(seconds[counted]), "wait_s": statistics.median(waited[counted])}
+    return curve
+
+
+class _Measurement:
+    """Answers to the same prompts, several times, within a time."""
+
+    def __init__(self, engine: Engine, config: GenerationConfig, prompts: list[str], seconds: float) -> None:
+        self._engine = engine
+        self._config = config
+        self._prompts = prompts
+        self._seconds = seconds
+        self._repetitions: list[list[Generation]] = []
+        self._too_long: list[str] = []
+        self._cut = False
+
+    def run(self, repetitions: int) -> None:
+        """Measure; whatever is not done in time is left."""
+        from edgespec.speculation.policies import tree_policy
+
+        self._warm_up()
+        end = time.monotonic() + self._seconds
+        for number in range(repetitions):
+            made: list[Generation] = []
+            self._repetitions.append(made)
+            # What was learned from these very questions before is no merit.
+            self._engine.policy = tree_policy(self._engine.policy.name)
+            for index, prompt in enumerate(self._prompts):
+                done = (number + index / len(self._prompts)) / repetitions
+                _report("Answering", max(done, 1 - (end - time.monotonic()) / self._seconds))
+                self._answer(prompt, made, end)
+                if self._cut:
+                    return
+
+    def _warm_up(self) -> None:
+        _report("Warming up", 0.0)
+        few = self._config.with_(max_tokens=min(_WARM_UP_TOKENS, self._config.max_tokens or _WARM_UP_TOKENS))
+        end = time.monotonic() + self._seconds / 4
+        for prompt in self._prompts:
+            if self._answer(prompt, [], end, few):
+                break
+        else:
+            raise ContextLengthError(
+                f"No prompt fits the context of {self._engine.context} tokens.", "Ask for a larger --context."
+            )
+        self._too_long.clear()
+        self._cut = False
+
+    def _answer(
+        self, prompt: str, made: list[Generation], end: float, config: GenerationConfig | None = None
+    ) -> bool:
+        """One answer, from a cache that does not know its prompt; False if the prompt is too long."""
+        self._engine.target.rewind(0)
+        try:
+            chunks = self._engine.stream(prompt, config or self._config)
+            with contextlib.closing(chunks):  # which ends an answer that is left
+                for chunk in chunks:
+                    if chunk.generation is None and time.monotonic() > end:
+                        self._cut = True
+                        break
+        except ContextLengthError as error:
+            self._too_long.append(error.what)
+            return False
+        assert self._engine.last_generation is not None
+        made.append(self._engine.last_generation)
+        return True
+
+    def result(self) -> dict[str, Any]:
+        """What the row says, as fields of a Row, and the tokens of each answer."""
+        whole = self._repetitions[:-1] if self._cut else self._repetitions
+        counted = whole or self._repetitions
+        made = [answer for repetition in counted for answer in repetition]
+        passes = [record for answer in made for record in answer.passes]
+        if not passes:
+            return {"error": "No pass was done in the time for a row. Ask for more with --row-seconds."}
+        n = len(passes)
+        rule = self._engine.target.rule
+        rows = Counter(rule.padded(record.nodes) if rule else record.nodes for record in passes)
+        first, memory = made[0], made[0].memory
+        groups = counted if len(counted) > 1 else [[answer] for answer in made]
+        notes = [f"Left out: {what}" for what in dict.fromkeys(self._too_long)]
+        return {
+            "samples": [_speed(group) for group in groups if any(answer.passes for answer in group)],
+            "tokens_per_pass": sum(record.accepted + 1 for record in passes) / n,
+            "nodes_per_pass": sum(record.nodes for record in passes) / n,
+            "round_s": sum(record.seconds for record in passes) / n,
+            "pass_s": sum(record.verify_s for record in passes) / n,
+            "draft_s": sum(record.draft_s for record in passes) / n,
+            "wait_s": sum(record.wait_s for record in passes) / n,
+            "rows": dict(rows),
+            "streamed_bytes_per_pass": memory.streamed_bytes_per_pass,
+            "budget_bytes": memory.budget_bytes,
+            "prefill_tokens_per_second": sum(a.prompt_tokens for a in made)
+            / max(sum(a.timings.prefill_s for a in made), 1e-9),
+            "exact": first.exact,
+            "lossy": first.lossy,
+            "kernels": self._engine.target.identity.get("kernels"),
+            "answers": [answer.tokens for answer in self._repetitions[0]],
+            "cut": self._cut,
+            "left_out": notes,
+        }
+
+
+def _speed(group: list[Generation]) -> float:
+    """Tokens that passes yielded, per second of decoding."""
+    tokens = sum(record.accepted + 1 for answer in group for record in answer.passes)
+    return tokens / sum(record.seconds for answer in group for record in answer.passes)
+
+
+def _load(task: dict[str, Any], report: Report) -> Engine:
+    import edgespec
+
+    return edgespec.load(**task["load"], on_progress=report)
+
+
+def _rendered(engine: Engine, prompts: list[str]) -> list[str]:
+    """Without a token for the beginning, which other programs add themselves."""
+    vocabulary = engine.target.model.vocabulary
+    texts = []
+    for prompt in prompts:
+        tokens = engine.encoder.encode(prompt)
+        if vocabulary.adds_bos and tokens[:1] == [vocabulary.bos]:
+            tokens = tokens[1:]
+        texts.append(b"".join(vocabulary.piece(t, control=True) for t in tokens).decode("utf-8", "replace"))
+    return texts
+
+
+_ROLES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "prepare": prepare,
+    "render": render,
+    "disk": disk,
+    "answers": answers,
+}
+
+if __name__ == "__main__":
+    main()

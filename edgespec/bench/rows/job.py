@@ -1,0 +1,289 @@
+"""From what a person asked for to rows that can be measured: files found, programs found, limits known."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from edgespec.bench.rows.capped import cap_kind
+from edgespec.bench.rows.llamacpp import LlamaCpp, Programs, find_programs
+from edgespec.bench.rows.machine import describe_machine, versions
+from edgespec.bench.rows.runner import Plan
+from edgespec.bench.rows.setting import Setting, Wishes, rows_for
+from edgespec.bench.rows.synthetic import widened_target
+from edgespec.bench.rows.workload import balanced, own_questions, read_questions
+from edgespec.errors import UsageError
+from edgespec.generation import GenerationConfig
+from edgespec.loading.load import DEFAULT_CONTEXT
+from edgespec.machine.cores import default_threads
+from edgespec.machine.probe import available_memory
+from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint, readable
+from edgespec.models.gguf.header import GGUFHeader, read_header
+from edgespec.models.hub import catalog
+from edgespec.models.hub.drafter_choice import drafter_to_take
+from edgespec.offload.layout import ModelFiles, round_up
+from edgespec.offload.planning.budget import bytes_needed
+
+Progress = Callable[[str, float], None]
+
+_TEMPLATE_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asked for.
+
+    Attributes:
+        load: arguments of `edgespec.load` that every row shares.
+        trees: budgets; "auto" is a tree sized by cost.
+        memory, cap: bytes, or None.
+        workload: a file of questions; None for our own.
+        prompts: how many questions are asked.
+        synthesize: bytes of a widened target to make; None measures the model itself.
+        compare: what --compare was given, or None.
+    """
+
+    model: str | None
+    load: dict[str, Any]
+    config: GenerationConfig
+    trees: Sequence[int | str]
+    memory: int | None = None
+    cap: int | None = None
+    offload: str = "auto"
+    workload: Path | None = None
+    prompts: int = 3
+    repetitions: int = 3
+    row_seconds: float = 60.0
+    profile_s: float = 50.0
+    synthesize: int | None = None
+    keep: bool = False
+    compare: str | None = None
+    command: str = "edgespec bench"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is ready to be measured.
+
+    Attributes:
+        about: the document's part that is known beforehand.
+    """
+
+    settings: list[Setting]
+    plan: Plan
+    others: LlamaCpp | None
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
+    """Find or make all that is needed; what was made is gone afterwards.
+
+    Raises:
+        EdgeSpecError: something is missing, or cannot be.
+    """
+    questions = read_questions(request.workload) if request.workload else own_questions()
+    texts = [question.text for question in balanced(questions, request.prompts)]
+    if request.compare:
+        # Before anything takes time; with "auto" it is known later whether there is a drafter.
+        draft = request.load.get("draft", "auto" if request.synthesize is None else "the model itself")
+        find_programs(request.compare, speculative=draft not in ("auto", "none", "lookup"))
+    source = catalog.find(request.model, on_progress)
+    with contextlib.ExitStack() as stack:
+        target = source
+        load = dict(request.load)
+        load.setdefault("context", context_for(texts, request.config.max_tokens or 0))
+        if request.synthesize is not None:
+            load.setdefault("draft", str(source))
+            target = stack.enter_context(
+                widened_target(source, request.synthesize, keep=request.keep, on_progress=on_progress)
+            )
+        header = read_header(target)
+        marks: tuple[str, ...] = ("widened",) if "edgespec.widened_from" in header.metadata else ()
+        files = ModelFiles.of(header)
+        wishes = Wishes(target, load, request.trees, request.memory, request.cap, request.offload, marks)
+        room = available_memory()
+        limit = min(wishes.limit or room, room)
+        drafter = _drafter(header, files, load, limit, request.trees, on_progress)
+        if drafter is not None:
+            load["draft"] = str(drafter)  # the same one for every row
+        programs = None
+        if request.compare:
+            programs = find_programs(request.compare, speculative=drafter is not None)
+        needed = _bytes_needed(header, files, drafter, load["context"], request.trees)
+        settings = rows_for(wishes, fits=needed <= limit, fits_machine=needed <= room)
+        plan = Plan(
+            request.config,
+            texts,
+            request.repetitions,
+            request.row_seconds,
+            request.cap,
+            request.profile_s,
+            files.paths,
+        )
+        others = _llama_cpp(request, load, programs, drafter, files, marks) if programs else None
+        about = _about(request, header, files, wishes, len(texts))
+        about["draft"] = drafter.name if drafter else load.get("draft", "the text itself")
+        yield Job(settings, plan, others, about)
+
+
+def context_for(prompts: Sequence[str], max_tokens: int) -> int:
+    """Tokens that hold any of the prompts, a chat template around it, and the answer; the usual at most.
+
+    A token is at least a byte. A larger context would take memory that weights could have.
+    """
+    longest = max(len(prompt.encode()) for prompt in prompts)
+    return min(round_up(longest + _TEMPLATE_TOKENS + max_tokens, 256), DEFAULT_CONTEXT)
+
+
+def _drafter(
+    header: GGUFHeader,
+    files: ModelFiles,
+    load: dict[str, Any],
+    limit: int,
+    trees: Sequence[int | str],
+    on_progress: Progress,
+) -> Path | None:
+    """The drafter's file, where a model drafts; with "auto" what loading within the limit would take."""
+    draft = load.get("draft", "auto")
+    if draft in ("none", "lookup"):
+        return None
+    if draft != "auto":
+        return catalog.find(draft, on_progress)
+    n_cells, n_outputs = _sizes(load["context"], trees)
+    found = drafter_to_take(header, files.tensor_bytes, budget=limit, n_cells=n_cells, n_outputs=n_outputs)
+    return found.path if found is not None else None
+
+
+def _bytes_needed(
+    header: GGUFHeader,
+    files: ModelFiles,
+    drafter: Path | None,
+    context: int,
+    trees: Sequence[int | str],
+) -> int:
+    """Memory for everything with all weights in it, as loading will count it."""
+    n_cells, n_outputs = _sizes(context, trees)
+    headers = [header, *([read_header(drafter)] if drafter else [])]
+    prints = [footprint(h, n_cells=n_cells, n_outputs=n_outputs) for h in headers]
+    return bytes_needed([replace(prints[0], weights=files.tensor_bytes), *prints[1:]])
+
+
+def _sizes(context: int, trees: Sequence[int | str]) -> tuple[int, int]:
+    """Cells and outputs of contexts that hold the largest trees."""
+    budgets = [tree for tree in trees if isinstance(tree, int)]
+    return context + SPARE_CELLS + max(budgets, default=0), max([USUAL_NODES, *budgets])
+
+
+def _llama_cpp(
+    request: Request,
+    load: dict[str, Any],
+    programs: Programs,
+    drafter: Path | None,
+    files: ModelFiles,
+    marks: tuple[str, ...],
+) -> LlamaCpp:
+    config = request.config
+    return LlamaCpp(
+        programs,
+        files.paths[0],
+        drafter,
+        n_bytes=files.tensor_bytes,
+        cap=request.cap if cap_kind() != "none" else None,
+        context=load["context"],
+        threads=load.get("threads") or default_threads(),
+        temperature=config.temperature,
+        seed=config.seed or 0,
+        max_tokens=config.max_tokens or 0,
+        repetitions=request.repetitions,
+        row_seconds=request.row_seconds,
+        marks=marks,
+    )
+
+
+def _about(
+    request: Request, header: GGUFHeader, files: ModelFiles, wishes: Wishes, asked: int
+) -> dict[str, Any]:
+    """What the document says besides the figures."""
+    widened_from = header.metadata.get("edgespec.widened_from")
+    name = files.paths[0].stem
+    if widened_from is not None:
+        name = f"{Path(str(widened_from)).stem}, widened to {readable(files.tensor_bytes)}"
+    kind = cap_kind() if request.cap is not None else "none"
+    notes = []
+    if request.cap is not None and kind == "none":
+        notes.append(
+            "No memory control group can be made here (it takes root, or systemd for the user): nothing is "
+            "capped, and the system's page cache helps what is mapped."
+        )
+    if wishes.limit is not None and request.cap is None:
+        notes.append(
+            "--memory holds EdgeSpec to its budget, but not the system's page cache; --memory-cap does both."
+        )
+    if widened_from is not None:
+        notes.append(
+            "The target is widened: its tokens are those of the small model it was made from, its bytes and "
+            "arithmetic those of a larger one. Its drafter agrees with it as with the small one."
+        )
+    config = request.config
+    times = {1: "once", 2: "twice"}.get(request.repetitions, f"{request.repetitions} times")
+    how = "greedy" if config.greedy else f"temperature {config.temperature:g}, seed {config.seed}"
+    return {
+        "title": f"edgespec bench: {name}",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": request.command,
+        "asked": f"{asked} prompt{'' if asked == 1 else 's'}, {times}, at most {config.max_tokens} tokens "
+        f"each, {how}",
+        "machine": describe_machine(files.paths[0]),
+        "versions": versions(),
+        "model": {
+            "name": name,
+            "path": str(files.paths[0]),
+            "bytes": files.tensor_bytes,
+            "widened_from": widened_from,
+        },
+        "limits": {"memory_bytes": wishes.limit, "cap_bytes": request.cap, "cap": kind},
+        "settings": {
+            "prompts": asked,
+            "workload": str(request.workload) if request.workload else None,
+            "repetitions": request.repetitions,
+            "row_seconds": request.row_seconds,
+            "max_tokens": config.max_tokens,
+            "temperature": config.temperature,
+            "seed": config.seed,
+            "verify": config.verify,
+            "trees": list(request.trees),
+            "load": wishes.load,
+        },
+        "notes": notes,
+    }
+
+
+def check(request: Request) -> None:
+    """What is wrong with the numbers alone.
+
+    Raises:
+        UsageError: something is.
+    """
+    for name, value in (("--prompts", request.prompts), ("--repetitions", request.repetitions)):
+        if not 1 <= value <= 10_000:
+            raise UsageError(f"{name} is {value}.", "It must be from 1 to 10000.")
+    if not 0 <= request.profile_s < 3600:
+        raise UsageError(f"--profile-seconds is {request.profile_s:g}.", "It must be from 0 to 3600.")
+    if not 0 < request.row_seconds < 1e6:
+        raise UsageError(f"--row-seconds is {request.row_seconds:g}.", "It must be above 0.")
+    if request.offload not in ("auto", "stream", "mmap", "none"):
+        raise UsageError(f"--offload is '{request.offload}'.", "It must be auto, stream, mmap or none.")
+    if request.keep and request.synthesize is None:
+        raise UsageError(
+            "--keep is about what --synthesize makes.", "Leave it out, or add --synthesize SIZE."
+        )
+    if request.memory is not None and request.cap is not None and request.memory > request.cap:
+        raise UsageError(
+            f"--memory is {readable(request.memory)}, and --memory-cap {readable(request.cap)}.",
+            "The cap must be the larger one: it holds the page cache too.",
+        )

@@ -1,0 +1,143 @@
+"""What an answer was made with: the model, the prompt and the settings, as each result records them.
+
+A batch that is run again skips what has an answer. With other settings, or another model, that answer is not
+the one that was asked for, so each result carries a fingerprint of all three, and the settings in words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edgespec.errors import EdgeSpecError
+from edgespec.generation import GenerationConfig, Grammar
+
+_DEFAULTS = asdict(GenerationConfig())
+# The same fields, of a result that nothing was made for.
+NO_ORIGIN: dict[str, Any] = {"model": None, "settings": None, "fingerprint": None}
+
+
+@dataclass(frozen=True)
+class ModelMark:
+    """A model as results name it.
+
+    Attributes:
+        name: of its file; empty if it is not known yet, as before it is downloaded.
+        mark: a hash over its header and samples of its weights; empty likewise.
+    """
+
+    name: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an answer is made with.
+
+    Attributes:
+        prompt: a hash of the prompt, the system prompt included.
+        settings: those that are not the defaults, by name.
+    """
+
+    model: ModelMark
+    prompt: str
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, model: ModelMark, prompt: object, config: GenerationConfig, *, raw: bool) -> Origin:
+        """The origin of an answer to `prompt`, a text or messages."""
+        settings = {name: value for name, value in asdict(config).items() if value != _DEFAULTS[name]}
+        if isinstance(config.grammar, Grammar):
+            settings["grammar"] = f"{config.grammar.kind} {_hash(config.grammar.text)}"
+        if config.stop:
+            settings["stop"] = list(config.stop)
+        if raw:
+            settings["raw"] = True
+        return cls(model, _hash(prompt), settings)
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """16 hex digits for each of the three; empty for a model that is not known."""
+        return {"model": self.model.mark, "prompt": self.prompt, "settings": _hash(self.settings)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that a result has of this."""
+        return {
+            "model": self.model.name or None,
+            "settings": dict(self.settings),
+            "fingerprint": self.fingerprint,
+        }
+
+    def differences(self, record: Mapping[str, Any]) -> list[str]:
+        """In which ways a result was made differently, in words; it must have a fingerprint."""
+        was, now = record["fingerprint"], self.fingerprint
+        found = []
+        if was["model"] != now["model"] and was["model"] and now["model"]:
+            name = record.get("model")
+            other = (
+                f"was {name} and is {self.model.name}" if name != self.model.name else f"is another {name}"
+            )
+            found.append(f"the model {other}")
+        if was["prompt"] != now["prompt"]:
+            found.append("the prompt or the system prompt is another")
+        if was["settings"] != now["settings"]:
+            found += _changes(record.get("settings"), self.settings)
+        return found
+
+
+def compact(fingerprint: object) -> str | None:
+    """A result's fingerprint in one text, as it is kept for every line of a batch; None if it is none."""
+    if not isinstance(fingerprint, dict):
+        return None
+    parts = [fingerprint.get(name) for name in ("model", "prompt", "settings")]
+    return " ".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
+
+
+def same(was: str, now: str) -> bool:
+    """Whether two compact fingerprints agree; a model that is not known agrees with every other."""
+    (model_was, *rest_was), (model_now, *rest_now) = was.split(" "), now.split(" ")
+    return rest_was == rest_now and (model_was == model_now or not model_was or not model_now)
+
+
+def model_mark(model: str | None) -> ModelMark:
+    """The mark of the model that people name so; an empty one if it is not here, or cannot be read.
+
+    Nothing is downloaded: what is wrong with the model is told when it is loaded.
+    """
+    from edgespec.models.gguf.header import read_header
+    from edgespec.models.hub import catalog
+
+    try:
+        header = read_header(catalog.find(model, fetch=False))
+    except (EdgeSpecError, OSError):
+        return ModelMark()
+    # Without the file's name: a model that was moved is the same one.
+    return ModelMark(header.path.name, _hash(header.fingerprint))
+
+
+def _changes(was: object, now: Mapping[str, Any]) -> list[str]:
+    then: Mapping[str, Any] = was if isinstance(was, dict) else {}
+    found = []
+    for name in _DEFAULTS | {"raw": False}:
+        before, after = then.get(name, _default(name)), now.get(name, _default(name))
+        if before != after:
+            found.append(f"{name} was {_words(before)} and is {_words(after)}")
+    return found or ["the settings are others"]
+
+
+def _default(name: str) -> Any:
+    value = _DEFAULTS.get(name, False)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _words(value: Any) -> str:
+    text = "none" if value in (None, []) else json.dumps(value, ensure_ascii=False).strip('"')
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _hash(value: object) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,166 @@
+"""The file that batch results are appended to: what is there already, and order at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edgespec.cli.batch.origin import compact
+from edgespec.cli.screen.terminal import ResultStream
+from edgespec.errors import OutputError
+
+Key = tuple[str | int, int]  # the id of a line, and which of its answers; below 0 as in `refused_key`
+
+_START = b'{"id": '  # how every result begins
+
+
+def refused_key(identifier: str | int, line: int) -> Key:
+    """The key of a line that was refused because an earlier line, which has the usual key, has its id."""
+    return identifier, -line
+
+
+class ResultFile:
+    """An output file that results are appended to, and which of them are in it.
+
+    A last line that an earlier run left half-written is cut off. A failed line is tried again by the next
+    run; if it then has an answer, or fails differently, `tidy` removes the old result.
+
+    Attributes:
+        results: where to write.
+        done: results that need no second answer, and the compact fingerprint of each; None for those of
+            versions that recorded none.
+        failed: results that are errors, and what they say.
+
+    Raises:
+        OutputError: the file cannot be written, or holds something else than results.
+    """
+
+    def __init__(self, name: str, input_name: str | None = None) -> None:
+        self.done: dict[Key, str | None] = {}
+        self.failed: dict[Key, str] = {}
+        self._path = path = Path(name)
+        self._untidy = False
+        if input_name not in (None, "-") and path.exists() and path.samefile(str(input_name)):
+            raise OutputError(f"{name} is the input file.", "Give another name to --output.")
+        try:
+            self._file = path.open("a", encoding="utf-8", newline="\n")
+        except OSError as error:
+            if not path.parent.exists():
+                raise OutputError(
+                    f"{name} cannot be written: there is no folder {path.parent}.", "Make the folder first."
+                ) from error
+            raise OutputError(
+                f"{name} cannot be written: {error.strerror}.", "Give another name to --output."
+            ) from error
+        self.results = ResultStream(self._file, name)
+        self._regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
+        try:
+            if self._regular:
+                self._read_earlier_results()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> ResultFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def record(self, record: dict[str, Any], key: Key) -> None:
+        """Append a result, unless it says what is there already, or is an error where an answer is."""
+        if key in self.done:
+            if record["finish_reason"] == "error":
+                return
+            self._untidy = True
+        if key in self.failed:
+            if self.failed[key] == record["error"]:
+                return
+            self._untidy = True
+        self.results.record(record)
+
+    def tidy(self, order: Iterable[Key]) -> None:
+        """Leave one result each, the latest, in this order; results of other lines come first.
+
+        The file is replaced as a whole, and only if something is out of place.
+
+        Raises:
+            OutputError: it cannot be written; then it is as it was.
+        """
+        known = dict.fromkeys(order)
+        # The second of two lines with one id; there is no such line any more.
+        outdated = {key for key in self.failed if key[1] < 0 and key not in known}
+        if not (self._untidy or outdated) or not self._regular:
+            return
+        self._file.close()
+        places = {key: at for key, at, _ in self._earlier_results()}
+        others = [key for key in places if key not in known and key not in outdated]
+        try:
+            with (
+                self._path.open("rb") as old,
+                tempfile.NamedTemporaryFile(dir=self._path.parent, delete=False) as new,
+            ):
+                try:
+                    for key in [*others, *known]:
+                        if key in places:
+                            old.seek(places[key])
+                            new.write(old.readline())
+                    new.close()
+                    Path(new.name).chmod(stat.S_IMODE(self._path.stat().st_mode))
+                    Path(new.name).replace(self._path)
+                except BaseException:
+                    new.close()
+                    Path(new.name).unlink()
+                    raise
+        except OSError as error:
+            raise OutputError(f"{self._path} cannot be written: {error.strerror}.", "") from error
+        self._untidy = False
+
+    def find(self, wanted: Key) -> dict[str, Any]:
+        """The latest result with a key of `done`, whole."""
+        return [record for key, _, record in self._earlier_results() if key == wanted][-1]
+
+    def _read_earlier_results(self) -> None:
+        for key, _, record in self._earlier_results():
+            if key in self.done or key in self.failed:
+                self._untidy = True
+            self.failed.pop(key, None)
+            self.done.pop(key, None)
+            if record["finish_reason"] == "error":
+                self.failed[key] = str(record.get("error"))
+            elif record["finish_reason"] == "cancelled":
+                self._untidy = True
+            else:
+                self.done[key] = compact(record.get("fingerprint"))
+
+    def _earlier_results(self) -> Iterator[tuple[Key, int, dict[str, Any]]]:
+        """Key, place in the file, and content of each result that has an id; cuts off half a line."""
+        at = 0
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n") and line[: len(_START)] == _START[: len(line)]:
+                    os.truncate(self._path, at)
+                    return
+                try:
+                    record = json.loads(line)
+                    identifier, _ = record["id"], record["finish_reason"]
+                    key = (identifier, int(record.get("index", 0)))
+                    if "duplicate_of" in record:
+                        key = refused_key(identifier, int(record["line"]))
+                    hash(key)
+                except (ValueError, OverflowError, RecursionError, TypeError, LookupError) as error:
+                    raise OutputError(
+                        f"{self._path} holds something else than results, on line {number}.",
+                        "Give another name to --output, or move that file away.",
+                    ) from error
+                if identifier is not None:
+                    yield key, at, record
+                at += len(line)

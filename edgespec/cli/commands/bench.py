@@ -1,0 +1,278 @@
+"""`edgespec bench`: what this machine does with a model."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.cli.declare import option, with_options
+from edgespec.cli.interrupt import cancelling
+from edgespec.cli.options import LoadOptions, SamplingOptions, parse_size, parse_tree_budget
+from edgespec.cli.screen.terminal import Terminal, results
+from edgespec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgespec.bench.report.figures import Row
+    from edgespec.bench.rows.job import Request
+    from edgespec.bench.rows.runner import Measured
+
+_ROWS = "Rows"
+_WORK = "What is asked"
+_OUTPUT = "Output"
+_TREES = ("16", "32", "auto")
+_SEED = 1  # without one, sampled answers could not be compared
+_LEFT_OUT = ("context", "prompt_cache", "tree_budget", "max_tokens", "stop", "json_schema", "grammar")
+
+
+@partial(with_options, leave_out=_LEFT_OUT)
+def bench(
+    tree_budgets: Annotated[
+        list[str] | None,
+        option(
+            _ROWS,
+            "--tree-budget",
+            metavar="N|auto",
+            help_text="A row with trees of so many nodes; may be repeated. Default: 16, 32 and auto.",
+        ),
+    ] = None,
+    memory_cap: Annotated[
+        str | None,
+        option(
+            _ROWS,
+            "--memory-cap",
+            metavar="SIZE",
+            help_text="Hold every row to this, page cache included, where the system allows it.",
+        ),
+    ] = None,
+    synthesize: Annotated[
+        str | None,
+        option(_ROWS, "--synthesize", metavar="SIZE", help_text="Measure a model widened to this size."),
+    ] = None,
+    keep: Annotated[bool, option(_ROWS, "--keep", help_text="Keep what --synthesize makes.")] = False,
+    compare: Annotated[
+        str | None,
+        option(
+            _ROWS,
+            "--compare",
+            metavar="llama.cpp[=PATH]",
+            help_text="Add rows of your own llama.cpp programs, by their folder. Default: those on the PATH.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, option(_WORK, "--max-tokens", metavar="N", help_text="Most tokens of an answer.")
+    ] = 64,
+    context: Annotated[
+        int | None,
+        option(_WORK, "--context", metavar="N", help_text="Most tokens of both. Default: what they need."),
+    ] = None,
+    workload: Annotated[
+        Path | None,
+        option(_WORK, "--workload", metavar="FILE", help_text="Questions as JSON lines, as in Spec-Bench."),
+    ] = None,
+    prompts: Annotated[
+        int,
+        option(
+            _WORK, "--prompts", metavar="N", help_text="Questions to ask, balanced over their categories."
+        ),
+    ] = 3,
+    repetitions: Annotated[
+        int, option(_WORK, "--repetitions", metavar="N", help_text="How often, besides a warm-up.")
+    ] = 3,
+    row_seconds: Annotated[
+        float, option(_WORK, "--row-seconds", metavar="S", help_text="Most seconds measured for a row.")
+    ] = 60.0,
+    profile: Annotated[
+        float,
+        option(
+            _WORK,
+            "--profile-seconds",
+            metavar="S",
+            help_text="Profile the pair for so long first, unless that was done, and predict; 0 does not.",
+        ),
+    ] = 50.0,
+    form: Annotated[
+        str,
+        option(
+            _OUTPUT,
+            "-o --output",
+            variable=False,
+            metavar="md|csv|json|jsonl",
+            help_text="How rows are printed.",
+        ),
+    ] = "md",
+    json_name: Annotated[
+        str | None,
+        option(
+            _OUTPUT,
+            "--json",
+            variable=False,
+            metavar="FILE",
+            help_text="Write all as a JSON document; - is stdout.",
+        ),
+    ] = None,
+    html_name: Annotated[
+        Path | None,
+        option(_OUTPUT, "--html", variable=False, metavar="FILE", help_text="Write a page with plots."),
+    ] = None,
+    quiet: Annotated[bool, option(_OUTPUT, "--quiet", help_text="Only results and errors.")] = False,
+    verbose: Annotated[bool, option(_OUTPUT, "--verbose", help_text="More on what happens.")] = False,
+    *,
+    loading: LoadOptions,
+    sampling: SamplingOptions,
+) -> None:
+    """Measure what this machine does with a model: tokens per second, plain and with trees."""
+    load = loading.arguments() | ({"context": context} if context is not None else {})
+    model, memory, offload = load.pop("model", None), load.pop("memory", None), load.pop("offload", "auto")
+    trees = list(dict.fromkeys(_tree(text) for text in tree_budgets or _TREES))
+    if form == "md" and json_name == "-":
+        form, json_name = "json", None
+    _check_outputs(form, json_name)
+    config = sampling.config_for(loading).with_(max_tokens=max_tokens)
+    if not config.greedy and config.seed is None:
+        config = config.with_(seed=_SEED)
+    cap = parse_size(memory_cap) if memory_cap else None
+    wanted = parse_size(synthesize) if synthesize else None
+    from edgespec.bench.report.document import check_writable
+    from edgespec.bench.rows.job import Request, check
+
+    request = Request(
+        model=model,
+        load=load,
+        config=config,
+        trees=trees,
+        memory=memory,
+        cap=cap,
+        offload=offload,
+        workload=workload,
+        prompts=prompts,
+        repetitions=repetitions,
+        row_seconds=row_seconds,
+        profile_s=profile,
+        synthesize=wanted,
+        keep=keep,
+        compare=compare,
+        command=shlex.join(["edgespec", *sys.argv[1:]]),
+    )
+    check(request)
+    for path in (Path(json_name) if json_name else None, html_name):
+        if path is not None:
+            check_writable(path)
+    if html_name is not None:
+        from edgespec.bench.report.plots import check_matplotlib
+
+        check_matplotlib()
+    terminal = Terminal(quiet=quiet, verbose=verbose)
+    code = _Bench(terminal, form, Path(json_name) if json_name else None, html_name).run(request)
+    if code:
+        raise typer.Exit(code)
+
+
+class _Bench:
+    """Measures, tells what goes on, and hands out what was measured."""
+
+    def __init__(self, terminal: Terminal, form: str, json_path: Path | None, html_path: Path | None) -> None:
+        self._terminal = terminal
+        self._form = form
+        self._json_path = json_path
+        self._html_path = html_path
+
+    def run(self, request: Request) -> int:
+        """Measure, and write everything; returns the exit code."""
+        from contextlib import ExitStack
+
+        from edgespec.bench.report.expected import expected
+        from edgespec.bench.rows.job import prepared
+        from edgespec.bench.rows.runner import Runner
+
+        with ExitStack() as stack:
+            with self._terminal.working() as progress:
+                job = stack.enter_context(prepared(request, progress))
+            for note in job.about["notes"]:
+                self._terminal.note(note)
+            with self._terminal.status() as status:
+                runner = Runner(
+                    job.plan,
+                    on_progress=status.progress,
+                    on_row=self._tell,
+                    predict=partial(expected, temperature=request.config.temperature),
+                )
+                with cancelling(runner, signal.SIGTERM) as interruption:
+                    measured = runner.run(job.settings, job.others)
+            if interruption:
+                self._terminal.note(_how_far(len(measured.rows)))
+            if measured.rows:
+                self._hand_out(measured, job.about)
+        if interruption:
+            return interruption.exit_code
+        return 0 if any(row.error is None for row in measured.rows) else 1
+
+    def _tell(self, row: Row, left: int) -> None:
+        rest = f"{left} row{'' if left == 1 else 's'} left" if left else "the last row"
+        if row.error:
+            self._terminal.warn(f"{row.name} failed: {row.error}")
+        else:
+            self._terminal.note(f"{row.name}: {row.tokens_per_second:.2f} tokens/s ({rest})")
+
+    def _hand_out(self, measured: Measured, about: dict[str, Any]) -> None:
+        from edgespec.bench.report.document import make_document, write_whole
+        from edgespec.bench.report.figures import broken_promises
+        from edgespec.bench.report.tables import format_rows
+
+        document = make_document(measured, about)
+        for note in document["notes"]:
+            self._terminal.detail(note)
+        results().text(format_rows(measured.rows, document, self._form))
+        if self._form == "md":
+            self._terminal.note(_conditions(document))
+        for row in broken_promises(measured.rows):
+            self._terminal.warn(f"{row.name} is exact, and its answers differ. That is a bug in EdgeSpec.")
+        if self._json_path is not None:
+            import json
+
+            write_whole(self._json_path, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
+        if self._html_path is not None:
+            from edgespec.bench.report.page import make_page
+
+            write_whole(self._html_path, make_page(measured.rows, document))
+            self._terminal.note(f"{self._html_path} has the plots.")
+
+
+def _how_far(rows: int) -> str:
+    if not rows:
+        return "Stopped before the first row was measured."
+    return f"Stopped early: {rows} row{' was' if rows == 1 else 's were'} measured."
+
+
+def _conditions(document: dict[str, Any]) -> str:
+    """What the figures were measured under, in a line."""
+    disk, limits = document["disk"], document["limits"]
+    parts = [document["model"]["name"], f"drafter {document['draft']}", document["asked"]]
+    if limits["cap_bytes"] and limits["cap"] != "none":
+        parts.append(f"capped at {limits['cap_bytes'] / 1e6:.0f} MB ({limits['cap']})")
+    elif limits["memory_bytes"]:
+        parts.append(f"memory budget {limits['memory_bytes'] / 1e6:.0f} MB")
+    if disk:
+        parts.append(f"disk {' and '.join(f'{speed / 1e9:.2f}' for speed in disk['bytes_per_s'])} GB/s")
+    parts += [f"{name} {value}" for name, value in document["versions"].items() if name != "python"]
+    return ". ".join(parts) + "."
+
+
+def _tree(text: str) -> int | str:
+    budget = parse_tree_budget(text)
+    return "auto" if budget is None else budget
+
+
+def _check_outputs(form: str, json_name: str | None) -> None:
+    if form not in ("md", "csv", "json", "jsonl"):
+        raise UsageError(f"There is no output format '{form}'.", "The formats are md, csv, json and jsonl.")
+    if json_name == "-":
+        raise UsageError(
+            f"Standard output cannot be both {form} and a JSON document.",
+            "Give --json a file, or leave out -o.",
+        )

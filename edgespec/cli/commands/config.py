@@ -1,0 +1,165 @@
+"""`edgespec config`: every setting, its value, and where that came from; and what the file says."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgespec.cli import config_file as settings
+from edgespec.cli.declare import option
+from edgespec.errors import EdgeSpecError, OutputError, UsageError
+
+# What an answer or a place is for one time only.
+_NOT_SETTINGS = {"prompt", "word", "words", "input_name", "output_name", "overwrite", "answers", "session"}
+# What `bench` calls the same as others, and means in another way.
+_NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets"}
+_SECRET = ("api-key",)
+WITHOUT_SETTINGS = ("config", "doctor")  # commands that a damaged file must not stop
+
+
+def config(
+    context: typer.Context,
+    path: Annotated[bool, option(None, "--path", "Print only where the file is.", variable=False)] = False,
+    init: Annotated[
+        bool, option(None, "--init", "Make the file, with examples in it.", variable=False)
+    ] = False,
+    as_json: Annotated[bool, option(None, "--json", "Print the settings as a JSON object.")] = False,
+) -> None:
+    """Show every setting and where its value comes from."""
+    file = settings.config_path()
+    if path:
+        typer.echo(file)
+        return
+    if init:
+        _make(file)
+        typer.echo(f"{file} is there now; every line in it is a comment.", err=True)
+        return
+    assert context.parent is not None
+    commands: Any = context.parent.command
+    values = defaults_from(file, commands.commands)
+    found = {name: _sources(commands.commands[name], values[name], file) for name in values}
+    if as_json:
+        typer.echo(json.dumps({"file": str(file), "settings": found}, ensure_ascii=False))
+        return
+    typer.echo(f"File: {file}" + ("" if file.exists() else " (not there; --init makes it)"))
+    _print(found)
+
+
+def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
+    """What the file says, by command and parameter, as the `default_map` of the command line.
+
+    Raises:
+        UsageError: a name is none of an option, or a value is of the wrong kind.
+    """
+    everywhere = settings.read_config(file)
+    result: dict[str, dict[str, Any]] = {}
+    for name, command in commands.items():
+        if name in WITHOUT_SETTINGS:
+            continue
+        options = _options(command)
+        own = everywhere.get(name, {})
+        own = own if isinstance(own, dict) else {}
+        given = {key: value for key, value in everywhere.items() if _dashed(key) in options} | own
+        result[name] = {}
+        for key, value in given.items():
+            parameter = options.get(_dashed(key))
+            if parameter is None:
+                raise _unknown(f"{name}.{key}", key, list(options), file)
+            result[name][parameter.name] = _checked(command, parameter, key, value, file)
+    known = {key for name in result for key in _options(commands[name])}
+    for key in everywhere:
+        if key not in result and _dashed(key) not in known:
+            raise _unknown(key, key, [*known, *result], file)
+    return result
+
+
+def settings_problem(context: typer.Context) -> EdgeSpecError | None:
+    """What is wrong with the configuration file; None if nothing is."""
+    assert context.parent is not None
+    commands: Any = context.parent.command
+    try:
+        defaults_from(settings.config_path(), commands.commands)
+    except EdgeSpecError as error:
+        return error
+    return None
+
+
+def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> Any:
+    try:
+        if isinstance(value, dict):
+            raise ValueError("it is a table")
+        return parameter.process_value(typer.Context(command), value)
+    except (typer.TyperException, ValueError, TypeError) as error:
+        reason = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        raise UsageError(f"{key} is {value!r} in {file}.", reason) from error
+
+
+def _unknown(shown: str, key: str, known: list[str], file: Path) -> UsageError:
+    close = difflib.get_close_matches(_dashed(key), known, n=1)
+    hint = f"Did you mean {close[0]}?" if close else "'edgespec config' lists the names."
+    return UsageError(f"There is no setting '{shown}', and {file} has one.", hint)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _options(command: Any) -> dict[str, Any]:
+    """The parameters of a command that a file may set, by the name people type."""
+    return {
+        parameter.opts[-1].removeprefix("--"): parameter
+        for parameter in command.params
+        if parameter.name not in _NOT_SETTINGS | {"help"} and not parameter.is_eager
+    }
+
+
+def _sources(command: Any, from_file: dict[str, Any], file: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for name, parameter in _options(command).items():
+        variable = parameter.envvar if isinstance(parameter.envvar, str) else None
+        if variable and os.environ.get(variable):
+            found[name] = {"value": os.environ[variable], "from": f"{variable} in the environment"}
+        elif parameter.name in from_file:
+            found[name] = {"value": from_file[parameter.name], "from": str(file)}
+        else:
+            default = parameter.default if not callable(parameter.default) else None
+            found[name] = {"value": default, "from": "default"}
+        if name in _SECRET and found[name]["value"] is not None:
+            found[name]["value"] = "(not shown)"
+    return found
+
+
+def _print(found: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """The settings that several commands share first, and then what differs by command."""
+    names = list(dict.fromkeys(name for settings_ in found.values() for name in settings_))
+    width = max(map(len, names)) + 2
+    for name in names:
+        told = {command: s[name] for command, s in found.items() if name in s}
+        first = next(iter(told.values()))
+        if all(entry == first for entry in told.values()):
+            where = "" if len(told) == len(found) or len(told) > 1 else f" ({next(iter(told))})"
+            typer.echo(f"{name + where:<{width + 10}}{_text(first['value']):<24}{first['from']}")
+        else:
+            for command, entry in told.items():
+                typer.echo(f"{f'{name} ({command})':<{width + 10}}{_text(entry['value']):<24}{entry['from']}")
+
+
+def _text(value: Any) -> str:
+    """A value for people."""
+    return "-" if value is None else str(value)
+
+
+def _make(file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as new:
+            new.write(settings.TEMPLATE)
+    except FileExistsError as error:
+        raise OutputError(f"{file} is there already.", "Edit it, or move it away first.") from error
+    except OSError as error:
+        raise OutputError(f"{file} cannot be written: {error.strerror}.", "Set EDGESPEC_CONFIG.") from error

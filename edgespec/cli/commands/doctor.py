@@ -1,0 +1,133 @@
+"""`edgespec doctor`: what this machine is, what is wrong with it for running models, and how to mend it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.cli.commands.config import settings_problem
+from edgespec.cli.completion import complete_model
+from edgespec.cli.declare import option
+from edgespec.cli.screen.terminal import Terminal, in_columns, is_terminal, results
+
+if TYPE_CHECKING:
+    from edgespec.doctor.facts import Facts
+    from edgespec.doctor.findings import Finding
+    from edgespec.machine.disks import Disk
+
+
+def doctor(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Say how this model would run here.",
+            autocompletion=complete_model,
+            envvar="EDGESPEC_MODEL",
+            show_envvar=False,
+        ),
+    ] = None,
+    disk_check: Annotated[
+        bool,
+        option(None, "--disk-check/--no-disk-check", "Read for a second to see how fast the disk is."),
+    ] = True,
+    as_json: Annotated[
+        bool,
+        option(None, "--json", "Print a JSON object."),
+    ] = False,
+) -> None:
+    """Look for what makes models slow or fail here, and say how to mend it."""
+    from edgespec.doctor.facts import gather
+    from edgespec.doctor.findings import ERROR, find
+
+    problem = settings_problem(context)
+    with Terminal(quiet=as_json).working() as progress:
+        facts = gather(model, measure_disk=disk_check, settings_problem=problem, on_progress=progress)
+    found = find(facts)
+    if as_json:
+        results().record(facts.to_json() | {"findings": [finding.to_json() for finding in found]})
+    else:
+        width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+        lines = [*in_columns(describe(facts), width), "", *format_findings(found, width)]
+        results().text("".join(f"{line}\n" for line in lines))
+    if any(finding.severity == ERROR for finding in found):
+        raise typer.Exit(1)
+
+
+def describe(facts: Facts) -> list[tuple[str, str]]:
+    """The facts for people: a name and a text in each line."""
+    from edgespec.models.gguf.footprint import readable
+
+    record = facts.to_json()
+    machine = facts.machine
+    cores, memory = machine.cores, machine.memory
+    container = f", {readable(memory.container_limit)} in this container" if memory.container_limit else ""
+    swap = f"{readable(memory.swap_used)} of {readable(memory.swap_total)}" if memory.swap_total else "none"
+    rows = [
+        ("edgespec", f"{record['edgespec']}, Python {record['python']}, {record['system']}"),
+        ("processor", f"{cores.model or 'unknown'}, {cores.usable} of {cores.total} cores to use"),
+        ("", " ".join(cores.features)),
+        ("memory", f"{readable(memory.available)} free of {readable(memory.total)}{container}; swap {swap}"),
+        ("disk", _disk(machine.disk, facts.speed)),
+        ("cache", _disk(facts.cache)),
+    ]
+    if facts.build is not None:
+        rows.append(("llama.cpp", f"{facts.build.version}, {' '.join(facts.build.features)}"))
+        for layout in facts.kernels.layouts:
+            rows.append(("", f"{layout.name}: {layout.speed_text if layout.used else 'not used'}"))
+        for device in facts.build.gpus:
+            rows.append(("", f"{device.description or device.name}, {readable(device.free)} free"))
+    rows += [
+        ("graphics", gpu.name + (f", {readable(gpu.memory)}" if gpu.memory else "")) for gpu in machine.gpus
+    ]
+    power = [
+        *([f"battery, {machine.power.charge or 0:.0%}"] if machine.power.on_battery else []),
+        *([machine.power.profile] if machine.power.profile else []),
+        *([f"governor {machine.power.governor}"] if machine.power.governor else []),
+    ]
+    if power:
+        rows.append(("power", ", ".join(power)))
+    if machine.busy is not None:
+        rows.append(("load", f"{machine.busy:.0%} of the processor"))
+    if facts.model is not None:
+        rows += _model(facts.model.described, facts.model.drafter, facts.model.drafter_reason)
+    return [row for row in rows if row[1]]
+
+
+def format_findings(found: Sequence[Finding], width: int | None = None) -> list[str]:
+    """Lines about the findings, the worst last, where the eye is."""
+    from edgespec.doctor.findings import OK
+
+    rows = []
+    for finding in reversed(found):
+        rows.append((finding.severity, f"{finding.about}: {finding.what}"))
+        if finding.do:
+            rows.append(("", finding.do))
+    if all(finding.severity == OK for finding in found):
+        rows.append(("", "Nothing is wrong here."))
+    return in_columns(rows, width)
+
+
+def _disk(disk: Disk, speed: float | None = None) -> str:
+    from edgespec.models.gguf.footprint import readable
+
+    device = " ".join(part for part in (disk.device, f"({disk.kind})", disk.file_system) if part)
+    direct = {True: ", direct reads", False: ", no direct reads", None: ""}[disk.direct]
+    measured = f", {speed / 1e9:.2f} GB/s" if speed else ""
+    return f"{disk.path} on {device}, {readable(disk.free)} free{direct}{measured}"
+
+
+def _model(described: dict[str, Any], drafter: str, reason: str) -> list[tuple[str, str]]:
+    from edgespec.models.gguf.footprint import readable
+
+    types = {name for row in described["quantization"] for name in row["types"]} - {"F32"}
+    title = described["title"] or described["architecture"]
+    return [
+        ("model", f"{title}, {readable(described['bytes'])}, {', '.join(sorted(types))}"),
+        ("", f"{described['memory']['verdict']}, {readable(described['memory']['needed_bytes'])} needed"),
+        ("drafter", f"{drafter}, {reason}" if drafter else "from the text itself"),
+    ]

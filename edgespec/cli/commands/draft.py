@@ -1,0 +1,107 @@
+"""`edgespec draft`: make drafters, and see which are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.declare import option
+from edgespec.cli.options import parse_size
+from edgespec.cli.screen.terminal import Terminal, results, table
+
+app = typer.Typer(
+    name="draft",
+    help="Make a drafter for a target that has none.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command(epilog="Example:\n\nedgespec draft make llama3.3-70b --memory 24GiB")
+def make(
+    target: Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="TARGET")],
+    output: Annotated[
+        Path | None,
+        option(None, "--output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
+    ] = None,
+    memory: Annotated[
+        str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")
+    ] = None,
+    size: Annotated[str | None, option(None, "--size", "The drafter's size at most.", metavar="SIZE")] = None,
+    quantization: Annotated[
+        list[str] | None,
+        option(None, "--quantization", "Choose from these; may be repeated.", metavar="TYPE"),
+    ] = None,
+    keep_layers: Annotated[bool, option(None, "--keep-layers", "Requantize only.")] = False,
+    pass_seconds: Annotated[
+        float | None,
+        option(None, "--pass-seconds", "What a pass of the target costs. Default: measured.", metavar="S"),
+    ] = None,
+    tokens: Annotated[
+        int, option(None, "--tokens", "Tokens of each of the target's answers.", metavar="N")
+    ] = 64,
+    threads: Annotated[
+        int | None, option(None, "--threads", "CPU threads. Default: all cores.", metavar="N")
+    ] = None,
+    as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False,
+    quiet: Annotated[bool, option(None, "--quiet", "Only results and errors.")] = False,
+) -> None:
+    """Make a drafter: fewer bits, fewer layers, or both, whichever makes the target fastest.
+
+    The target writes some text first, and drafters are judged by how often they would have written the
+    same. Ended early, it goes on where it was when it is started again.
+    """
+    limits = parse_size(memory) if memory else None, parse_size(size) if size else None
+    from edgespec.drafting.make import MakeOptions, make_for
+    from edgespec.models.gguf.footprint import readable
+
+    terminal = Terminal(quiet=quiet)
+    options = MakeOptions(
+        output=output,
+        memory=limits[0],
+        size=limits[1],
+        quantizations=tuple(quantization or ()),
+        keep_layers=keep_layers,
+        pass_s=pass_seconds,
+        tokens=tokens,
+        threads=threads,
+    )
+    with terminal.working() as progress:
+        made = make_for(target, options, progress)
+    if as_json:
+        results().record(made.to_json())
+        return
+    results().text(f"{made.path}\n")
+    terminal.note(
+        f"Made from {made.target.name}: {made.recipe}. It has {readable(made.n_bytes)}, takes "
+        f"{made.step_s * 1000:.1f} ms a step, and agrees on {made.agreement.top1:.0%} of tokens at once and "
+        f"{made.agreement.top4:.0%} within four ({made.agreement.tokens} tokens). --draft auto takes it."
+    )
+
+
+@app.command("list", epilog="Example:\n\nedgespec draft list")
+def list_drafters(
+    as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False,
+) -> None:
+    """List the drafters that are known, and how well they agree with their targets."""
+    from edgespec.models.hub.registry import Registry
+
+    pairs = Registry().pairs()
+    if as_json:
+        results().record({"pairs": [pair.to_json() for pair in pairs]})
+        return
+    if not pairs:
+        Terminal().note("None yet. Make one: edgespec draft make TARGET")
+        return
+    rows = [
+        (
+            pair.target_name,
+            f"{pair.top1:.2f}" if pair.top1 is not None else "",
+            pair.recipe or pair.kind,
+            pair.drafter,
+        )
+        for pair in pairs
+    ]
+    results().text(table(("TARGET", "AGREES", "WHAT", "DRAFTER"), rows))

@@ -1,0 +1,184 @@
+"""`edgespec generate`: one answer to a prompt, or one for every line of a JSONL file."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgespec.cli.batch.lines import MOST_ANSWERS
+from edgespec.cli.batch.origin import ModelMark, Origin, model_mark
+from edgespec.cli.batch.results import ResultFile
+from edgespec.cli.batch.run import BatchRun, with_system
+from edgespec.cli.declare import is_on_command_line, option, with_options
+from edgespec.cli.interrupt import cancelling
+from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions
+from edgespec.cli.piped import whole_prompt
+from edgespec.cli.screen.terminal import ResultStream, Terminal
+from edgespec.cli.utf8 import checked
+from edgespec.cli.words import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
+from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.generation import MAX_SEED, GenerationConfig
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
+_PANEL = "Prompt"
+_HOW = "Give one with --prompt TEXT, pipe it in, or give many with --input FILE.jsonl."
+
+
+@partial(with_options, leave_out=("model",))
+def generate(
+    called: typer.Context,
+    word: FirstWord = None,
+    words: MoreWords = None,
+    prompt: Annotated[
+        str | None,
+        option(
+            _PANEL,
+            "-p --prompt",
+            "The prompt. Text from a pipe or a file goes before it.",
+            variable=False,
+            metavar="TEXT",
+        ),
+    ] = None,
+    input_name: Annotated[
+        str | None,
+        option(_PANEL, "--input", "JSONL, a prompt a line; - is stdin.", variable=False, metavar="FILE"),
+    ] = None,
+    output_name: Annotated[
+        str | None,
+        option(
+            _PANEL,
+            "--output",
+            "Append JSON lines here; run again to go on.",
+            variable=False,
+            metavar="FILE",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        option(
+            _PANEL,
+            "--overwrite",
+            "Answer lines again whose answers in --output were made with another model, prompt or settings.",
+            variable=False,
+        ),
+    ] = False,
+    system: Annotated[
+        str | None,
+        option(_PANEL, "--system", "The system prompt.", metavar="TEXT"),
+    ] = None,
+    answers: Annotated[
+        int,
+        option(_PANEL, "--n", "Answers to each prompt; a seed counts up.", metavar="N"),
+    ] = 1,
+    raw: Annotated[bool, option(_PANEL, "--raw", "Go on with the text; no chat template.")] = False,
+    model: NamedModel = None,
+    *,
+    loading: LoadOptions,
+    sampling: SamplingOptions,
+    output: OutputOptions,
+) -> None:
+    """Generate text from a prompt, or for every line of a JSONL file."""
+    if prompt is not None and input_name is not None:
+        raise UsageError("Both --prompt and --input were given.", "Give one of them.")
+    if system is not None and raw:
+        raise UsageError("With --raw there is no place for --system.", "Leave one of them out.")
+    if not 1 <= answers <= MOST_ANSWERS:
+        raise UsageError(f"--n is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
+    if overwrite and (input_name is None or output_name is None):
+        raise UsageError("--overwrite is for batches.", "Give it together with --input and --output.")
+    if system is not None:
+        checked(system, "The system prompt")
+    model, prompt = model_and_prompt(
+        words_of(word, words),
+        model=model,
+        prompt=prompt,
+        model_is_given=is_on_command_line(called, "model"),
+        asks=input_name is None,
+    )
+    loading = replace(loading, model=model)
+    terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
+    with ExitStack() as stack:
+        file = None
+        if output_name is None or output_name == "-":
+            results = ResultStream(sys.stdout, "Standard output")
+        else:
+            file = stack.enter_context(ResultFile(output_name, input_name))
+            results = file.results
+        if input_name is not None:
+            batch = BatchRun(
+                sampling.config_for(loading),
+                terminal,
+                results,
+                file=file,
+                answers=answers,
+                system=system,
+                raw=raw,
+                overwrite=overwrite,
+            )
+            batch.run(input_name, loading)
+        else:
+            as_text = output_name is None and not output.as_json
+            _SinglePrompt(terminal, results, system, raw, as_text, answers).run(prompt, loading, sampling)
+
+
+@dataclass(frozen=True)
+class _SinglePrompt:
+    """One prompt, answered as text that streams or as one JSON object."""
+
+    terminal: Terminal
+    results: ResultStream
+    system: str | None
+    raw: bool
+    as_text: bool
+    answers: int
+
+    def run(self, prompt: str | None, loading: LoadOptions, sampling: SamplingOptions) -> None:
+        """Answer the prompt, or standard input if there is none; a JSON object is also made of a failure."""
+        try:
+            text = prompt = whole_prompt(prompt, self.terminal, _HOW)
+            config = sampling.config_for(loading)
+            self.terminal.rule(config.rule)
+            with self.terminal.load(loading) as engine:
+                self.terminal.template(engine, raw=self.raw)
+                model = ModelMark() if self.as_text else model_mark(loading.model)
+                for index in range(self.answers):
+                    if index and self.as_text:
+                        self.results.text("\n")
+                    seed = None if config.seed is None else (config.seed + index) % (MAX_SEED + 1)
+                    origin = Origin.of(model, with_system(text, self.system), config, raw=self.raw)
+                    self._answer(text, config.with_(seed=seed), engine, origin)
+        except EdgeSpecError as error:
+            if not self.as_text:
+                self.results.failure(prompt, None, str(error))
+            raise
+
+    def _answer(self, prompt: str, config: GenerationConfig, engine: Engine, origin: Origin) -> None:
+        asked = with_system(prompt, self.system)
+        answer = None
+        with cancelling(engine, signal.SIGTERM) as interruption, self.terminal.status() as status:
+            for chunk in engine.stream(asked, config, raw=self.raw, on_prefill=status.prefill):
+                status.clear()
+                if self.as_text:
+                    self.results.text(chunk.text)
+                answer = chunk.generation
+        assert answer is not None, "the last chunk carries the answer"
+        if self.as_text:
+            self.results.end_line()
+        else:
+            self.results.record(answer.to_json(prompt) | origin.to_json())
+        if answer.passes:
+            self.terminal.statistics(answer)
+        if answer.context_full:
+            self.terminal.note(f"The context of {engine.context} tokens is full; --context makes it larger.")
+        if interruption:
+            early = "the answer ends early" if answer.passes else "there is no answer yet"
+            self.terminal.note(f"Interrupted: {early}.")
+            raise typer.Exit(interruption.exit_code)

@@ -1,0 +1,245 @@
+"""`edgespec models`: fetch models, see what they are, pair, widen and remove them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from edgespec.cli.declare import option
+from edgespec.cli.options import parse_size
+from edgespec.cli.screen.terminal import Terminal, is_terminal, results, table
+from edgespec.errors import UsageError
+
+app = typer.Typer(
+    name="models",
+    help="Fetch models, see what they are, pair, widen and remove them.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, option(None, "--json", "Print JSON.")]
+Quiet = Annotated[bool, option(None, "--quiet", "Only results and errors.")]
+Model = Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="MODEL")]
+
+
+@app.command(epilog="Example:\n\nedgespec models pull bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
+def pull(
+    model: Model,
+    refresh: Annotated[
+        bool, option(None, "--refresh", "Ask for a newer version even if it is here.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Download a model into the Hub's cache; prints its path."""
+    from edgespec.models.gguf.header import read_header
+    from edgespec.models.hub import catalog
+    from edgespec.models.hub import pull as pulling
+
+    terminal = Terminal(quiet=quiet)
+    with terminal.working() as progress:
+        name = catalog.hub_name_of(model)
+        if name is None:
+            found = catalog.resolve(model, progress)
+            read_header(found.path)  # a path may lead nowhere
+        else:
+            found = pulling.pull(name, progress, refresh=refresh)
+    for note in found.notes:
+        terminal.note(note)
+    if as_json:
+        results().record({"model": model, "path": str(found.path), "notes": list(found.notes)})
+    else:
+        results().text(f"{found.path}\n")
+
+
+@app.command("list", epilog="Examples:\n\nedgespec models list\n\nedgespec models list --all")
+def list_models(
+    everything: Annotated[bool, option(None, "--all", "The catalog too: what could be pulled.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the models that are here."""
+    from edgespec.models.gguf.footprint import readable
+    from edgespec.models.hub import catalog
+    from edgespec.models.hub.inventory import present_models
+    from edgespec.models.hub.repository import Hub
+
+    here = present_models(Hub.from_environment())
+    entries = list(catalog.entries().values()) if everything else []
+    if as_json:
+        record: dict[str, Any] = {"models": [model.to_json() for model in here]}
+        if everything:
+            record["catalog"] = [entry.to_json() for entry in entries]
+        results().record(record)
+        return
+    out = results()
+    if here:
+        rows = [(m.name, readable(m.n_bytes), m.source, str(m.path)) for m in here]
+        out.text(table(("NAME", "SIZE", "FROM", "PATH"), rows))
+    elif not everything:
+        Terminal().note("No models are here yet. 'edgespec models list --all' shows what could be pulled.")
+    if everything:
+        names = {(m.name.partition(":")[0]) for m in here}
+        lines = [
+            (
+                entry.name,
+                readable(entry.n_bytes),
+                entry.family,
+                "here" if entry.repo in names or entry.name in names else "",
+                ", ".join(entry.drafters) or "edgespec draft make",
+            )
+            for entry in entries
+        ]
+        out.text(("\n" if here else "") + table(("CATALOG", "SIZE", "FAMILY", "", "DRAFTERS"), lines))
+
+
+@app.command(epilog="Example:\n\nedgespec models show bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
+def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Say what a model is and how it would run here; one on the Hub is not downloaded for that."""
+    from edgespec.models.gguf.summary import as_lines, describe
+    from edgespec.models.hub.inspection import drafters_of, look_at
+    from edgespec.offload.planning.fit import how_it_fits
+
+    terminal = Terminal(quiet=quiet)
+    with terminal.working() as progress:
+        seen = look_at(model, progress)
+    for note in seen.notes:
+        terminal.note(note)
+    facts = {
+        "name": model,
+        "here": seen.path is not None,
+        "path": str(seen.path) if seen.path else None,
+        **describe(seen.headers, memory=how_it_fits(seen.headers)),
+        "drafters": drafters_of(seen),
+        "plan": _plan(model, seen.headers[0].fingerprint),
+    }
+    if as_json:
+        results().record(facts)
+        return
+    where = facts["path"] or f"on the Hub, not here; edgespec models pull {model}"
+    rows = [("model", model), ("path", where), *as_lines(facts)]
+    for number, drafter in enumerate(facts["drafters"]):
+        rows.append(("drafters" if number == 0 else "", f"{drafter['name']}: {drafter['why']}"))
+    if not facts["drafters"]:
+        rows.append(("drafters", f"none known; edgespec draft make {model}"))
+    if facts["plan"]:
+        speed, drafter = facts["plan"]["tokens_per_second"], facts["plan"]["drafter"]
+        how = "plain" if drafter == "none" else f"with {drafter}"
+        rows.append(("speed", f"about {speed:.1f} tokens/s {how}; more: edgespec plan {model}"))
+    results().text(table((), rows))
+
+
+def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
+    """What is expected of the model here, if its passes were measured."""
+    from edgespec.errors import MemoryLimitError
+    from edgespec.measure.model_plan import PlanWish, plan_for
+    from edgespec.profiles.store import ProfileStore
+
+    if not any(ProfileStore().all_passes(model=fingerprint)):
+        return None
+    try:
+        found = plan_for(PlanWish(model), lambda _what, _fraction: None)
+    except MemoryLimitError:
+        return None
+    return found.chosen.to_json()
+
+
+@app.command(epilog="Example:\n\nedgespec models pair llama3.3-70b llama3.2-1b")
+def pair(
+    target: Annotated[str, typer.Argument(help="The large model.", metavar="TARGET")],
+    drafter: Annotated[str, typer.Argument(help="The small model.", metavar="DRAFTER")],
+    measure: Annotated[bool, option(None, "--measure/--no-measure", "Measure how often they agree.")] = True,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say whether a drafter can serve a target, measure their agreement, and remember the pair."""
+    from edgespec.drafting.pair_check import examine_pair
+
+    terminal = Terminal(quiet=quiet)
+    with terminal.working() as progress:
+        found = examine_pair(target, drafter, measure_agreement=measure, on_progress=progress)
+    if as_json:
+        results().record(found.to_json())
+    else:
+        rows = [(check.name, "same" if check.passed else "differ", check.detail) for check in found.checks]
+        results().text(table((), rows))
+        results().text(found.conclusion + "\n")
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example:\n\nedgespec models widen small.gguf large.gguf --size 20GiB")
+def widen(
+    source: Annotated[str, typer.Argument(help="The model to make larger.", metavar="SRC")],
+    destination: Annotated[str, typer.Argument(help="Where the result goes.", metavar="DST")],
+    size: Annotated[str, option(None, "--size", "About how large.", variable=False, metavar="SIZE")],
+    force: Annotated[
+        bool, option(None, "--force", "Write over a file that is there.", variable=False)
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a model larger without changing its answers: a stand-in to measure with."""
+    wanted = parse_size(size)
+    from pathlib import Path
+
+    from edgespec.models.gguf.footprint import readable
+    from edgespec.models.gguf.header import read_header
+    from edgespec.models.gguf.widen import widen as make
+    from edgespec.models.hub import catalog
+
+    terminal = Terminal(quiet=quiet)
+    output = Path(destination).expanduser()
+    if output.exists() and not force:
+        raise UsageError(f"{output} is there already.", "Choose another name, or give --force.")
+    with terminal.working() as progress:
+        path = catalog.find(source, progress)
+        read_header(path)  # refuses what is damaged
+        make(path, output, wanted, on_progress=progress)
+    n_bytes = output.stat().st_size
+    if as_json:
+        results().record({"path": str(output), "bytes": n_bytes, "widened_from": str(path)})
+    else:
+        results().text(f"{output}\n")
+        terminal.note(f"{readable(n_bytes)}, widened: its answers are those of {path.name}.")
+
+
+@app.command(epilog="Example:\n\nedgespec models remove llama3.2-3b")
+def remove(
+    model: Model,
+    yes: Annotated[bool, option(None, "-y --yes", "Do not ask.", variable=False)] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove a model, its pairs, and what EdgeSpec made for it; says how many bytes are freed."""
+    from edgespec.models.gguf.footprint import readable
+    from edgespec.models.hub import catalog
+    from edgespec.models.hub.removal import plan_removal
+
+    terminal = Terminal()
+    path = catalog.find(model, fetch=False)
+    removal = plan_removal(path)
+    if not as_json:
+        for sentence in removal.kept:
+            terminal.note(sentence)
+        for pair in removal.pairs:
+            terminal.note(f"{'pair':<12}{'':>11}  {pair.path.name} drafts for {pair.target_name}: forgotten")
+    if (removal.files or removal.pairs) and not yes:
+        for file in removal.files:
+            if file.n_bytes:
+                terminal.note(f"{file.kind:<12}{readable(file.n_bytes):>11}  {file.path}")
+        if not is_terminal(sys.stdin):
+            raise UsageError("There is nobody to ask.", "Give --yes to remove it.")
+        typer.confirm(f"Remove {readable(removal.n_bytes)}?", abort=True, err=True)
+    freed = removal.carry_out()
+    if as_json:
+        results().record(
+            {
+                "freed_bytes": freed,
+                "removed": [file.to_json() for file in removal.files],
+                "forgotten": [pair.to_json() for pair in removal.pairs],
+                "kept": removal.kept,
+            }
+        )
+    else:
+        results().text(f"{freed} bytes freed ({readable(freed)}).\n")

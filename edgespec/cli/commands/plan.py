@@ -1,0 +1,130 @@
+"""`edgespec plan`: how a model would run here, and what would help."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edgespec.cli.declare import with_options
+from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions
+from edgespec.cli.screen.terminal import Terminal, format_gigabytes, results, table
+from edgespec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgespec.costs.planner import Prediction, PromptTime
+    from edgespec.measure.model_plan import Plan
+
+
+_LOADED = {"model", "draft", "memory", "context", "threads"}
+_SAMPLED = {"temperature"}
+_LEFT_OUT = ({f.name for f in fields(LoadOptions)} - _LOADED) | (
+    {f.name for f in fields(SamplingOptions)} - _SAMPLED
+)
+
+
+@partial(with_options, leave_out=_LEFT_OUT)
+def plan(*, loading: LoadOptions, sampling: SamplingOptions, output: OutputOptions) -> None:
+    """Say how a model would run here: what stays in memory, which trees, how fast, and what would help.
+
+    The figures are those of 'edgespec profile' where it has measured them, and derived from other models
+    where it has not. A model on the Hub is not downloaded for that.
+    """
+    load, config = loading.arguments(), sampling.config()
+    context = load.get("context", 4096)
+    if not 16 <= context <= 10_000_000:
+        raise UsageError(f"The context is {context}.", "It must be from 16 to 10000000.")
+    from edgespec.measure.model_plan import PlanWish, plan_for
+
+    terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
+    wish = PlanWish(
+        load.get("model"),
+        load.get("draft", "auto"),
+        load.get("memory"),
+        context,
+        load.get("threads"),
+        config.temperature,
+    )
+    with terminal.working() as progress:
+        found = plan_for(wish, progress)
+    if output.as_json:
+        results().record(found.to_json())
+    else:
+        results().text(_report(found))
+
+
+def _report(plan: Plan) -> str:
+    chosen = plan.chosen
+    holding = chosen.holding
+    about = "about " if plan.uncertain else ""
+    rows = [("model", plan.model), ("memory", format_gigabytes(holding.budget))]
+    if holding.streamed_bytes:
+        rows.append(("stays in memory", format_gigabytes(holding.resident_bytes)))
+        ring = f"{holding.n_slots} slots of {format_gigabytes(holding.slot_bytes)}"
+        rows.append(("streamed a pass", f"{format_gigabytes(holding.streamed_bytes)}, through {ring}"))
+    else:
+        rows.append(("stays in memory", f"all of it; {format_gigabytes(holding.needed)} are needed"))
+    if chosen.nodes > 1:
+        rows.append(("drafter", chosen.drafter))
+        rows.append(("tree", f"{chosen.nodes} nodes, {chosen.tokens_per_pass:.1f} tokens a pass"))
+    else:
+        rows.append(("drafter", "none: plain decoding is the fastest"))
+    rows.append(("speed", f"{about}{chosen.tokens_per_second:.2f} tokens/s"))
+    if chosen.nodes > 1:
+        gain = chosen.tokens_per_second / plan.plain.tokens_per_second
+        rows.append(
+            ("plain decoding", f"{plan.plain.tokens_per_second:.2f} tokens/s; this is {gain:.1f} times that")
+        )
+    rows.append(("what binds", _BOUNDS[chosen.bound]))
+    rows += [(_PROMPTS[mode], _prompt(time)) for mode, time in plan.prompt.items()]
+    text = table((), rows)
+    if len(plan.ways) > 1:
+        text += "\n" + _table([(way.drafter, way) for way in plan.ways], "DRAFTER, BEST TREE")
+    sizes = [(size.drafter, size) for size in plan.sizes if size.drafter == chosen.drafter]
+    if len(sizes) > 1:
+        text += "\n" + _table(sizes, "ALL TREES")
+    if plan.advice:
+        text += "\nWhat would help:\n"
+        text += "".join(f"  {advice.what}: +{advice.gain:.0%}\n" for advice in plan.advice)
+    return text + "\n" + "".join(f"{note}\n" for note in plan.notes)
+
+
+_BOUNDS = {
+    "disk": "the disk: passes wait for weights",
+    "compute": "the processor: passes take as long as their arithmetic",
+    "drafter": "the drafter: drafting takes longer than passes",
+}
+
+
+_PROMPTS = {"exact": "a prompt, bit-exact", "not_exact": "a prompt, --no-exact"}
+
+
+def _prompt(time: PromptTime) -> str:
+    """How long a prompt takes, and what that time goes to."""
+    text = f"{time.tokens} tokens in {_seconds(time.seconds)}: {_seconds(time.compute_s)} of arithmetic"
+    if time.read_s:
+        sweeps = f"{time.passes} sweep{'s' if time.passes != 1 else ''}"
+        text += f", beside {_seconds(time.read_s)} of reading in {sweeps} of {time.rows} tokens"
+    return text
+
+
+def _table(rows: list[tuple[str, Prediction]], name: str) -> str:
+    return table(
+        (name, "NODES", "TOKENS/S", "TOKENS A PASS", "PASS", "DRAFT", "BOUND BY"),
+        [
+            (
+                label,
+                str(way.nodes),
+                f"{way.tokens_per_second:.2f}",
+                f"{way.tokens_per_pass:.2f}",
+                _seconds(way.pass_s),
+                _seconds(way.draft_s),
+                way.bound,
+            )
+            for label, way in rows
+        ],
+    )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

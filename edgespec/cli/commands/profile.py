@@ -1,0 +1,117 @@
+"""`edgespec profile`: measure this machine with a model, and keep what was found."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from edgespec.cli.declare import option, with_options
+from edgespec.cli.options import LoadOptions, OutputOptions
+from edgespec.cli.screen.terminal import Terminal, format_gigabytes, results, table
+from edgespec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgespec.costs.yields import Yields
+    from edgespec.measure.full_profile import Survey
+    from edgespec.profiles.store import DraftProfile, PassProfile
+
+_LONGEST_S = 3600.0
+
+
+@partial(with_options, leave_out=("tree_budget", "prompt_cache"))
+def profile(
+    seconds: Annotated[float, option(None, "--seconds", "About how long to measure.", metavar="N")] = 50.0,
+    *,
+    loading: LoadOptions,
+    output: OutputOptions,
+) -> None:
+    """Measure disk, memory, passes, draft steps and trees, and keep the figures.
+
+    Sizes of trees and plans follow from them; without them the first answer of a model begins with a few
+    passes that are timed.
+    """
+    if not 1 <= seconds <= _LONGEST_S:
+        raise UsageError(f"--seconds is {seconds:g}.", f"It must be from 1 to {_LONGEST_S:g}.")
+    terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
+    with terminal.load(loading) as engine:
+        from edgespec.measure.full_profile import survey
+
+        with terminal.working(engine) as progress:
+            found = survey(engine, seconds, progress)
+    if found.noisy:
+        terminal.warn(
+            "The machine was busy with other things, twice: the figures may be too slow. Close other "
+            "programs and "
+            "measure again."
+        )
+    if output.as_json:
+        results().record(found.to_json())
+    else:
+        results().text(_report(found))
+
+
+def _report(found: Survey) -> str:
+    """What was measured, for people."""
+    rows = [
+        ("target", f"{found.model}, {'exact' if found.exact else 'not bit-exact'}"),
+        ("drafter", found.drafter),
+        ("threads", str(found.threads)),
+        ("memory", f"{_rate(found.bandwidth)} while all threads copy"),
+    ]
+    if found.disk is not None:
+        if found.disk.direct:
+            how = f"{found.disk.threads} at a time, {found.disk.block_bytes >> 20} MiB each"
+            rows.append(("disk, direct reads", f"{_rate(found.disk.direct)} ({how})"))
+        rows.append(("disk, through the cache", _rate(found.disk.buffered)))
+    rows.append(("start", f"{found.passes.load_s:.1f} s"))
+    text = table((), rows) + "\n" + _passes(found.passes, found.streamed_bytes)
+    if found.drafts is not None:
+        text += "\n" + _drafts(found.drafts)
+    for name, yields in (("greedy", found.greedy), ("temperature 1", found.sampled)):
+        if yields is not None:
+            text += "\n" + _yields(name, yields)
+    return text
+
+
+def _passes(passes: PassProfile, streamed: int) -> str:
+    curve = passes.compute
+    read_s = streamed / passes.read_rate if passes.read_rate else 0.0
+    headings = ("PASS, ROWS", "COMPUTE", "SPREAD", *(("WITH THE DISK",) if streamed else ()))
+    rows = []
+    for row, seconds, spread in zip(curve.rows, curve.seconds, passes.spread, strict=False):
+        line = (str(row), _seconds(seconds), f"{spread:.0%}")
+        rows.append((*line, _seconds(max(seconds, read_s))) if streamed else line)
+    whole = curve.floored(read_s)
+    knee = f"Up to {whole.knee(0.1)} rows a pass takes about as long as one row."
+    if streamed:
+        knee += f" It reads {format_gigabytes(streamed)} at {_rate(passes.read_rate)}."
+    return table(headings, rows) + knee + "\n"
+
+
+def _drafts(drafts: DraftProfile) -> str:
+    rows = [
+        (str(row), _seconds(seconds))
+        for row, seconds in zip(drafts.step.rows, drafts.step.seconds, strict=True)
+    ]
+    return table(("DRAFT STEP, ROWS", "SECONDS"), rows) + (
+        f"Growing a tree takes {drafts.overhead:.2f} times as long as its steps by themselves.\n"
+    )
+
+
+def _yields(name: str, yields: Yields) -> str:
+    rows = [(str(budget), f"{tokens:.2f}") for budget, tokens in yields.tokens.items()]
+    ranks = ", ".join(f"{share:.2f}" for share in yields.by_rank[:4])
+    depths = ", ".join(f"{share:.2f}" for share in yields.by_depth[:6])
+    return table((f"TREE, NODES ({name})", "TOKENS A PASS"), rows) + (
+        f"The target's choice was the drafter's first, second, ... candidate in {ranks} of "
+        f"{yields.passes} passes' "
+        f"nodes; paths went on from depth 0, 1, ... in {depths}.\n"
+    )
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{format_gigabytes(bytes_per_second)}/s"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,119 @@
+"""`edgespec serve`: the model behind an OpenAI-compatible HTTP endpoint."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.declare import option, with_options
+from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, parse_size
+from edgespec.cli.screen.terminal import Terminal
+from edgespec.errors import UsageError
+
+_PANEL = "Server"
+
+
+@with_options
+def serve(
+    host: Annotated[str, option(_PANEL, "--host", "Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, option(_PANEL, "--port", "0 takes a free one.", metavar="N")] = 8080,
+    api_key: Annotated[
+        str | None,
+        option(_PANEL, "--api-key", "What clients must send; needed beyond this machine.", metavar="KEY"),
+    ] = None,
+    queue: Annotated[
+        int,
+        option(_PANEL, "--queue", "Requests that may wait; more get a 429.", metavar="N"),
+    ] = 16,
+    name: Annotated[
+        str | None,
+        option(_PANEL, "--name", "What clients call the model.", metavar="NAME"),
+    ] = None,
+    max_body: Annotated[
+        str,
+        option(_PANEL, "--max-body", "Largest request; larger ones get status 413.", metavar="SIZE"),
+    ] = "8MiB",
+    *,
+    loading: LoadOptions,
+    sampling: SamplingOptions,
+    output: OutputOptions,
+) -> None:
+    """Answer the OpenAI API over HTTP, one request at a time."""
+    config = sampling.config_for(loading)
+    terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
+    if not 0 <= port <= 65535:
+        raise UsageError(f"The port is {port}.", "It must be from 0 to 65535.")
+    if not 0 <= queue <= 10_000:
+        raise UsageError(f"--queue is {queue}.", "It must be from 0 to 10000.")
+    limit = parse_size(max_body)
+    if not 1024 <= limit <= 1 << 30:
+        raise UsageError(f"--max-body is {max_body}.", "It must be from 1KiB to 1GiB.")
+    if api_key is None and not _is_loopback(host):
+        raise UsageError(
+            f"At {host} others can reach this server, and there is no API key.",
+            "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
+        )
+    try:
+        from edgespec.serving.app import Application
+        from edgespec.serving.limits import Limits
+        from edgespec.serving.server import Server
+        from edgespec.serving.worker import Worker
+    except ModuleNotFoundError as error:
+        if error.name not in ("uvicorn", "starlette"):
+            raise
+        raise UsageError(
+            "What serves HTTP is not installed.", "Install it: pip install 'edgespec[serve]'"
+        ) from error
+    with _listen(host, port) as listener:
+        engine = terminal.load(loading)
+        model = name or engine.target.model.path.stem
+        can_chat = engine.has_chat_template
+        worker = Worker(engine, queue, loading.load, terminal.warn)
+        try:
+            hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
+            limits = Limits(body=limit)
+            app = Application(worker, model, config, api_key=api_key, hosts=hosts, limits=limits)
+            server = Server(app, limits, verbose=output.verbose)
+            bound = listener.getsockname()
+            terminal.note(f"Serving {model} at http://{_for_url(bound[0])}:{bound[1]}/v1. Ctrl-C ends it.")
+            if not can_chat:
+                terminal.warn(
+                    "The model has no chat template: /v1/completions is served, and /v1/chat/completions is "
+                    "refused. To chat, serve a GGUF file that has a template."
+                )
+            server.run(sockets=[listener])
+        finally:
+            worker.close()
+    if server.ended_by:
+        raise typer.Exit(128 + server.ended_by)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; raises UsageError if that cannot be."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        raise UsageError(
+            f"{host}:{port} cannot be listened at: {error.strerror}.", "Take another --port or --host."
+        ) from error
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _for_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,50 @@
+"""Text to the clipboard: by the system's program, or by asking the terminal."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+import sys
+
+from edgespec.cli.screen.terminal import ResultStream
+from edgespec.errors import OutputError
+
+_MOST_BYTES = 74_994  # what xterm takes in one sequence
+
+
+def copy(text: str, terminal: ResultStream) -> str:
+    """Copy the text; says how.
+
+    Raises:
+        OutputError: there is no program for it, and the text is too long for the terminal.
+    """
+    for command in _commands():
+        if shutil.which(command[0]):
+            try:
+                subprocess.run(command, input=text.encode("utf-8", "replace"), check=True, timeout=5)
+            except (OSError, subprocess.SubprocessError):
+                continue
+            return f"by {command[0]}"
+    data = base64.b64encode(text.encode("utf-8", "replace"))
+    if len(data) > _MOST_BYTES:
+        raise OutputError(
+            "The text is too long for the terminal's clipboard.", "Install xclip or wl-clipboard."
+        )
+    # OSC 52: the terminal at a person's desk copies it, also from a distant machine.
+    terminal.raw(f"\x1b]52;c;{data.decode()}\x07")
+    return "by the terminal, if it allows that"
+
+
+def _commands() -> list[list[str]]:
+    if sys.platform == "darwin":
+        return [["pbcopy"]]
+    if sys.platform == "win32":
+        return [["clip"]]
+    commands = []
+    if os.environ.get("WAYLAND_DISPLAY"):
+        commands.append(["wl-copy"])
+    if os.environ.get("DISPLAY"):
+        commands += [["xclip", "-selection", "clipboard"], ["xsel", "--clipboard", "--input"]]
+    return commands

@@ -1,0 +1,91 @@
+"""Settings by name, as people type them in a chat."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import asdict
+from typing import Any
+
+from edgespec.errors import UsageError
+from edgespec.generation import GenerationConfig
+from edgespec.speculation.verification.rules import KINDS
+
+_DEFAULTS = {name: value for name, value in asdict(GenerationConfig()).items() if name != "grammar"}
+_BUDGET = ("budget", "tree_budget")
+# What other programs call them.
+_ALIASES = {"num_predict": "max_tokens", "n_predict": "max_tokens", "repeat_last_n": "penalty_window"}
+_NOTHING = ("none", "off", "auto", "random", "default")
+
+NAMES = (*_DEFAULTS, "budget", "system")
+
+
+def is_budget(name: str) -> bool:
+    """Whether the name is that of the tree budget, which belongs to the engine."""
+    return name.replace("-", "_") in _BUDGET
+
+
+def parse_budget(value: str) -> int | None:
+    """Nodes a pass; None is auto.
+
+    Raises:
+        UsageError: it is no number.
+    """
+    if value.strip().lower() in _NOTHING:
+        return None
+    if not re.fullmatch(r"\d{1,9}", value.strip(), re.ASCII):
+        raise UsageError(f"The tree budget is '{value.strip()}'.", "It must be a number of nodes, or auto.")
+    return int(value)
+
+
+def changed(config: GenerationConfig, name: str, value: str) -> GenerationConfig:
+    """The settings with one changed.
+
+    Raises:
+        UsageError: there is no such setting, or it cannot have that value.
+    """
+    field = _ALIASES.get(name, name.replace("-", "_"))
+    if field not in _DEFAULTS:
+        close = difflib.get_close_matches(field, NAMES, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(NAMES)}."
+        raise UsageError(f"There is no setting '{name}'.", hint)
+    if field == "verify":
+        _check_rule(value)
+    return config.with_(**{field: _parse(field, value)})
+
+
+def shown(config: GenerationConfig) -> dict[str, str]:
+    """Every setting as a text, in the words of `changed`."""
+    return {name: _text(name, getattr(config, name)) for name in _DEFAULTS}
+
+
+def _check_rule(value: str) -> None:
+    name = value.partition(":")[0]
+    if name not in KINDS and name not in _NOTHING:
+        close = difflib.get_close_matches(name, KINDS, n=1)
+        meant = f"Did you mean {close[0]}? " if close else ""
+        raise UsageError(
+            f"There is no rule '{name}' to verify by.", f"{meant}The rules are {', '.join(KINDS)}."
+        )
+
+
+def _parse(field: str, value: str) -> Any:
+    default = _DEFAULTS[field]
+    if value.lower() in _NOTHING:
+        return default
+    if isinstance(default, str):
+        return value
+    if field == "stop":
+        return (value.strip('"').replace("\\n", "\n"),)
+    try:
+        return float(value) if isinstance(default, float) else int(value)
+    except ValueError as error:
+        raise UsageError(f"{field} is '{value}'.", "It must be a number.") from error
+
+
+def _text(name: str, value: Any) -> str:
+    if name == "seed" and value is None:
+        return "random"
+    if name == "stop":
+        return ", ".join(map(repr, value)) or "none"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

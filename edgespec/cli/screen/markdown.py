@@ -1,0 +1,179 @@
+"""Markdown on a terminal while it is still being written.
+
+The text is cut into its top-level blocks. Blocks that are complete are printed once and never touched again.
+The last one is drawn anew as it grows, but only from the first line that differs, each line overwritten in
+place before the rest of it is erased: so nothing ever vanishes and comes back. Lines that have left the
+screen at the top stay as they are.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.screen.terminal import ResultStream, printable
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+# Drawing takes at most this share of the time.
+_SHARE = 0.2
+# The end of a text that may yet turn out to be a list, a rule, a heading or a fence.
+_UNDECIDED = re.compile(r"(?:^|\n)[ \t]*(?:[-*+_=#>`~|:]+|\d{1,9}[.)]?)?[ \t]*\Z")
+_TRAILING_SPACE = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class MarkdownWriter:
+    """Takes pieces of Markdown and keeps the screen showing them.
+
+    Args:
+        results: the terminal.
+        size: its columns and lines.
+    """
+
+    def __init__(self, results: ResultStream, size: Callable[[], os.terminal_size]) -> None:
+        self._results = results
+        self._size = size
+        self._open = ""  # the text of the block that is not complete, held-back end included
+        self._drawn: list[str] = []  # the lines that show it, on the screen above the cursor
+        self._columns = 0  # the width they were drawn for
+        self._printed = False  # a block stands above
+        self._busy_until = 0.0
+        self._parser: Any = None
+
+    def text(self, text: str) -> None:
+        """Take a piece and show it, soon."""
+        self._open += printable(text)
+        if time.monotonic() >= self._busy_until:
+            start = time.monotonic()
+            self._draw(self._open[: _certain(self._open)])
+            now = time.monotonic()
+            self._busy_until = now + (now - start) * (1 / _SHARE - 1)
+
+    def end(self) -> None:
+        """Show everything; what follows is another text."""
+        self._draw(self._open, final=True)
+        self._open, self._drawn, self._printed = "", [], False
+
+    def _draw(self, text: str, *, final: bool = False) -> None:
+        tokens = self._parse(text if final else _closed(text))
+        starts = [t.map[0] for t in tokens if t.map and t.level == 0 and t.nesting >= 0]
+        if len(starts) > 1:
+            # Everything before the last block is complete. It is parsed again, without what closed the last.
+            lines = [f"{line}\n" for line in text.split("\n")]
+            lines[-1] = lines[-1][:-1]
+            for start, end in zip([0, *starts[1:]], starts[1:], strict=False):
+                self._show(self._parse("".join(lines[start:end])))
+                self._drawn, self._printed = [], self._printed or bool(self._drawn)
+            rest = "".join(lines[starts[-1] :])
+            self._open = rest + self._open[len(text) :]
+            tokens = self._parse(rest if final else _closed(rest))
+        if tokens:
+            self._show(tokens)
+
+    def _show(self, tokens: list[Token]) -> None:
+        """Bring the screen from what was drawn of the open block to what it is now."""
+        columns, rows = self._size()
+        lines = self._lines(tokens, max(columns - 1, 10))
+        if self._printed and lines:
+            lines.insert(0, "")
+        up = len(self._drawn)
+        if columns != self._columns and self._drawn:
+            # Another width: the terminal has folded the old lines its own way.
+            up = sum(_rows(line, columns) for line in self._drawn)
+            same = 0
+        else:
+            same = next((i for i, (a, b) in enumerate(zip(self._drawn, lines, strict=False)) if a != b), None)  # type: ignore[assignment]
+            same = min(len(self._drawn), len(lines)) if same is None else same
+            # What has left the screen cannot be drawn again.
+            same = min(max(same, len(self._drawn) - (rows - 2)), len(lines))
+            up -= same
+        self._columns = columns
+        if up or len(lines) > same:
+            move = f"\x1b[{min(up, rows - 1)}A\r" if up else ""
+            shown = "".join(f"{line}\x1b[K\n" for line in lines[same:])
+            self._results.raw(f"{move}{shown}\x1b[J" if up else shown)
+        self._drawn = lines
+
+    def _parse(self, text: str) -> list[Token]:
+        if self._parser is None:
+            from markdown_it import MarkdownIt
+
+            # A model's HTML is text: nobody renders it here, and it must not vanish.
+            self._parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+        tokens: list[Token] = self._parser.parse(text)
+        for token in tokens:
+            for child in token.children or ():
+                if child.type == "softbreak":  # a poem's lines are meant
+                    child.type = "hardbreak"
+        return tokens
+
+    def _lines(self, tokens: list[Token], columns: int) -> list[str]:
+        from rich.console import Console
+
+        document = _document(tokens)
+        file = io.StringIO()
+        console = Console(
+            file=file, force_terminal=True, width=columns, highlight=False, legacy_windows=False
+        )
+        console.print(document)
+        lines = [_TRAILING_SPACE.sub(r"\1", line) for line in file.getvalue().split("\n")]
+        # Rich leaves room around some blocks, and one line between blocks is enough.
+        filled = [i for i, line in enumerate(lines) if _ESCAPES.sub("", line).strip()]
+        return lines[filled[0] : filled[-1] + 1] if filled else []
+
+
+def _document(tokens: list[Token]) -> Any:
+    """What Rich prints for parsed Markdown: headings at the left, code in the terminal's own colours."""
+    from rich.markdown import CodeBlock, Heading, Markdown
+    from rich.syntax import Syntax
+
+    class LeftHeading(Heading):
+        LEVEL_ALIGN = {"h1": "left"}  # noqa: RUF012
+
+    class IndentedCode(CodeBlock):
+        def __rich_console__(self, console: Any, options: Any) -> Any:
+            code = str(self.text).rstrip()
+            yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(0, 2))
+
+    class Document(Markdown):
+        elements = {  # noqa: RUF012
+            **Markdown.elements,
+            "heading_open": LeftHeading,
+            "fence": IndentedCode,
+            "code_block": IndentedCode,
+        }
+
+    document = Document("", code_theme="ansi_dark", hyperlinks=False)
+    document.parsed = tokens
+    return document
+
+
+def _certain(text: str) -> int:
+    """Up to where the text can be shown without having to take it back."""
+    match = _UNDECIDED.search(text)
+    return match.start() if match else len(text)
+
+
+def _closed(text: str) -> str:
+    """The text with an open code span or bold passage at its end closed, as it will be in a moment."""
+    paragraph = text.rpartition("\n\n")[2]
+    if "```" in text:  # then stars and ticks may stand in code
+        return text
+    if paragraph.count("`") % 2:
+        return text + "`"
+    bare = re.sub(r"`[^`]*`", "", paragraph)
+    if bare.count("**") % 2 and not text.endswith(("*", " ", "\n")):
+        return text + "**"
+    return text
+
+
+def _rows(line: str, columns: int) -> int:
+    from rich.cells import cell_len
+
+    return max(-(-cell_len(_ESCAPES.sub("", line)) // columns), 1)

@@ -1,0 +1,142 @@
+"""Drafting by text: a drafter whose tokens are not the target's.
+
+The drafter reads the text as its own tokens and goes on with it; what it wrote is cut into the target's
+tokens and drafted as a chain (the idea of universal assisted generation: Timor et al. 2025, "Accelerating LLM
+Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies"). The target verifies
+tokens as ever, so the text stays its own. It is slower than with a shared vocabulary: every draft tokenizes
+the text twice, and there are chains only, no trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+import numpy as np
+
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.cache.text_cache import common_prefix, open_cache
+from edgespec.models.llama.runtime import Context, Model
+from edgespec.models.llama.vocabulary import Vocabulary
+from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.tree import TokenTree
+
+_TAIL = 12  # tokens before the draft that are tokenized with it, as its cut depends on what stands before
+_WORST = 1e-4  # probability under which a draft is not worth going on
+
+
+class RetokenizedDrafter(Drafter):
+    """Drafts chains with a model of another vocabulary.
+
+    Attributes:
+        cache: what the drafter has read, its own draft included until the next call.
+    """
+
+    def __init__(self, model: Model, context: Context, target: Vocabulary) -> None:
+        self.name = f"{model.path.stem} (by text)"
+        self._model = model
+        self._context = context
+        self._own = model.vocabulary
+        self._target = target
+        self.cache = open_cache(context, ordered=False)
+        self._read: list[int] = []
+        self._changing = False  # a call has begun, and not come to its end
+        self._known: tuple[list[int], bytes] = [], b""  # the target's text, and its bytes
+
+    def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
+        """A chain of at most `limits.depth` of the target's tokens.
+
+        Raises:
+            DecodeAborted: stopped from outside; the next call goes on from what was read.
+        """
+        root = TokenTree.root_only(text[-1])
+        if not limits.allows_drafting:
+            return root
+        try:
+            so_far = self._follow(text).decode()
+        except UnicodeDecodeError:
+            return root  # in the middle of a character, of which the drafter cannot be told half
+        depth = min(limits.depth, limits.budget - 1)
+        pieces = self._go_on(self._own.tokenize(so_far, control=True, bos=True), depth)
+        path = self._cut(text, pieces)[:depth]
+        floor = limits.min_logprob
+        path = list(takewhile(lambda step: not self._target.is_end(step[0]), path))
+        path = [(token, score) for token, score in path if score > floor]
+        return (
+            TokenTree.from_paths(text[-1], [([t for t, _ in path], [s for _, s in path])]) if path else root
+        )
+
+    def close(self) -> None:
+        """Free the context and the weights."""
+        self._context.close()
+        self._model.close()
+
+    def _follow(self, text: Sequence[int]) -> bytes:
+        """The text's bytes: usually a few tokens more than last time."""
+        known, spelled = self._known
+        if list(text[: len(known)]) != known:
+            known, spelled = [], b""
+        spelled += b"".join(self._target.piece(token, control=True) for token in text[len(known) :])
+        self._known = list(text), spelled
+        return spelled
+
+    def _go_on(self, tokens: list[int], most: int) -> list[tuple[bytes, float]]:
+        """The drafter's likeliest continuation: bytes of each token, and the log-probability up to it."""
+        if self._changing:  # whatever the last call raised, wherever it was interrupted
+            self.cache.recover()
+            self.cache.rewind(len(self._read))
+            del self._read[self.cache.length :]
+        self._changing = True
+        shared = min(common_prefix(self._read, tokens), len(tokens) - 1)
+        if shared < len(self._read):
+            self.cache.rewind(shared)
+            del self._read[self.cache.length :]
+        pending = tokens[len(self._read) :]
+        pieces: list[tuple[bytes, float]] = []
+        total = 0.0
+        while len(pieces) < most and self.cache.length + len(pending) <= self._context.n_cells:
+            logits = self._append(pending)
+            token = int(logits.argmax())
+            total -= float(np.log(np.exp(logits - logits[token], dtype=np.float64).sum()))
+            if self._own.is_end(token) or total < np.log(_WORST):
+                break
+            pieces.append((self._own.piece(token), total))
+            pending = [token]
+        self._changing = False
+        return pieces
+
+    def _append(self, tokens: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        """Read tokens; returns the logits after the last."""
+        step = self._context.n_rows
+        for start in range(0, len(tokens), step):
+            piece = tokens[start : start + step]
+            last = start + step >= len(tokens)
+            self.cache.append(Batch.run(piece, len(self._read), 1, "last" if last else "none"))
+            self._read.extend(piece)
+        row: np.ndarray[tuple[int], np.dtype[np.float32]] = self._context.logits()[-1].copy()
+        return row
+
+    def _cut(self, text: Sequence[int], pieces: list[tuple[bytes, float]]) -> list[tuple[int, float]]:
+        """The draft in the target's tokens, each with the log-probability of the bytes up to its end."""
+        drafted = b"".join(data for data, _ in pieces)
+        # A character that is not finished yet would become another one.
+        drafted = drafted.decode("utf-8", "ignore").encode()
+        if not drafted:
+            return []
+        tail = list(text[-_TAIL:])
+        before = b"".join(self._target.piece(token, control=True) for token in tail)
+        whole = self._target.tokenize((before + drafted).decode("utf-8", "replace"), control=True)
+        if whole[: len(tail)] == tail:
+            tokens = whole[len(tail) :]
+        else:  # cut otherwise than the target wrote it: then without what stands before
+            tokens = self._target.tokenize(drafted.decode(), control=True)
+        ends = np.cumsum([len(data) for data, _ in pieces])
+        path, at = [], 0
+        for token in tokens:
+            at += len(self._target.piece(token, control=True))
+            piece = int(np.searchsorted(ends, at))
+            path.append((token, pieces[min(piece, len(pieces) - 1)][1]))
+        # More text might have made the last one longer.
+        return path[:-1] if len(path) > 1 else path

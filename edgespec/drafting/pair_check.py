@@ -1,0 +1,108 @@
+"""May this drafter serve this target, and how well? Examined, and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import PairingError, UsageError
+from edgespec.models.gguf.footprint import readable
+from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.hub import catalog
+from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry, drafters_folder
+from edgespec.models.llama.pairing import Check, compare
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What was found out about a pair.
+
+    Attributes:
+        fits: the vocabularies are the same, so tokens are drafted as they are.
+        pair: what was remembered; None if it does not fit.
+    """
+
+    target: Path
+    drafter: Path
+    checks: tuple[Check, ...]
+    fits: bool
+    pair: Pair | None
+
+    @property
+    def conclusion(self) -> str:
+        """One sentence for people."""
+        if not self.fits:
+            return (
+                "They do not fit: --draft would draft by text here, which is slower. "
+                f"Or make a drafter: edgespec draft make {self.target}"
+            )
+        if self.pair is None or self.pair.top1 is None or self.pair.top4 is None:
+            return "They fit, and are remembered as a pair: --draft auto takes this drafter."
+        return (
+            f"They fit, and agree on {self.pair.top1:.0%} of tokens at once and on {self.pair.top4:.0%} "
+            f"within four ({self.pair.tokens} tokens). Remembered: --draft auto takes this drafter."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return {
+            "target": str(self.target),
+            "drafter": str(self.drafter),
+            "fits": self.fits,
+            "checks": [asdict(check) for check in self.checks],
+            "agreement": {"top1": self.pair.top1, "top4": self.pair.top4, "tokens": self.pair.tokens}
+            if self.pair is not None and self.pair.top1 is not None
+            else None,
+        }
+
+
+def examine_pair(
+    target: str, drafter: str, *, measure_agreement: bool, on_progress: Progress | None = None
+) -> Examined:
+    """Compare the vocabularies; if they fit, measure the agreement and remember the pair.
+
+    Raises:
+        UsageError: they are the same file.
+        PairingError: the drafter is larger than its target.
+        EdgeSpecError: one of them cannot be found or loaded.
+    """
+    paths = [catalog.find(target, on_progress), catalog.find(drafter, on_progress)]
+    headers = [read_header(path) for path in paths]
+    check_sizes(*headers)
+    from edgespec.models.llama.runtime import Model
+
+    with Model(paths[0], vocabulary_only=True) as large, Model(paths[1], vocabulary_only=True) as small:
+        checks = tuple(compare(large.vocabulary, small.vocabulary))
+    if any(check.needed and not check.passed for check in checks):
+        return Examined(paths[0], paths[1], checks, fits=False, pair=None)
+    kind = MADE if drafters_folder() in paths[1].absolute().parents else REGISTERED
+    pair = Pair(headers[0].fingerprint, paths[0].name, str(paths[1].absolute()), kind)
+    if measure_agreement:
+        from edgespec.drafting.agreement import measure
+
+        found = measure(paths[0], paths[1], on_progress)
+        pair = Pair(**asdict(pair) | {"top1": found.top1, "top4": found.top4, "tokens": found.tokens})
+    Registry().add(pair)
+    return Examined(paths[0], paths[1], checks, fits=True, pair=pair)
+
+
+def check_sizes(target: GGUFHeader, drafter: GGUFHeader) -> None:
+    """Refuse a drafter that is as large as its target.
+
+    Raises:
+        UsageError: they are the same file.
+        PairingError: it is larger.
+    """
+    if target.path.resolve() == drafter.path.resolve():
+        raise UsageError(f"{target.path.name} would draft for itself.", "Name a smaller model.")
+    sizes = [sum(path.stat().st_size for path in split_paths(h)) for h in (target, drafter)]
+    if sizes[1] > sizes[0]:
+        raise PairingError(
+            f"The drafter {drafter.path.name} ({readable(sizes[1])}) is larger than its target "
+            f"{target.path.name} ({readable(sizes[0])}).",
+            "Name the large model first, and then the small one.",
+        )

@@ -1,0 +1,167 @@
+"""Which layers to leave out, and how few bits to use: the drafter that makes its target fastest.
+
+First every quantization is tried whole. On the best one each layer is left out by itself, and what that
+costs in agreement is its importance. Then layers go one after another, each time the one of the least
+important few whose loss is measured to hurt least together with those gone before (importances do not add
+up), for as long as the expected speed grows or the memory limit asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.drafting.agreement import Agreement
+from edgespec.models.gguf.quantize import KEEP
+
+_TRIED = 4  # of the least important layers, measured together with those that are gone
+_PATIENCE = 3  # sizes in a row that do not get better
+_DEEPEST = 16
+
+
+@dataclass(frozen=True, order=True)
+class Recipe:
+    """How a drafter is made from its target."""
+
+    quantization: str
+    dropped: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        base = "the target's own types" if self.quantization == KEEP else self.quantization
+        if not self.dropped:
+            return base
+        plural = "s" if len(self.dropped) > 1 else ""
+        return f"{base} without layer{plural} {', '.join(map(str, self.dropped))}"
+
+
+class Measurements(Protocol):
+    """What can be found out about a recipe without making the file."""
+
+    def agreement(self, recipe: Recipe) -> Agreement: ...
+    def step_s(self, recipe: Recipe) -> float: ...
+    def n_bytes(self, recipe: Recipe) -> int: ...
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """How fast a target is with a drafter.
+
+    Attributes:
+        pass_s: seconds of a target pass over a tree.
+        read_rate: bytes a second that a streamed target is read with; 0 if it is in memory. Memory that the
+            drafter takes is read anew in every pass.
+        limit: most bytes a drafter may have; None is any.
+        read_s: seconds of a pass in which the disk reads; None if that is all of them. Where arithmetic takes
+            longer, more can be read meanwhile at no cost.
+    """
+
+    pass_s: float
+    read_rate: float = 0.0
+    limit: int | None = None
+    read_s: float | None = None
+
+    def tokens_per_second(self, agreement: Agreement, step_s: float, n_bytes: int) -> float:
+        """Expected speed with trees of the best depth.
+
+        A level of the tree holds the target's choice for sure where the drafter's first choice is right,
+        and about every other time where only one of its first four is. 0 if the drafter is too large.
+        """
+        if self.limit is not None and n_bytes > self.limit:
+            return 0.0
+        level = (agreement.top1 + agreement.top4) / 2
+        pass_s = self.pass_s
+        if self.read_rate:
+            read_s = pass_s if self.read_s is None else self.read_s
+            pass_s = max(pass_s, read_s + n_bytes / self.read_rate)
+        expected, reached, best = 1.0, 1.0, 0.0
+        for depth in range(1, _DEEPEST + 1):
+            reached *= level
+            expected += reached
+            best = max(best, expected / (pass_s + depth * step_s))
+        return best
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A recipe, and what is expected of it."""
+
+    recipe: Recipe
+    agreement: Agreement
+    step_s: float
+    n_bytes: int
+    tokens_per_second: float
+
+
+Told = Callable[[str, float], None]
+
+
+def search(
+    measurements: Measurements,
+    quantizations: Sequence[str],
+    n_layers: int,
+    cost: CostModel,
+    on_progress: Told | None = None,
+) -> Judged:
+    """The best recipe found, other than the target as it is.
+
+    Under a limit that nothing meets, the smallest one that was tried.
+    """
+
+    def judge(recipe: Recipe) -> Judged:
+        agreement = measurements.agreement(recipe)
+        step_s, n_bytes = measurements.step_s(recipe), measurements.n_bytes(recipe)
+        speed = cost.tokens_per_second(agreement, step_s, n_bytes)
+        return Judged(recipe, agreement, step_s, n_bytes, speed)
+
+    def tell(what: str, fraction: float) -> None:
+        if on_progress is not None:
+            on_progress(what, fraction)
+
+    whole = []
+    for number, quantization in enumerate(quantizations):
+        tell(f"Trying {Recipe(quantization)}", 0.2 * number / len(quantizations))
+        whole.append(judge(Recipe(quantization)))
+    best = _best(whole)
+    base = best.recipe.quantization
+    harm = {}
+    for layer in range(n_layers):
+        tell(f"Trying {base} without layer {layer}", 0.2 + 0.5 * layer / n_layers)
+        harm[layer] = judge(Recipe(base, (layer,)))
+    order = sorted(harm, key=lambda layer: (-_level(harm[layer].agreement), layer))
+    gone: tuple[int, ...] = ()
+    tried = [judged for judged in whole if not _is_target(judged.recipe)]
+    stale = 0
+    while stale < _PATIENCE and len(gone) < n_layers - 1:
+        so_far = f"; best so far: {_best(tried).recipe}" if tried else ""
+        tell(f"Leaving out {len(gone) + 1} layers{so_far}", 0.7 + 0.2 * len(gone) / n_layers)
+        left = [layer for layer in order if layer not in gone][:_TRIED]
+        step = [
+            harm[layer] if not gone else judge(Recipe(base, tuple(sorted((*gone, layer))))) for layer in left
+        ]
+        # Under a limit all of them may be too large yet: then the one that agrees best goes on.
+        picked = max(step, key=lambda j: (j.tokens_per_second, _level(j.agreement)))
+        gone = picked.recipe.dropped
+        improved = not tried or picked.tokens_per_second > _best(tried).tokens_per_second
+        too_large = cost.limit is not None and picked.n_bytes > cost.limit
+        stale = 0 if improved or too_large else stale + 1
+        tried += step
+    best = _best(tried or whole)
+    for quantization in quantizations:
+        if quantization != base and best.recipe.dropped:
+            tell(f"Trying {Recipe(quantization, best.recipe.dropped)}", 0.95)
+            tried.append(judge(Recipe(quantization, best.recipe.dropped)))
+    return _best(tried or whole)
+
+
+def _is_target(recipe: Recipe) -> bool:
+    """Whether nothing is changed: a target that could stand in memory twice needs no drafter."""
+    return recipe.quantization == KEEP and not recipe.dropped
+
+
+def _best(judged: Sequence[Judged]) -> Judged:
+    return max(judged, key=lambda j: (j.tokens_per_second, -j.n_bytes))
+
+
+def _level(agreement: Agreement) -> float:
+    return (agreement.top1 + agreement.top4) / 2

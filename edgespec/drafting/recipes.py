@@ -1,0 +1,160 @@
+"""Measure recipes for a drafter, and remember every measurement, so that a search can be taken up again.
+
+Each quantization is made once as a whole file; layers are silenced in a copy of it. What was measured is in
+`state.json` beside them, written after each measurement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edgespec.drafting.agreement import STEP_ROWS, Agreement, PassCost, Reader, Text, Written
+from edgespec.drafting.layer_masking import MaskedCopy
+from edgespec.drafting.recipe_search import Recipe
+from edgespec.errors import OutputError
+from edgespec.files import written_whole
+from edgespec.models.gguf.footprint import readable
+from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.gguf.quantize import KEEP, make_drafter
+
+Progress = Callable[[str, float], None]
+
+_SAME_MEMORY = 0.05  # share by which free memory varies from one run to the next
+
+
+class State:
+    """What was found out so far, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self.values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            self.values = {}
+
+    def keep(self, key: str, value: Any) -> None:
+        """Remember, at once."""
+        self.values[key] = value
+        with written_whole(self._path) as file:
+            file.write(json.dumps(self.values).encode())
+
+    def written(self, memory: int, write: Callable[[], Written], measure: Callable[[], PassCost]) -> Written:
+        """What the target wrote, and what its passes cost: remembered, or found now.
+
+        Args:
+            memory: bytes that the target has. Its text is the same with any, its passes are not.
+            write: has it write.
+            measure: has it write just enough to tell what a pass costs.
+        """
+        if "written" not in self.values:
+            written = write()
+            self.keep("written", {"texts": [asdict(text) for text in written.texts]})
+            self.keep("passes", {"memory": memory, **asdict(written.cost)})
+        known = self.values.get("passes", {})
+        if abs(known.get("memory", 0) - memory) > _SAME_MEMORY * memory:
+            self.keep("passes", {"memory": memory, **asdict(measure())})
+        texts = tuple(
+            Text(tuple(text["prompt"]), tuple(text["answer"])) for text in self.values["written"]["texts"]
+        )
+        cost = {name: value for name, value in self.values["passes"].items() if name != "memory"}
+        return Written(texts, PassCost(**cost))
+
+
+class Workshop:
+    """Measures recipes for one target.
+
+    Args:
+        folder: for the files that are needed meanwhile.
+    """
+
+    def __init__(
+        self, target: GGUFHeader, folder: Path, state: State, texts: tuple[Text, ...], threads: int | None
+    ) -> None:
+        self._target = target
+        self._folder = folder
+        self._state = state
+        self._texts = texts
+        self._threads = threads
+        self._open: tuple[str, MaskedCopy, Reader] | None = None
+        self.on_progress: Progress = lambda _what, _fraction: None
+
+    def agreement(self, recipe: Recipe) -> Agreement:
+        """As `Measurements`."""
+        key = f"agreement {recipe.quantization} {list(recipe.dropped)}"
+        if key not in self._state.values:
+            copy, reader = self._reader(recipe.quantization)
+            copy.silence(recipe.dropped)
+            self._state.keep(key, asdict(reader.agreement(self._texts)))
+        return Agreement(**self._state.values[key])
+
+    def step_s(self, recipe: Recipe) -> float:
+        """As `Measurements`: that of the whole model, less the share of the bytes that are left out."""
+        key = f"step of {STEP_ROWS} {recipe.quantization}"
+        if key not in self._state.values:
+            with Reader(self._file(recipe.quantization), self._texts[:1], repack=True) as reader:
+                self._state.keep(key, reader.step_s())
+        whole = self.n_bytes(Recipe(recipe.quantization))
+        return float(self._state.values[key]) * self.n_bytes(recipe) / whole
+
+    def n_bytes(self, recipe: Recipe) -> int:
+        """As `Measurements`."""
+        key = f"bytes {recipe.quantization}"
+        if key not in self._state.values:
+            header = read_header(self._file(recipe.quantization))
+            layers: dict[str, int] = {}
+            for tensor in header.tensors:
+                if tensor.name.startswith("blk."):
+                    layer = tensor.name.split(".")[1]
+                    layers[layer] = layers.get(layer, 0) + tensor.n_bytes
+            self._state.keep(key, {"file": header.file_bytes, "layers": layers})
+        sizes = self._state.values[key]
+        dropped: int = sum(sizes["layers"].get(str(layer), 0) for layer in recipe.dropped)
+        return int(sizes["file"]) - dropped
+
+    def close(self) -> None:
+        """Remove the files; what was measured stays."""
+        self._close_reader()
+        for path in self._folder.glob("*.gguf*"):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+    def _reader(self, quantization: str) -> tuple[MaskedCopy, Reader]:
+        if self._open is None or self._open[0] != quantization:
+            self._close_reader()
+            source = self._file(quantization)
+            self._check_room(source.stat().st_size)
+            copy = MaskedCopy(source, self._folder / "masked.gguf")
+            self._open = (quantization, copy, Reader(copy.path, self._texts, repack=False))
+        return self._open[1:]
+
+    def _close_reader(self) -> None:
+        if self._open is not None:
+            self._open[2].close()
+            self._open[1].close()
+            self._open = None
+
+    def _file(self, quantization: str) -> Path:
+        """The whole target in this quantization; made if it is not there."""
+        if quantization == KEEP:
+            return self._target.path
+        path = self._folder / f"{quantization}.gguf"
+        if not path.exists():
+            self.on_progress(f"Making {quantization} of {self._target.path.name}", 0.0)
+            self._check_room(sum(part.stat().st_size for part in split_paths(self._target)))
+            make_drafter(self._target.path, path, quantization=quantization, threads=self._threads)
+        return path
+
+    def _check_room(self, n_bytes: int) -> None:
+        free = shutil.disk_usage(self._folder).free
+        if free < n_bytes:
+            raise OutputError(
+                f"{readable(n_bytes)} of disk are needed in {self._folder}, and {readable(free)} are free.",
+                "Make room, or set XDG_DATA_HOME to a folder on a larger disk.",
+            )

@@ -1,0 +1,419 @@
+"""The engine: draft, verify, accept, commit.
+
+A pass of the target is expensive, and costs about the same for one token as for a tree of them. So a
+drafter guesses how the text goes on, as a tree; the target reads the whole tree in one pass; the path it
+agrees with is accepted; and the target's own choice after that path comes on top. Decoding without a
+drafter is the same loop with a tree of one node.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from types import TracebackType
+
+from edgespec.costs.curves import Costs
+from edgespec.engine.answer import AnswerBuilder
+from edgespec.engine.target import Target
+from edgespec.engine.usage import Usage
+from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
+from edgespec.generation import (
+    Chunk,
+    FinishReason,
+    Generation,
+    GenerationConfig,
+    MemoryUse,
+    PassRecord,
+)
+from edgespec.machine.probe import peak_rss
+from edgespec.models.llama.runtime import AbortFlag, DecodeAborted
+from edgespec.models.text.encoding import Encoder, Prompt
+from edgespec.models.text.grammar import Grammars
+from edgespec.profiles.store import Keys
+from edgespec.profiles.updates import Observed
+from edgespec.speculation.constraint import Constraint
+from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.methods import Method, method_for
+from edgespec.speculation.policies import TreePolicy, tree_policy
+from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
+from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.verification.base import Acceptance
+
+
+class Engine:
+    """One target and one drafter, generating one answer at a time.
+
+    `cancel` and `close` are safe from any thread, also while another one generates. Everything else is for
+    one thread at a time. Whatever ends an answer, KeyboardInterrupt and errors of callbacks included, the
+    next one is what an engine would give that had never been interrupted.
+
+    Attributes:
+        context: most tokens of a text, prompt and answer together.
+        limits: what no tree may exceed.
+        policy: how trees grow.
+        load_s: seconds that loading took.
+        keys: what the figures of this pair on this machine are kept under, where they are.
+        observed: what this run saw of them.
+        notes: what a person might wonder about, in plain sentences.
+        warnings: what a person must know, such as where something else is done than was asked for.
+        last_generation: the latest answer.
+        last_round: the latest tree that held drafts, and what became of it.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        encoder: Encoder,
+        abort: AbortFlag,
+        *,
+        context: int,
+        tree_budget: int | None = None,
+        limits: TreeLimits | None = None,
+        policy: TreePolicy | None = None,
+        costs: Costs | None = None,
+        keys: Keys | None = None,
+        notes: Sequence[str] = (),
+        warnings: Sequence[str] = (),
+        load_s: float = 0.0,
+        memory: MemoryUse | None = None,
+        exact: bool = False,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.encoder = encoder
+        self.context = context
+        self.notes = list(notes)
+        self.warnings = list(warnings)
+        self.last_generation: Generation | None = None
+        self.last_round: tuple[TokenTree, Acceptance] | None = None
+        most = limits or TreeLimits(budget=target.max_nodes)
+        most = replace(
+            most,
+            budget=min(tree_budget or most.budget, target.max_nodes),
+            leaves=min(most.leaves, target.max_leaves),
+            ends=target.model.vocabulary.ends,
+        )
+        if target.rule is not None:
+            # Passes are padded to these rows anyway.
+            most = replace(most, rows=target.rule.multiple, free=min(target.rule.minimum, most.budget))
+        if most.leaves == 1:
+            most = replace(most, width=1, branching=1)
+        self.limits = most
+        self.policy = policy or tree_policy()
+        self.keys = keys
+        self.observed = Observed(keys)
+        self._costs = costs
+        self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs)
+        self._plain_s = costs.verify.at(1) if costs else 0.0
+        self.load_s = self._load_s = load_s
+        self._memory = memory or MemoryUse()
+        self._abort = abort
+        self._exact = exact  # somebody asked for it
+        self._grammars = Grammars(target.model.vocabulary)
+        self._usage = Usage(abort)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the target can hold a conversation."""
+        return self.encoder.has_template
+
+    @property
+    def description(self) -> str:
+        """Target, drafter and mode in one line."""
+        mode = "exact" if self.target.rule else "not bit-exact"
+        return f"{self.target.model.path.name}, drafted by {self.drafter.name}, {mode}"
+
+    def passes(self, text: list[int], method: Method, max_tokens: int) -> Iterator[PassRecord]:
+        """The loop: appends accepted tokens to `text` and yields a record of each pass.
+
+        The cache must hold all of `text` but its last token, which becomes the root of the first tree.
+        """
+        sizer = self._sizer_for(method)
+        end = len(text) + max_tokens
+        while len(text) < end:
+            limits = sizer.limits()
+            # The bonus token comes on top of the path, so the path may be one shorter than what is left.
+            limits = replace(limits, depth=min(limits.depth, end - len(text) - 1))
+            record = self._pass(text, limits, method)
+            sizer.record(record)
+            if record.nodes == 1:
+                self._plain_s = min(record.seconds, 1.05 * (self._plain_s or math.inf))
+            yield record
+
+    def _sizer_for(self, method: Method) -> FixedSizer | AdaptiveSizer:
+        if method.nodes is None or isinstance(self._sizer, FixedSizer):
+            return self._sizer
+        return FixedSizer(replace(self.limits, budget=min(method.nodes, self.limits.budget)))
+
+    def _pass(self, text: list[int], limits: TreeLimits, method: Method) -> PassRecord:
+        """Draft, verify, accept, commit."""
+        start = time.perf_counter()
+        guess = method.drafting.draft(self.drafter, text, limits)
+        tree = guess.tree
+
+        drafted = time.perf_counter()
+        waited = self.target.context.waited_s
+        logits = self.target.verify(tree)
+        waited = self.target.context.waited_s - waited
+
+        verified = time.perf_counter()
+        accepted = method.accept(guess, logits, text)
+        self.drafter.learn(text)
+        self.target.commit(tree, accepted.path)
+        if len(tree) > 1:
+            self.last_round = tree, accepted
+        return PassRecord(
+            nodes=len(tree),
+            accepted=len(accepted.path) - 1,
+            promised=tree.expected_accepted,
+            draft_s=drafted - start,
+            verify_s=verified - drafted,
+            accept_s=time.perf_counter() - verified,
+            wait_s=waited,
+            draft_steps=self.drafter.steps,
+            draft_rows=self.drafter.rows,
+        )
+
+    def stream(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        raw: bool = False,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Generator[Chunk, None, None]:
+        """Generate, giving text as soon as it is accepted; the last chunk carries the whole answer.
+
+        Args:
+            prompt: a question, put into the model's chat template if it has one; or chat messages; or
+                token ids.
+            raw: go on with the text as it stands, without a template.
+            on_prefill: told (tokens read, tokens to read) while the prompt is read.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room for an answer.
+            TemplateError: messages were given and the model has no template, or a broken one.
+            UsageError: the prompt is empty, the grammar is wrong, the drafter cannot serve the rule of
+                `config.verify`, or that rule lets the drafter take part in a text that was asked to be
+                exact; or the engine is busy with another answer.
+            BackendError: the engine is closed, or was closed by another thread meanwhile.
+        """
+        # The generator is what makes the engine busy. It cannot name itself, so it is told who it is.
+        own: list[weakref.ref[Generator[Chunk, None, None]]] = []
+        answer = self._stream(own, prompt, config or GenerationConfig(), raw, on_prefill)
+        own.append(weakref.ref(answer))
+        return answer
+
+    def _stream(
+        self,
+        own: Sequence[weakref.ref[Generator[Chunk, None, None]]],
+        prompt: Prompt,
+        config: GenerationConfig,
+        raw: bool,
+        on_prefill: Callable[[int, int], None] | None,
+    ) -> Generator[Chunk, None, None]:
+        if self._exact and not config.rule.kind.invariant:
+            raise UsageError(
+                f"The text depends on the drafter with the rule '{config.rule.name}', and in exact decoding "
+                "it must not.",
+                "Choose another rule, or load the model without exact=True (--exact).",
+            )
+        with self._usage.held():
+            tokens = self.encoder.encode(prompt, raw=raw)
+        room = self.context - len(tokens)
+        if not tokens:
+            raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
+        if room < 1:
+            raise ContextLengthError(
+                f"The prompt has {len(tokens)} tokens, and the context holds {self.context}.",
+                f"Shorten it, or ask for --context {_round_up(len(tokens) + 512, 1024)}.",
+            )
+        me = own[0]()
+        assert me is not None, "a generator that runs is there"
+        self._usage.begin(me)
+        del me
+        steps = self._answer(tokens, room, config, on_prefill)
+        try:
+            while True:
+                with self._usage.held():
+                    chunk = next(steps, None)
+                if chunk is None:
+                    return
+                yield chunk
+        finally:
+            with self._usage.held_anyway():
+                steps.close()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        raw: bool = False,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Generation:
+        """The whole answer at once; see `stream`."""
+        generation = None
+        for chunk in self.stream(prompt, config, raw=raw, on_prefill=on_prefill):
+            generation = chunk.generation
+        assert generation is not None
+        return generation
+
+    def cancel(self) -> None:
+        """End the running answer; safe from other threads and from signal handlers."""
+        self._abort.set()
+
+    def set_tree_budget(self, budget: int | None) -> None:
+        """Size the trees from now on: most nodes a pass, or None to follow the measured cost.
+
+        Raises:
+            UsageError: the engine was not loaded for trees of that size.
+        """
+        if budget is not None and not 1 <= budget <= self.target.max_nodes:
+            raise UsageError(
+                f"The tree budget is {budget}.",
+                f"It must be from 1 to {self.target.max_nodes} now, or auto.",
+            )
+        most = self.limits
+        self._sizer = FixedSizer(replace(most, budget=budget)) if budget else AdaptiveSizer(most, self._costs)
+
+    def close(self) -> None:
+        """Free the models and their caches; safe from any thread, and more than once.
+
+        An answer that another thread is generating is ended first: there `stream` and `generate` raise
+        BackendError. In a process that was forked after loading, nothing is freed.
+        """
+        self._usage.close(self._free)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine was closed."""
+        return self._usage.closed
+
+    def held(self) -> AbstractContextManager[None]:
+        """A context in which no other thread can free the models, for those who use them directly.
+
+        Raises:
+            BackendError: the engine is closed, or was loaded before this process was forked.
+        """
+        return self._usage.held()
+
+    def _free(self) -> None:
+        with ExitStack() as stack:  # the rest is freed too if something fails
+            stack.callback(self.target.close)
+            stack.callback(self.drafter.close)
+            stack.callback(self.encoder.close)
+            self.observed.keep(self.target)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _answer(
+        self,
+        prompt: list[int],
+        room: int,
+        config: GenerationConfig,
+        on_prefill: Callable[[int, int], None] | None,
+    ) -> Generator[Chunk, None, None]:
+        seed = secrets.randbits(32) if config.seed is None else config.seed
+        constraint = self._new_constraint(len(prompt), config)
+        n_vocab = self.target.model.vocabulary.n_tokens
+        method = method_for(config, n_vocab, seed, self.drafter, constraint, policy=self.policy)
+        answer = self._new_answer(len(prompt), config, seed)
+        builder = AnswerBuilder(answer, self.target.model.vocabulary, config.stop)
+        timings = answer.timings
+        text = list(prompt)
+        most = room if config.max_tokens is None else min(config.max_tokens, room)
+        reason: FinishReason = "cancelled"
+        start = time.perf_counter()
+        try:
+            try:
+                self.target.prefill(text[:-1], on_prefill)
+            finally:
+                timings.prefill_s = time.perf_counter() - start
+            self._usage.check()  # what was told of the progress may have closed the engine
+            for record in self.passes(text, method, most):
+                yield self._taken(record, text[len(prompt) + builder.count :], builder, config)
+                if builder.ended or self._abort.is_set:
+                    break
+            else:
+                reason = "length"
+        except DecodeAborted:
+            pass
+        except EdgeSpecError:
+            reason = "error"
+            raise
+        finally:
+            rest = builder.finish(reason)
+            with self._usage.held_anyway() as there:
+                if there:
+                    self.target.settle(len(prompt) + builder.tokens_to_cache)
+            answer.plain_pass_s = self._plain_s
+            self.policy.keep()
+            answer.context_full = reason == "length" and len(answer.tokens) == room
+            answer.memory.peak_rss_bytes = peak_rss()
+        if answer.finish_reason == "cancelled":
+            self._usage.check()
+        yield Chunk(rest, generation=answer)
+
+    def _taken(
+        self, record: PassRecord, tokens: Sequence[int], builder: AnswerBuilder, config: GenerationConfig
+    ) -> Chunk:
+        """What a pass adds to the answer: its figures count nothing behind the answer's end."""
+        answer, timings = builder.generation, builder.generation.timings
+        before, known = builder.count, len(answer.tokens)
+        said = builder.take(tokens)
+        record = record.cut(builder.count - before)
+        answer.passes.append(record)
+        if record.nodes > 1 and config.rule.kind.invariant and config.grammar is None:
+            assert self.last_round is not None
+            tree, accepted = self.last_round
+            path = accepted.path[: record.accepted + 1]
+            self.observed.add(tree, path, record.draft_steps, config.temperature)
+        self.observed.timed(record, self.target.context.n_threads)
+        timings.draft_s += record.draft_s
+        timings.verify_s += record.verify_s
+        timings.io_wait_s += record.wait_s
+        timings.decode_s += record.seconds
+        return Chunk(said, tuple(answer.tokens[known:]), record)
+
+    def _new_constraint(self, prompt_tokens: int, config: GenerationConfig) -> Constraint | None:
+        grammar, grammars = config.grammar, self._grammars
+        if grammar is None:
+            return None
+        matcher = grammars.matcher(grammar)
+        return Constraint(matcher, prompt_tokens, grammars.ends, lambda: grammars.forget(grammar))
+
+    def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
+        self._usage.clear_abort()
+        answer = Generation(
+            prompt_tokens=prompt_tokens,
+            seed=0 if config.greedy else seed,
+            exact=self.target.rule is not None and config.rule.kind.invariant,
+            verify=str(config.rule),
+            lossy=config.rule.kind.lossy,
+            memory=replace(self._memory),
+        )
+        # Loading is paid once, by the first answer.
+        answer.timings.load_s, self._load_s = self._load_s, 0.0
+        self.last_generation = answer
+        return answer
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,260 @@
+"""A conversation with an engine, saved as it goes if it has a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.session_file import Conversation, SessionFile
+from edgespec.errors import SessionError
+from edgespec.generation import Chunk, Generation, GenerationConfig
+from edgespec.models.llama.cache.states import StateStore
+from edgespec.models.text.encoding import Encoded
+
+_REASONS = {
+    "weights": "with other weights of this model, or from another copy of its file",
+    "build": "by another build of llama.cpp, or on another processor",
+    "context": "with another context size",
+}
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """How a saved session was taken up.
+
+    Attributes:
+        turns: questions with an answer.
+        tokens: of the conversation.
+        restored: tokens of them whose state was put back; the others are read with the next question.
+        reason: why nothing was put back; empty if something was.
+        pending: a question that got no answer.
+    """
+
+    turns: int
+    tokens: int
+    restored: int
+    reason: str
+    pending: str | None
+
+
+class Session:
+    """Messages so far, and the tokens they were read as, so that each turn costs only its own text.
+
+    Attributes:
+        messages: {"role", "content"} of each turn, without the system prompt.
+        file: where the conversation is saved after every change; None if it is not.
+    """
+
+    def __init__(self, engine: Engine, system: str | None = None) -> None:
+        self.engine = engine
+        self.messages: list[dict[str, str]] = []
+        self.file: SessionFile | None = None
+        self._system = system
+        self._known: Encoded | None = None
+        self._pending: str | None = None
+        self._store: StateStore | None = None
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt."""
+        return self._system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self._system = text
+        self._known = None
+        self._save()
+
+    @property
+    def turns(self) -> int:
+        """Questions with an answer."""
+        return len(self.messages) // 2
+
+    @property
+    def unsaved(self) -> str:
+        """Why the state of what was read cannot be saved; empty if it can. The conversation is saved."""
+        return self._store.failure if self._store is not None else ""
+
+    def ask(
+        self,
+        text: str,
+        config: GenerationConfig | None = None,
+        *,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Chunk]:
+        """Say something and stream the answer; both become part of the conversation.
+
+        An answer that is stopped half-way is kept as far as it came.
+
+        Raises:
+            TemplateError: the model has no chat template, or it failed; the message is not kept.
+            ContextLengthError: the conversation fills the context; the message is not kept.
+            SessionError: the conversation cannot be saved.
+        """
+        encoded = self._encoded(text)
+        self._pending = text
+        self._save()
+        before = self.engine.last_generation
+        answered = False
+        try:
+            for chunk in self.engine.stream(encoded.tokens, config, on_prefill=on_prefill):
+                answered = answered or chunk.record is not None
+                yield chunk
+        finally:
+            self._pending = None
+            answer = self.engine.last_generation
+            if answered and answer is not None and answer is not before:
+                self._add(text, answer, encoded)
+            self._save()
+
+    def undo(self) -> bool:
+        """Drop the last question and its answer; False if there is none."""
+        if not self.messages:
+            return False
+        del self.messages[-2:]
+        self._known = None
+        self._save()
+        return True
+
+    def clear(self) -> None:
+        """Begin anew, with the same system prompt.
+
+        A file keeps the conversation so far as it is; the new one is not saved until it is given a file.
+        """
+        self.close()
+        self.messages.clear()
+        self._known = None
+
+    def drop_oldest(self, text: str = "", room: int = 256) -> int:
+        """Drop as many of the oldest turns as it takes for a question and an answer to fit.
+
+        Args:
+            text: the question.
+            room: tokens to leave free for the answer.
+
+        Returns:
+            How many turns were dropped; 0 if nothing that could be dropped would help.
+        """
+        room = min(room, self.engine.context // 2)
+        kept = list(self.messages)
+        while kept:
+            del kept[:2]
+            if len(self._encoded(text or "?", kept).tokens) + room <= self.engine.context:
+                dropped = (len(self.messages) - len(kept)) // 2
+                self.messages[:] = kept
+                self._known = None
+                self._save()
+                return dropped
+        return 0
+
+    def save_to(self, file: SessionFile) -> None:
+        """Save the conversation to a file, now and after every change.
+
+        Raises:
+            SessionError: the file cannot be written.
+        """
+        self.close()
+        self._attach(file)
+        self._save()
+
+    def resume(self, file: SessionFile) -> Resumed | None:
+        """Go on with a saved conversation, and save to its file from now on.
+
+        Its keys and values are put back if the model, the context and the build are the same. With another
+        build or context size, the next question reads the conversation again.
+
+        Returns:
+            How it was taken up; None if the file holds nothing yet: then the conversation so far goes there.
+
+        Raises:
+            SessionError: the file is no session, or another model's.
+            TemplateError: the template fails with this conversation.
+        """
+        saved = file.read()
+        if saved is None:
+            self.save_to(file)
+            return None
+        reason = self._misfit(saved, file)
+        self.close()
+        self._system, self._known = saved.system, saved.known
+        self.messages[:] = saved.messages
+        self._attach(file)
+        tokens = list(saved.known.tokens) if saved.known else []
+        with self.engine.held():
+            restored = 0 if reason or not tokens else self.engine.target.recall(tokens)
+        if saved.messages and not restored and not reason:
+            reason = "The saved state is missing or damaged"
+        return Resumed(self.turns, len(tokens), restored, reason, saved.pending)
+
+    def close(self) -> None:
+        """Stop saving; what was saved stays."""
+        if self._store is not None and self._store in self.engine.target.stores:
+            self.engine.target.stores.remove(self._store)
+            self.engine.drafter.stop_saving()
+        if self.file is not None:
+            self.file.close()
+        self.file = self._store = None
+
+    def _encoded(self, text: str, messages: list[dict[str, str]] | None = None) -> Encoded:
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        told = self.messages if messages is None else messages
+        question = {"role": "user", "content": text}
+        known = self._known if messages is None else None
+        with self.engine.held():
+            return self.engine.encoder.conversation([*system, *told, question], known)
+
+    def _add(self, text: str, answer: Generation, encoded: Encoded) -> None:
+        self.messages += [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": answer.text},
+        ]
+        self._known = None
+        if not self.engine.closed:
+            with self.engine.held():
+                self._known = self.engine.encoder.answered(encoded, answer.text, answer.tokens)
+
+    def _attach(self, file: SessionFile) -> None:
+        self.file = file
+        target = self.engine.target
+        self._store = StateStore(file.states, repr(sorted(target.identity.items())))
+        target.stores.append(self._store)
+        self.engine.drafter.save_to(file.states / "drafter")
+
+    def _save(self) -> None:
+        if self.file is None or self._store is None:
+            return
+        target = self.engine.target
+        known = self._known
+        self.file.write(Conversation(target.identity, self._system, self.messages, self._pending, known))
+        if self._pending is None and (known or not self.messages) and not self.engine.closed:
+            with self.engine.held():
+                if target.keep(self._store, list(known.tokens) if known else []) or not self.messages:
+                    self.engine.drafter.save()
+
+    def _misfit(self, saved: Conversation, file: SessionFile) -> str:
+        """Why the saved states are of no use; raises SessionError if the conversation is of none."""
+        now = self.engine.target.identity
+        then = saved.identity
+        if not _same_model(then.get("model", ""), now.get("model", "")):
+            was, is_ = (str(i.get("model", "?")).partition(" ")[0] for i in (then, now))
+            other = f"{was}, and this is {is_}" if was != is_ else f"another {was}"
+            raise SessionError(
+                f"The session {file.path.stem} was held with {other}.",
+                "Give that model, or take another name for a new session.",
+            )
+        if saved.known and len(saved.known.tokens) >= self.engine.context:
+            raise SessionError(
+                f"The session {file.path.stem} has {len(saved.known.tokens)} tokens, and the context holds "
+                f"{self.engine.context}.",
+                f"Ask for --context {-(-(len(saved.known.tokens) + 512) // 1024) * 1024}.",
+            )
+        differing = [name for name in now if name != "model" and then.get(name) != now[name]]
+        if not differing:
+            return ""
+        return f"It was saved {_REASONS.get(differing[0], 'with other settings of the model')}"
+
+
+def _same_model(then: str, now: str) -> bool:
+    """Whether two identities name one model; earlier versions put a sample of its weights behind the name."""
+    return then == now or then.startswith(f"{now} ")

@@ -1,0 +1,227 @@
+"""Conversations on disk: what was said as JSON, and beside it the keys and values of what was read.
+
+The JSON file is the conversation; it is replaced as a whole after every turn. The folder of states only saves
+time: what is missing or does not fit is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_data_path
+
+from edgespec.errors import SessionError
+from edgespec.files import written_whole
+from edgespec.models.text.encoding import Encoded
+
+_FORMAT = 1
+_ROLES = ("user", "assistant")
+
+
+@dataclass
+class Conversation:
+    """What a saved session holds.
+
+    Attributes:
+        identity: what the states beside it depend on; see models.identity.
+        system: the system prompt.
+        messages: {"role", "content"} of each turn, without the system prompt.
+        pending: a question that got no answer yet.
+        known: the conversation as it was read, and its tokens.
+        saved: when, in ISO 8601.
+    """
+
+    identity: dict[str, str]
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+    pending: str | None = None
+    known: Encoded | None = None
+    saved: str = ""
+
+
+class SessionFile:
+    """One saved session, held by one program at a time.
+
+    Args:
+        name: a path (with a folder, or ending in .json), or a name for the folder of sessions.
+
+    Attributes:
+        path: of the JSON file.
+        states: the folder beside it.
+
+    Raises:
+        SessionError: the name is no name, the folder cannot be made, or another program holds the session.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.path = session_path(name)
+        self.states = self.path.with_name(self.path.name + ".kv")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self.path)
+        except BlockingIOError as error:
+            raise SessionError(
+                f"The session {self.path} is open in another program.",
+                "Close it there, or take another name.",
+            ) from error
+        except OSError as error:
+            raise _cannot("written", self.path, error) from error
+
+    def read(self) -> Conversation | None:
+        """What was saved; None if there is nothing yet.
+
+        Raises:
+            SessionError: the file cannot be read, or is no session.
+        """
+        return read_conversation(self.path)
+
+    def write(self, conversation: Conversation) -> None:
+        """Replace what was saved, all at once.
+
+        Raises:
+            SessionError: the file cannot be written; what was saved before is still there.
+        """
+        conversation.saved = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        record = {"edgespec_session": _FORMAT, **asdict(conversation)}
+        try:
+            with written_whole(self.path) as file:
+                text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+                file.write(text.encode(errors="replace"))
+        except OSError as error:
+            raise _cannot("written", self.path, error) from error
+
+    def close(self) -> None:
+        """Let other programs have the session."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+@dataclass(frozen=True)
+class SavedSession:
+    """A line of a list of sessions.
+
+    Attributes:
+        turns: questions with an answer.
+        bytes: on disk, the states counted.
+    """
+
+    name: str
+    path: Path
+    turns: int
+    saved: str
+    model: str
+    first: str
+    bytes: int
+
+
+def session_path(name: str) -> Path:
+    """The JSON file of a session.
+
+    Raises:
+        SessionError: it is no name that a file could have.
+    """
+    if name.endswith(".json") or "/" in name or os.sep in name or name.startswith("~"):
+        path = Path(name).expanduser()
+        return path if path.suffix == ".json" else path.with_name(path.name + ".json")
+    if not re.fullmatch(r"[\w][\w .-]{0,99}", name):
+        raise SessionError(
+            f"'{name}' is no name for a session.", "Use letters, digits, spaces, '.', '-' and '_', or a path."
+        )
+    return sessions_folder() / f"{name}.json"
+
+
+def sessions_folder() -> Path:
+    """Where sessions with a name are."""
+    return user_data_path("edgespec") / "sessions"
+
+
+def saved_sessions() -> Iterator[SavedSession]:
+    """The sessions with a name, the latest first; what cannot be read is left out."""
+    with contextlib.suppress(OSError):
+        paths = sorted(sessions_folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in paths:
+            with contextlib.suppress(SessionError, OSError):
+                talk = read_conversation(path)
+                if talk is not None:
+                    states = path.with_name(path.name + ".kv")
+                    size = path.stat().st_size + sum(f.stat().st_size for f in states.rglob("*.kv"))
+                    first = talk.messages[0]["content"] if talk.messages else talk.pending or ""
+                    model = talk.identity.get("model", "?").partition(" ")[0]
+                    turns = len(talk.messages) // 2
+                    yield SavedSession(path.stem, path, turns, talk.saved, model, first, size)
+
+
+def read_conversation(path: Path) -> Conversation | None:
+    """A session's file; None if there is none. Raises SessionError if it cannot be read or is none."""
+    try:
+        record = json.loads(path.read_bytes())
+        if record["edgespec_session"] != _FORMAT:
+            raise SessionError(
+                f"{path} was saved by another version of EdgeSpec.", "Use that one, or take another name."
+            )
+        return _conversation(record)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _cannot("read", path, error) from error
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise SessionError(
+            f"{path} is no saved session.", "Take another name, or move that file away."
+        ) from error
+
+
+def _conversation(record: Mapping[str, Any]) -> Conversation:
+    messages = [{"role": _text(m["role"]), "content": _text(m["content"])} for m in record["messages"]]
+    if len(messages) % 2 or any(m["role"] != _ROLES[i % 2] for i, m in enumerate(messages)):
+        raise ValueError("questions and answers do not alternate")
+    known = record["known"]
+    return Conversation(
+        identity={_text(name): _text(value) for name, value in record["identity"].items()},
+        system=_optional(record["system"]),
+        messages=messages,
+        pending=_optional(record["pending"]),
+        known=Encoded(_text(known["text"]), tuple(map(int, known["tokens"]))) if known else None,
+        saved=_text(record["saved"]),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _optional(value: object) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _cannot(verb: str, path: Path, error: OSError) -> SessionError:
+    return SessionError(f"{path} cannot be {verb}: {error.strerror}.", "Give another name or path.")
+
+
+def _locked(path: Path) -> int:
+    """A descriptor that holds the session's lock until it is closed, or the program ends.
+
+    Raises:
+        BlockingIOError: another program has it.
+    """
+    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        import fcntl
+    except ImportError:  # Windows: two programs are not told from one
+        return lock
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock

@@ -1,0 +1,185 @@
+"""Processor cores: which of them count, and what they can do."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from edgespec.machine.groups import ROOT, groups, number, text
+
+# What llama.cpp's kernels use, by the names that it prints, and the flags of the system that stand for it.
+_X86 = {
+    "AVX": ("avx",),
+    "AVX2": ("avx2",),
+    "F16C": ("f16c",),
+    "FMA": ("fma",),
+    "BMI2": ("bmi2",),
+    "AVX_VNNI": ("avx_vnni",),
+    "AVX512": ("avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw"),
+    "AVX512_VBMI": ("avx512vbmi",),
+    "AVX512_VNNI": ("avx512_vnni",),
+    "AVX512_BF16": ("avx512_bf16",),
+    "AMX_INT8": ("amx_tile", "amx_int8"),
+}
+_ARM = {
+    "NEON": ("asimd",),
+    "FP16_VA": ("asimdhp",),
+    "DOTPROD": ("asimddp",),
+    "MATMUL_INT8": ("i8mm",),
+    "SVE": ("sve",),
+    "SME": ("sme",),
+}
+_APPLE = {
+    "NEON": ("AdvSIMD",),
+    "FP16_VA": ("FEAT_FP16",),
+    "DOTPROD": ("FEAT_DotProd",),
+    "MATMUL_INT8": ("FEAT_I8MM",),
+    "SME": ("FEAT_SME",),
+}
+FEATURES = (*_X86, *_ARM)  # all that are known here
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The processor.
+
+    Attributes:
+        model: its name; empty where it is not told.
+        total: cores that the system has, hyperthreads counted.
+        allowed: those that this process may run on.
+        quota: how many cores' time its container gives it; None without such a limit.
+        usable: what threads may be worth starting, hyperthreads counted.
+        physical: cores among those allowed, of which each may run several threads.
+        features: what llama.cpp could use, by the names that it prints.
+    """
+
+    model: str
+    total: int
+    allowed: int
+    quota: float | None
+    usable: int
+    features: tuple[str, ...]
+    physical: int = 0
+
+
+def probe_cores(root: Path = ROOT) -> Cores:
+    """Look at the processor."""
+    quota = min(_quotas(root), default=None)
+    model, features = _told_by_linux(root)
+    if not model and root == ROOT and sys.platform == "darwin":
+        model, features = _told_by_apple(_sysctl())
+    return Cores(
+        model=model or (platform.processor() if root == ROOT else ""),
+        total=os.cpu_count() or 1,
+        allowed=_allowed(),
+        quota=quota,
+        usable=usable_cores(root),
+        features=features,
+        physical=physical_cores(root),
+    )
+
+
+def usable_cores(root: Path = ROOT) -> int:
+    """Cores this process may keep busy: affinity counted, and the time a container gives it, rounded up."""
+    return max(min([_allowed(), *(math.ceil(quota) for quota in _quotas(root))]), 1)
+
+
+def physical_cores(root: Path = ROOT) -> int:
+    """Cores this process may use, with several hardware threads of one counted once."""
+    allowed = _allowed_numbers()
+    if allowed is None:
+        return psutil.cpu_count(logical=False) or _allowed()
+    folder = root / "sys/devices/system/cpu"
+    siblings = {
+        text(folder / f"cpu{number}/topology/thread_siblings_list") or str(number) for number in allowed
+    }
+    return max(len(siblings), 1)
+
+
+def thread_counts(root: Path = ROOT) -> tuple[int, ...]:
+    """Numbers of threads that may be the fastest: as many as physical cores, as many as hardware threads."""
+    most = usable_cores(root)
+    return tuple(sorted({min(physical_cores(root), most), most}))
+
+
+def default_threads(root: Path = ROOT) -> int:
+    """Threads to compute with where nothing was measured: one for each physical core."""
+    return thread_counts(root)[0]
+
+
+def _allowed_numbers() -> set[int] | None:
+    try:
+        return os.sched_getaffinity(0)
+    except AttributeError:  # not on macOS and Windows
+        return None
+
+
+def _allowed() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS and Windows
+        return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Cores' worth of time in each control group around this process that limits it."""
+    for version, folder in groups("cpu", root):
+        if version == 2:
+            words = text(folder / "cpu.max").split()  # "max 100000" is no limit
+            share, period = ([int(w) if w.isdigit() else None for w in words] + [None, None])[:2]
+        else:
+            share, period = number(folder / "cpu.cfs_quota_us"), number(folder / "cpu.cfs_period_us")
+        if share is not None and share > 0 and period:  # -1 is no limit
+            yield share / period
+
+
+def _told_by_linux(root: Path) -> tuple[str, tuple[str, ...]]:
+    """The processor's name and its features, from /proc/cpuinfo; of unlike cores, what all can do."""
+    model, sets = "", []
+    for line in text(root / "proc/cpuinfo").splitlines():
+        name, _, value = (part.strip() for part in line.partition(":"))
+        if name.lower() in ("model name", "hardware") and not model:
+            model = value
+        elif name in ("flags", "Features"):
+            sets.append(frozenset(value.split()))
+    shared = frozenset.intersection(*sets) if sets else frozenset()
+    board = text(root / "proc/device-tree/model") if not model else ""
+    return model or board, _named(_X86 | _ARM, shared)
+
+
+def _told_by_apple(settings: str) -> tuple[str, tuple[str, ...]]:
+    """The same from what `sysctl -a` prints."""
+    rows = dict(line.split(": ", 1) for line in settings.splitlines() if ": " in line)
+    flags = {
+        name.rpartition(".")[2]
+        for name, value in rows.items()
+        if name.startswith("hw.optional.") and value.strip() == "1"
+    }
+    flags |= set(rows.get("machdep.cpu.features", "").lower().split())
+    flags |= set(rows.get("machdep.cpu.leaf7_features", "").lower().split())
+    flags |= {"avx"} if "avx1.0" in flags else set()
+    return rows.get("machdep.cpu.brand_string", ""), _named(_X86 | _APPLE, flags)
+
+
+def _named(table: dict[str, tuple[str, ...]], flags: frozenset[str] | set[str]) -> tuple[str, ...]:
+    return tuple(name for name, wanted in table.items() if flags.issuperset(wanted))
+
+
+def _sysctl() -> str:
+    program = shutil.which("sysctl") or "/usr/sbin/sysctl"
+    try:
+        done = subprocess.run(
+            [program, "-a"], capture_output=True, text=True, timeout=2, check=False, errors="replace"
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout

@@ -1,0 +1,81 @@
+"""Graphics processors that the system knows of, whether or not a llama.cpp build can use them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.machine.groups import ROOT, number, text
+
+NVIDIA, AMD, INTEL = "NVIDIA", "AMD", "Intel"
+_VENDORS = {"0x10de": NVIDIA, "0x1002": AMD, "0x8086": INTEL}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A graphics processor; `memory` is in bytes, None where it is not told."""
+
+    name: str
+    vendor: str
+    memory: int | None = None
+
+
+def probe_gpus(root: Path = ROOT) -> tuple[Gpu, ...]:
+    """The graphics processors of NVIDIA, AMD and Intel that have a driver."""
+    nvidia = _told_by_nvidia_smi() if root == ROOT else []
+    nvidia = nvidia or _nvidia_from_proc(root)
+    others = [gpu for gpu in _from_drm(root) if gpu.vendor != NVIDIA or not nvidia]
+    return (*nvidia, *others)
+
+
+def parse_nvidia_smi(table: str) -> list[Gpu]:
+    """From lines such as "NVIDIA GeForce RTX 3060, 12288": a name and MiB."""
+    found = []
+    for line in table.splitlines():
+        name, comma, size = line.rpartition(",")
+        if comma and name.strip():
+            mebibytes = size.strip()
+            found.append(Gpu(name.strip(), NVIDIA, int(mebibytes) << 20 if mebibytes.isdigit() else None))
+    return found
+
+
+def _told_by_nvidia_smi() -> list[Gpu]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=2, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parse_nvidia_smi(done.stdout) if done.returncode == 0 else []
+
+
+def _nvidia_from_proc(root: Path) -> list[Gpu]:
+    found = []
+    for folder in _listing(root / "proc/driver/nvidia/gpus"):
+        lines = [line.partition(":") for line in text(folder / "information").splitlines()]
+        name = next((value.strip() for key, _, value in lines if key.strip() == "Model"), NVIDIA)
+        found.append(Gpu(name, NVIDIA))
+    return found
+
+
+def _from_drm(root: Path) -> list[Gpu]:
+    found = []
+    for folder in _listing(root / "sys/class/drm"):
+        if not folder.name.removeprefix("card").isdigit():
+            continue  # a connector, such as card0-DP-1
+        vendor = _VENDORS.get(text(folder / "device/vendor").lower())
+        if vendor is not None:
+            name = text(folder / "device/product_name") or f"{vendor} {text(folder / 'device/device')}"
+            found.append(Gpu(name.strip(), vendor, number(folder / "device/mem_info_vram_total")))
+    return found
+
+
+def _listing(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

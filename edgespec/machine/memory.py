@@ -1,0 +1,123 @@
+"""Memory: what there is, what may be used, and what the process uses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from edgespec.machine.groups import ROOT, groups, number, text
+
+_NO_LIMIT = 2**60  # version 1 of control groups writes a huge number for none
+
+OVERCOMMIT_STRICT = 2
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory, in bytes.
+
+    Attributes:
+        total: what the machine has.
+        available: what can be used without swapping, container limits counted.
+        container_limit: the tightest limit of the container around this process; None without one.
+        swap_total, swap_used: swap space.
+        overcommit: Linux's mode: 0 guesses, 1 always, 2 never gives more than it has; None elsewhere.
+        commit_left: with mode 2, what may still be promised; else None.
+        address_space: this process's limit on addresses (ulimit -v); None without one.
+    """
+
+    total: int
+    available: int
+    container_limit: int | None = None
+    swap_total: int = 0
+    swap_used: int = 0
+    overcommit: int | None = None
+    commit_left: int | None = None
+    address_space: int | None = None
+
+
+def probe_memory(root: Path = ROOT) -> Memory:
+    """Look at memory; what cannot be known has its default."""
+    virtual = psutil.virtual_memory()
+    rows = _meminfo(root)
+    swap_total, swap_free = rows.get("SwapTotal"), rows.get("SwapFree")
+    if swap_total is None or swap_free is None:
+        swap_total, swap_free = _swap_elsewhere()
+    mode = number(root / "proc/sys/vm/overcommit_memory")
+    left = rows.get("CommitLimit", 0) - rows.get("Committed_AS", 0)
+    return Memory(
+        total=rows.get("MemTotal", int(virtual.total)),
+        available=available_memory(root),
+        container_limit=min((limit for limit, _ in _limits(root)), default=None),
+        swap_total=swap_total,
+        swap_used=swap_total - swap_free,
+        overcommit=mode,
+        commit_left=max(left, 0) if mode == OVERCOMMIT_STRICT else None,
+        address_space=_address_space(),
+    )
+
+
+def available_memory(root: Path = ROOT) -> int:
+    """Bytes that can be used without swapping: the system's, or less inside a container."""
+    free = _meminfo(root).get("MemAvailable") if root != ROOT else None
+    free = int(psutil.virtual_memory().available) if free is None else free
+    return min([free, *(room for _, room in _limits(root))])
+
+
+def peak_rss() -> int:
+    """Most bytes of memory this process has held."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and room of each memory control group around this process, in bytes."""
+    for version, folder in groups("memory", root):
+        if version == 2:
+            limit, usage, reclaimable = "memory.max", "memory.current", "inactive_file"
+        else:
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            reclaimable = "total_inactive_file"
+        most, used = number(folder / limit), number(folder / usage)  # "max" is no number
+        if most is None or used is None or most >= _NO_LIMIT:
+            continue
+        stat = dict(row.split()[:2] for row in text(folder / "memory.stat").splitlines() if " " in row)
+        cached = stat.get(reclaimable, "0")
+        yield most, max(most - used + (int(cached) if cached.isdigit() else 0), 0)
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    rows = {}
+    for line in text(root / "proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if words and words[0].isdigit():
+            rows[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+    return rows
+
+
+def _swap_elsewhere() -> tuple[int, int]:
+    """Total and free, where there is no /proc."""
+    try:
+        swap = psutil.swap_memory()
+    except (OSError, RuntimeError):
+        return 0, 0
+    return int(swap.total), int(swap.free)
+
+
+def _address_space() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit

@@ -1,0 +1,77 @@
+"""Power, and other programs: what makes a machine slower than it could be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from edgespec.machine.groups import ROOT, text
+
+
+@dataclass(frozen=True)
+class Power:
+    """What saves power.
+
+    Attributes:
+        on_battery: None where there is no battery.
+        charge: its share of full, 0 to 1.
+        governor: how Linux sets the clock of the first core, such as "powersave"; empty if not told.
+        scaling_driver: what obeys it: with "intel_pstate" and "amd-pstate-epp", "powersave" is the usual.
+        profile: of the platform, such as "low-power"; empty if not told.
+        lid_closed: None where there is no lid.
+    """
+
+    on_battery: bool | None = None
+    charge: float | None = None
+    governor: str = ""
+    scaling_driver: str = ""
+    profile: str = ""
+    lid_closed: bool | None = None
+
+    @property
+    def saving(self) -> str:
+        """Why the processor may run slower than it can, as a clause; empty if nothing says so."""
+        if self.profile in ("low-power", "quiet"):
+            return f"the power profile is {self.profile}"
+        # These drivers choose the clock themselves, and call that powersave.
+        if self.governor == "powersave" and self.scaling_driver not in ("intel_pstate", "amd-pstate-epp"):
+            return "the processor's governor is powersave"
+        return ""
+
+
+def probe_power(root: Path = ROOT) -> Power:
+    """Look at power; what cannot be known has its default."""
+    on_battery = charge = None
+    try:
+        battery = psutil.sensors_battery() if root == ROOT else None
+    except (AttributeError, OSError, RuntimeError, ValueError):
+        battery = None  # not on this system, or not to be read here
+    if battery is not None:
+        on_battery, charge = battery.power_plugged is False, round(battery.percent / 100, 3)
+    clock = root / "sys/devices/system/cpu/cpu0/cpufreq"
+    return Power(
+        on_battery=on_battery,
+        charge=charge,
+        governor=text(clock / "scaling_governor"),
+        scaling_driver=text(clock / "scaling_driver"),
+        profile=text(root / "sys/firmware/acpi/platform_profile"),
+        lid_closed=_lid_closed(root),
+    )
+
+
+def busy_share(seconds: float = 0.25) -> float | None:
+    """Share of all cores' time that programs took during the next moments, 0 to 1; None if not told."""
+    try:
+        return round(float(psutil.cpu_percent(interval=seconds)) / 100, 3)
+    except (OSError, RuntimeError):
+        return None
+
+
+def _lid_closed(root: Path) -> bool | None:
+    try:
+        states = [text(path) for path in (root / "proc/acpi/button/lid").glob("*/state")]
+    except OSError:
+        return None
+    return any("closed" in state for state in states) if states else None

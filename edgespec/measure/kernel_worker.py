@@ -1,0 +1,231 @@
+"""The child process of trial.py: computes with every kernel layout, and compares with the plain one.
+
+    python -m edgespec.measure.kernel_worker SKIPPED
+
+SKIPPED is a JSON list of layouts (ggml's names) to leave out. Prints JSON objects, a line each, and says
+before each step what it does: if it dies, the last line tells where.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import EdgeSpecError
+from edgespec.kernels.layouts import KernelLayout, available_layouts, only, supporting_layouts
+from edgespec.kernels.products import FloatArray, Processor, product, quantized, type_name
+from edgespec.kernels.report import ROWS
+from edgespec.kernels.setting import PLAIN
+from edgespec.machine.cores import usable_cores
+from edgespec.machine.probe import available_memory
+from edgespec.models.gguf.types import BLOCK_SIZES
+from edgespec.models.hub import catalog
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.runtime import Context, Model, start_backend
+
+_LENGTH, _HEIGHT = 2048, 1024  # of the matrix: every block size and every tile divides them
+_STACK = 4  # matrices in a stack, as experts have
+_DISTINCT = 64  # rows; quantizing takes longer than multiplying, so they are repeated
+_ROUNDS = 5  # the fastest counts
+_TYPES = [type_id for type_id, (block, _bytes) in BLOCK_SIZES.items() if block > 1 and type_id not in (9, 15)]
+_DECODE_MEMORY = 1 << 30  # bytes that must be free for the real model
+
+# Layouts quantize activations and add up in other ways, so results differ by rounding. llama.cpp's own
+# comparison of backends allows this normalized squared error; nonsense has about 1 or 2. A single wrong
+# element hardly moves the sum, so each must also be within a share of the root mean square.
+_MOST_ERROR = 5e-4
+_MOST_DEVIATION = 0.25
+
+# Plain products are compared with the unquantized matrix, which 2 bits a weight approximate coarsely.
+_MOST_QUANTIZATION_ERROR = 0.5
+
+# Through all layers of a model the difference grows; unrelated logits have a cosine near 0.
+_LEAST_COSINE = 0.9
+
+
+def main() -> None:
+    """Try everything."""
+    _no_core_dump()
+    start_backend()
+    skipped = set(json.loads(sys.argv[1]))
+    names = [layout.name for layout in available_layouts()]
+    _say("layouts", names=names)
+    layouts = [layout for layout in available_layouts() if layout.name not in skipped]
+    with Processor(usable_cores()) as processor, Processor(1) as core:
+        layouts = _try_products(processor, core, layouts)
+    _try_decoding(layouts)
+    _say("done")
+
+
+def _try_products(processor: Processor, core: Processor, layouts: list[KernelLayout]) -> list[KernelLayout]:
+    """Try products with all threads, and time them with one, which waits for nobody on a busy machine.
+
+    Returns:
+        The layouts that are right.
+    """
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((_DISTINCT, _LENGTH), dtype=np.float32)
+    activations = rng.standard_normal((max(ROWS), _LENGTH), dtype=np.float32)
+    exact = np.tile(activations @ weights.T, _HEIGHT // _DISTINCT)
+    for type_id in _TYPES:
+        shape: tuple[int, ...] = (_LENGTH, _HEIGHT)
+        able = [layout for layout in supporting_layouts(type_id, shape) if layout in layouts]
+        if not able or (part := quantized(type_id, weights)) is None:
+            continue
+        data = part * (_HEIGHT // _DISTINCT)
+        seconds: dict[str, list[float]] = {PLAIN: []}
+        for rows in ROWS:
+            given = (type_id, shape, data, activations[:rows])
+            trial = _Trial(processor, *given)
+            if not trial.plain_is_right(exact[:rows]):
+                sys.exit(1)  # there is nothing to compare with
+            wrong = [layout for layout in able if not trial.is_right(layout)]
+            layouts = [layout for layout in layouts if layout not in wrong]
+            able = [layout for layout in able if layout not in wrong]
+            for name, best in _fastest(core, able, *given).items():
+                seconds.setdefault(name, []).append(best)
+        _say("seconds", type=type_id, seconds={n: s for n, s in seconds.items() if len(s) == len(ROWS)})
+        shape = (_LENGTH, _DISTINCT, _STACK)
+        for layout in supporting_layouts(type_id, shape):
+            trial = _Trial(processor, type_id, shape, part * _STACK, activations)
+            if layout in layouts and not trial.is_right(layout):
+                layouts = [other for other in layouts if other != layout]
+    return layouts
+
+
+class _Trial:
+    """A product of one quantization and one number of rows, in any layout."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        type_id: int,
+        shape: tuple[int, ...],
+        data: bytes,
+        activations: FloatArray,
+    ) -> None:
+        self._given = (processor, type_id, shape, data)
+        self._activations = activations
+        kind = "by index " if len(shape) == 3 else ""
+        self._what = f"multiplying {type_name(type_id)} {kind}with {_rows(len(activations))}"
+        self._plain = self._result(None)
+
+    def plain_is_right(self, exact: FloatArray) -> bool:
+        """Whether the plain product is near that of the unquantized matrix; says so if not."""
+        if _error(self._plain, exact) < _MOST_QUANTIZATION_ERROR:
+            return True
+        _say("wrong", layout=PLAIN, what=f"computes nonsense {self._what}")
+        return False
+
+    def is_right(self, layout: KernelLayout) -> bool:
+        """Whether a layout's product is the plain one but for rounding; says so if not."""
+        found = self._result(layout)
+        scale = float(np.sqrt(np.mean(self._plain**2)))
+        deviation = float(np.max(np.abs(found - self._plain))) / scale
+        if _error(found, self._plain) < _MOST_ERROR and deviation < _MOST_DEVIATION:
+            return True
+        _say("wrong", layout=layout.name, what=f"they compute nonsense {self._what}")
+        return False
+
+    def _result(self, layout: KernelLayout | None) -> FloatArray:
+        _say("at", layout=layout.name if layout else PLAIN, what=self._what)
+        with product(*self._given, layout, self._activations) as made:
+            made.compute()
+            return made.result()
+
+
+def _fastest(
+    core: Processor,
+    layouts: list[KernelLayout],
+    type_id: int,
+    shape: tuple[int, ...],
+    data: bytes,
+    activations: FloatArray,
+) -> dict[str, float]:
+    """Seconds of a product with the plain layout and with these, in turns, as other programs may run."""
+    with ExitStack() as stack:
+        products = {}
+        for layout in [None, *layouts]:
+            made = product(core, type_id, shape, data, layout, activations)
+            products[layout.name if layout else PLAIN] = stack.enter_context(made)
+        rounds = [{name: each.compute() for name, each in products.items()} for _ in range(_ROUNDS)]
+    return {name: min(found[name] for found in rounds) for name in products}
+
+
+def _try_decoding(layouts: list[KernelLayout]) -> None:
+    """Decode with the model that comes as a package, if it is here and there is room for it."""
+    try:
+        path = catalog.find(catalog.DEFAULT, fetch=False)
+    except EdgeSpecError:
+        return
+    if not path.exists() or available_memory() < _DECODE_MEMORY:
+        return
+    plain = _decoded(path, None)
+    if not np.all(np.isfinite(plain)):
+        _say("wrong", layout=PLAIN, what="computes nonsense decoding a small model")
+        sys.exit(1)
+    for layout in layouts:
+        if not _least_cosine(_decoded(path, layout), plain) > _LEAST_COSINE:  # true of NaN too
+            _say("wrong", layout=layout.name, what="they compute nonsense decoding a small model")
+
+
+def _decoded(path: Path, layout: KernelLayout | None) -> FloatArray:
+    """Logits of a chain of tokens that is decoded in batches of each number of rows."""
+    _say("at", layout=layout.name if layout else PLAIN, what="decoding a small model")
+    found = []
+    with only([layout] if layout else []), Model(path) as model:
+        context = Context(
+            model,
+            n_cells=256,
+            n_rows=max(ROWS),
+            n_outputs=max(ROWS),
+            n_sequences=1,
+            n_threads=1,  # many have been tried, and threads wait long for each other on a busy machine
+        )
+        rng = np.random.default_rng(0)
+        start = 0
+        for rows in ROWS:
+            tokens = rng.integers(0, model.vocabulary.n_tokens, rows, dtype=np.int32)
+            context.decode(Batch.run(tokens, start, n_sequences=1, logits="all"))
+            found.append(context.logits().copy())
+            start += rows
+        context.close()
+    return np.concatenate(found)
+
+
+def _error(found: FloatArray, expected: FloatArray) -> float:
+    """Mean squared difference over the mean square; infinite where it is no number."""
+    error = float(np.mean((found - expected) ** 2) / np.mean(expected**2))
+    return error if np.isfinite(error) else float("inf")
+
+
+def _least_cosine(found: FloatArray, expected: FloatArray) -> float:
+    """Of the rows, each less its mean."""
+    a, b = (values - values.mean(axis=1, keepdims=True) for values in (found, expected))
+    return float(np.min(np.sum(a * b, axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)))
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def _no_core_dump() -> None:
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, OSError, ValueError):
+        pass  # it is only untidy
+
+
+def _say(event: str, **values: Any) -> None:
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

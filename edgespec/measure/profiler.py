@@ -1,0 +1,378 @@
+"""Measuring what decides how large trees should be: passes, draft steps, and what trees yield.
+
+The quick profile takes a few passes, before the first answer of a pair that was never seen. The full one
+takes most of a minute: every size several times, sizes alternating, so that a disturbance hits all of them
+alike.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from edgespec.costs.curves import Curve
+from edgespec.costs.planner import together
+from edgespec.costs.yields import YieldMeter, Yields
+from edgespec.engine.engine import Engine
+from edgespec.engine.target import Target
+from edgespec.generation import GenerationConfig, PassRecord
+from edgespec.machine.busy import Watch
+from edgespec.models.llama.row_rule import MOST_ROWS
+from edgespec.profiles.store import USUAL_OVERLAP, DraftProfile, PassProfile
+from edgespec.profiles.stream_rate import StreamRate, streamed_bytes
+from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.methods import method_for
+from edgespec.speculation.policies import tree_policy
+from edgespec.speculation.tree import TokenTree
+
+Progress = Callable[[str, float], None]
+
+PROMPTS = (
+    "Write a Python function that counts the words in a text, and explain it briefly.",
+    "What should somebody know who visits the mountains for the first time?",
+    "Summarise in two sentences: Rivers carve valleys over thousands of years. Where the rock is soft the "
+    "valley grows wide, and where it is hard the river falls over steps. At its end it leaves sand and mud.",
+    "Anna has 12 apples, gives a third of them to Ben and eats two. How many are left? Think step by step.",
+    "Translate into German: The library is closed on Monday, but the garden behind it is open all week.",
+)
+
+_TEXT = 32  # tokens before the rows that are timed
+_QUICK_ROWS = (1, 8, 32, 56)
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
+_FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # where there is no time for several passes of each size
+_WIDTHS = (1, 2, 4, 8, 16, 32)
+_ROUNDS = 7
+_OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
+_DEEPEST = 16  # of trees that are watched
+_TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # of an answer, for trees along it to mean anything
+
+
+@dataclass
+class Timed:
+    """Repeated measurements by size, in seconds."""
+
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+
+    def add(self, size: int, seconds: float) -> None:
+        """One more."""
+        self.seconds.setdefault(size, []).append(seconds)
+
+    def curve(self) -> Curve:
+        """Through the medians."""
+        return Curve.through((size, statistics.median(times)) for size, times in self.seconds.items())
+
+    @property
+    def spread(self) -> tuple[float, ...]:
+        """Half the distance between the quartiles of each size, as a share of its median."""
+        return tuple(_spread(self.seconds[size]) for size in sorted(self.seconds))
+
+
+def quick_passes(target: Target, seconds: float) -> PassProfile | None:
+    """A few passes, one or two of each size; None if those would take longer than so many seconds.
+
+    Raises:
+        DecodeAborted: stopped from outside.
+    """
+    rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
+    timed, whole, arriving = Timed(), Timed(), StreamRate(target)
+    watch = Watch(target.context.n_threads)
+    _time_passes(target, rows[:1], timed, whole, 1, seconds)
+    expected = whole.seconds[1][0] * 2 * len(rows)
+    if expected > seconds:
+        return None
+    # Twice, if there is time for it: the spread tells whether something came between.
+    _time_passes(target, rows[1:], timed, whole, 2 if 2 * expected <= seconds else 1, math.inf)
+    return replace(_profile(target, timed, whole, arriving.rate), quick=True, busy=watch.pressure)
+
+
+def quick_steps(drafter: Drafter, width: int) -> DraftProfile | None:
+    """A draft step of one row, and of as many as there can be; None where steps cost next to nothing."""
+    from edgespec.drafters.model import ModelDrafter
+
+    if not isinstance(drafter, ModelDrafter):
+        return None
+    timed = Timed()
+    for _ in range(2):
+        for rows in (1, width):
+            timed.add(rows, drafter.step_seconds(rows))
+    best = {rows: min(times) for rows, times in timed.seconds.items()}
+    return DraftProfile(Curve.through(best.items()), quick=True)
+
+
+def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tuple[PassProfile, bool]:
+    """The pass curve; and whether the machine was too noisy, twice.
+
+    Raises:
+        DecodeAborted: stopped from outside.
+    """
+    whole = Timed()
+    _time_passes(target, [1], Timed(), whole, 1, seconds)
+    sizes = _ROWS if whole.seconds[1][0] * len(_ROWS) * _ROUNDS < seconds / 2 else _FEW_ROWS
+    rows = [
+        r for r in sizes if r <= _most_rows(target) and (r <= target.max_nodes or target.reads_at_once(r))
+    ]
+    for attempt in range(2):
+        timed, whole, arriving = Timed(), Timed(), StreamRate(target)
+        watch = Watch(target.context.n_threads)
+        _time_passes(target, rows, timed, whole, _ROUNDS, seconds, on_progress)
+        profile = replace(_profile(target, timed, whole, arriving.rate), busy=watch.pressure)
+        if not profile.disturbed:
+            break
+        if attempt == 0:
+            on_progress("The machine is busy with other things; measuring again", 0.0)
+    return profile, profile.disturbed
+
+
+def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftProfile | None:
+    """The draft curve; None where steps cost next to nothing."""
+    from edgespec.drafters.model import ModelDrafter
+
+    if not isinstance(drafter, ModelDrafter):
+        return None
+    timed = Timed()
+    for turn in range(_ROUNDS):
+        for rows in (w for w in _WIDTHS if w <= width):
+            timed.add(rows, drafter.step_seconds(rows))
+        on_progress("Measuring draft steps", (turn + 1) / _ROUNDS)
+    return DraftProfile(timed.curve())
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the target wrote: tokens of the prompt, and of the answer."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Texts by the target.
+
+    Attributes:
+        accept_s: seconds of a round outside draft and pass, median.
+        passes: of all answers but for each one's first, whose draft also reads the prompt.
+    """
+
+    texts: list[Text]
+    accept_s: float
+    passes: list[PassRecord]
+
+
+def write_texts(engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress) -> Written:
+    """The beginnings of answers to the built-in prompts, one after the other, until the time is over."""
+    begun = time.perf_counter()
+    config = config.with_(max_tokens=_TEXT_TOKENS)
+    texts: list[Text] = []
+    passes: list[PassRecord] = []
+    for prompt in PROMPTS:
+        tokens: list[int] = []
+        records: list[PassRecord] = []
+        chunks = engine.stream(prompt, config)
+        try:
+            for chunk in chunks:
+                tokens += chunk.tokens
+                if chunk.record is not None:
+                    records.append(chunk.record)
+                now = time.perf_counter()
+                on_progress("Letting the target write", min((now - begun) / seconds, 1.0))
+                if now > begun + seconds and len(tokens) >= _LEAST_TOKENS:
+                    break
+        finally:
+            chunks.close()
+        texts.append(Text(engine.encoder.encode(prompt), tokens))
+        passes += records[1:]
+        if time.perf_counter() > begun + seconds:
+            break
+    return Written(texts, statistics.median([r.accept_s for r in passes] or [0.0]), passes)
+
+
+@dataclass
+class Watched:
+    """What trees along known texts told.
+
+    Attributes:
+        yields: None if every text was too short.
+        draft_s, steps, rows: of all drafts together: seconds, decodes, rows decoded.
+    """
+
+    yields: Yields | None = None
+    draft_s: float = 0.0
+    steps: int = 0
+    rows: int = 0
+
+
+def watch_trees(
+    engine: Engine,
+    config: GenerationConfig,
+    texts: Sequence[Text],
+    budget: int,
+    seconds: float,
+    on_progress: Progress,
+) -> Watched:
+    """Lead trees of a size along texts that the target wrote, as its passes would have.
+
+    A target that chooses by itself writes the same text whatever drafts it, so its part is known and only
+    the drafter runs. Every text is walked from its first token, then from its second, and so on, until the
+    time is over. Walks of one text are alike, so their passes count for no more than those of one.
+    """
+    meter, watched = YieldMeter(), Watched()
+    begun = time.perf_counter()
+    limits = engine.limits
+    limits = replace(limits, budget=min(budget, limits.budget), depth=min(limits.depth, _DEEPEST))
+    longest = max((len(text.answer) for text in texts), default=0)
+    for start in range(longest):
+        for text in texts:
+            if time.perf_counter() > begun + seconds and meter.passes:
+                break
+            _walk(engine, config, text, start, limits, meter, watched)
+            done = (time.perf_counter() - begun) / seconds
+            on_progress(f"Watching trees of {limits.budget}", min(done, 1.0))
+    if (yields := meter.yields()) is not None:
+        once = sum(len(text.answer) for text in texts) / yields.at(limits.budget)
+        watched.yields = replace(yields, passes=min(yields.passes, max(round(once), 1)))
+    return watched
+
+
+def _walk(
+    engine: Engine,
+    config: GenerationConfig,
+    text: Text,
+    start: int,
+    limits: TreeLimits,
+    meter: YieldMeter,
+    watched: Watched,
+) -> None:
+    """One walk along a text; what is learned on the way is forgotten afterwards, as the text comes again."""
+    n_vocab = engine.target.model.vocabulary.n_tokens
+    policy = tree_policy(engine.policy.name)
+    method = method_for(config, n_vocab, config.seed or 0, engine.drafter, policy=policy)
+    tokens = text.prompt + text.answer
+    place = len(text.prompt) + start
+    first = True
+    # Where the text ends sooner than a path may, its length would not be known.
+    while place + limits.depth + 1 < len(tokens):
+        begun = time.perf_counter()
+        tree = method.drafting.draft(engine.drafter, tokens[: place + 1], limits).tree
+        taken = time.perf_counter() - begun
+        path = [0]
+        while (child := tree.child(path[-1], tokens[place + len(path)])) is not None:
+            path.append(child)
+        meter.add(tree, path, tokens[place + len(path)], engine.drafter.steps, engine.drafter.rows)
+        if not first:  # which also reads the text up to here
+            watched.draft_s += taken
+            watched.steps += engine.drafter.steps
+            watched.rows += engine.drafter.rows
+        first = False
+        place += len(path)
+
+
+def _time_passes(
+    target: Target,
+    rows: Sequence[int],
+    timed: Timed,
+    whole: Timed,
+    rounds: int,
+    seconds: float,
+    on_progress: Progress = lambda _what, _fraction: None,
+) -> None:
+    """Time passes of these sizes in turn; stops when the time is over, after one of one row at the least.
+
+    Args:
+        timed: gets seconds but for waiting for the disk; `whole` gets all of them.
+    """
+    ends = time.perf_counter() + seconds
+    tokens = (
+        np.random.default_rng(0).integers(0, target.model.vocabulary.n_tokens, _TEXT + max(rows)).tolist()
+    )
+    try:
+        time_pass(target, tokens, 1)  # the first one of all is slower
+        for turn in range(rounds):
+            for number, size in enumerate(rows):
+                if timed.seconds and time.perf_counter() + _expected(whole, size) > ends:
+                    return
+                taken, waited = time_pass(target, tokens, size)
+                timed.add(size, max(taken - waited, 0.0))
+                whole.add(size, taken)
+                on_progress("Measuring passes", (turn + (number + 1) / len(rows)) / rounds)
+    finally:
+        target.rewind(0)
+
+
+def _expected(whole: Timed, size: int) -> float:
+    """Seconds that a pass of this size will take, from those that were timed.
+
+    A tree takes about as long as the next smaller one, a long piece of a prompt as its rows.
+    """
+    if size in whole.seconds:
+        return whole.seconds[size][0]
+    largest = max(whole.seconds, default=0)
+    rows = size / max(largest, MOST_ROWS)
+    return whole.seconds[largest][0] * max(rows, 1.0) if largest else 0.0
+
+
+def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, float]:
+    """Seconds of a pass, and how many of them it waited for the disk.
+
+    Args:
+        tokens: at least so many rows more than the text they stand behind.
+    """
+    text = tokens[:_TEXT]
+    target.prefill(text)
+    waited = target.context.waited_s
+    begun = time.perf_counter()
+    if rows <= target.max_nodes:
+        target.verify(TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]))
+        taken = time.perf_counter() - begun
+        target.commit(TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]), [0])
+    else:  # only prompts are read in such pieces
+        target.prefill(tokens[: _TEXT + rows])
+        taken = time.perf_counter() - begun
+    waited = target.context.waited_s - waited
+    target.rewind(_TEXT)
+    return taken, waited
+
+
+def _profile(target: Target, timed: Timed, whole: Timed, read_rate: float) -> PassProfile:
+    """What the passes tell."""
+    n_bytes = streamed_bytes(target)
+    return PassProfile(
+        timed.curve(),
+        timed.spread,
+        streamed=n_bytes > 0,
+        read_rate=read_rate,
+        overlap=_overlap(timed.curve(), whole.curve(), n_bytes / read_rate) if read_rate else USUAL_OVERLAP,
+        weight_bytes=target.model.n_bytes,
+        parameters=target.model.n_parameters,
+    )
+
+
+def _overlap(compute: Curve, whole: Curve, read_s: float) -> float:
+    """How well reading and arithmetic hid each other in passes of all sizes."""
+
+    def off(overlap: float) -> float:
+        return sum(
+            math.log(taken / together(read_s, busy, overlap)) ** 2
+            for busy, taken in zip(compute.seconds, whole.seconds, strict=True)
+            if busy > 0 and taken > 0
+        )
+
+    return min(_OVERLAPS, key=off)
+
+
+def _most_rows(target: Target) -> int:
+    room = target.context.n_cells - 2 * _TEXT
+    return min(max(target.prompt_rows, target.max_nodes), room)
+
+
+def _spread(times: Sequence[float]) -> float:
+    if len(times) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(times, n=4)
+    return (high - low) / 2 / middle if middle > 0 else 0.0

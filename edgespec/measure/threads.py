@@ -1,0 +1,110 @@
+"""How many threads to compute with: as many as physical cores, or more where that was measured to be faster.
+
+Two threads on one core share its arithmetic units. For weights that come from memory that seldom gains
+anything, and it often loses; on some processors it helps. So both are timed once for each model, and the
+outcome is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from edgespec.engine.target import Target
+from edgespec.machine.busy import Watch
+from edgespec.machine.cores import default_threads, thread_counts
+from edgespec.measure.profiler import time_pass
+from edgespec.profiles.store import Key, ProfileStore, machine_identity
+
+_ROWS = (1, 8, 32)
+_ROUNDS = 2
+_WORTH = 0.97  # more threads must take less than this share of the time
+_PATIENCE_S = 6.0
+
+
+def fastest(seconds: Mapping[int, Mapping[int, float]]) -> int:
+    """The thread count whose passes are the fastest; of those that are about as fast, the smallest.
+
+    Args:
+        seconds: of a pass, by threads and rows; all counts with the same rows.
+
+    Raises:
+        ValueError: there is nothing to choose from.
+    """
+    if not seconds:
+        raise ValueError("there is nothing to choose from")
+
+    def typical(count: int) -> float:
+        times = seconds[count].values()
+        return math.exp(sum(math.log(max(s, 1e-9)) for s in times) / len(times))
+
+    chosen = min(seconds)
+    for count in sorted(seconds):
+        if typical(count) < _WORTH * typical(chosen):
+            chosen = count
+    return chosen
+
+
+def known_threads(fingerprint: str, store: ProfileStore | None = None) -> int:
+    """Threads for a model: as many as were the fastest here, or one for each physical core."""
+    kept = (store or ProfileStore()).threads(_key(fingerprint))
+    return kept if kept in thread_counts() else default_threads()
+
+
+def choose_threads(
+    target: Target, fingerprint: str, counts: Sequence[int] | None = None, store: ProfileStore | None = None
+) -> int:
+    """Threads for a loaded target: remembered, or measured now; its context computes with them from now on.
+
+    Nothing is kept of a measurement that other programs disturbed, and nothing is measured where a pass takes
+    so long that it would be noticed.
+
+    Raises:
+        DecodeAborted: stopped from outside.
+    """
+    store = store or ProfileStore()
+    counts = thread_counts() if counts is None else counts
+    chosen = store.threads(_key(fingerprint))
+    if chosen not in counts:
+        chosen = None
+        if len(counts) > 1:
+            watch = Watch(max(counts))
+            seconds = _measure(target, counts)
+            if seconds:
+                chosen = fastest(seconds)
+                if not watch.disturbed:
+                    store.put_threads(_key(fingerprint), chosen, seconds)
+    if chosen is None:
+        chosen = min(counts)
+    target.context.set_threads(chosen)
+    return chosen
+
+
+def _measure(target: Target, counts: Iterable[int]) -> dict[int, dict[int, float]]:
+    """The least seconds of a pass by threads and rows, counts alternating; empty if passes take too long."""
+    counts = list(counts)
+    rows = [size for size in _ROWS if size <= target.max_nodes]
+    tokens = list(range(100, 100 + 2 * max(_ROWS) + 32))
+    tokens = [token % target.model.vocabulary.n_tokens for token in tokens]
+    found: dict[int, dict[int, float]] = {count: {} for count in counts}
+    try:
+        target.context.set_threads(counts[0])
+        time_pass(target, tokens, 1)  # the first one of all is slower
+        taken, _ = time_pass(target, tokens, 1)
+        if taken * len(rows) * len(counts) * _ROUNDS > _PATIENCE_S:
+            return {}
+        for _ in range(_ROUNDS):
+            for count in counts:
+                target.context.set_threads(count)
+                for size in rows:
+                    taken, waited = time_pass(target, tokens, size)
+                    found[count][size] = min(found[count].get(size, math.inf), max(taken - waited, 0.0))
+    finally:
+        target.rewind(0)
+    return found
+
+
+def _key(fingerprint: str) -> Key:
+    identity: dict[str, Any] = machine_identity()
+    return identity | {"model": fingerprint, "threads": "to choose from"}

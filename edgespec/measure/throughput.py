@@ -1,0 +1,133 @@
+"""How fast a file comes from its disk, and bytes from memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.errors import StreamError
+from edgespec.offload.memory import Area
+from edgespec.offload.reader import BLOCK, FileReader
+from edgespec.profiles.store import DiskProfile
+
+_BLOCKS = (1 << 20, 4 << 20, 16 << 20)
+_THREADS = (1, 2, 4)
+_COPIED = 64 << 20
+
+
+def measure_reading(path: Path, seconds: float, on_progress: Callable[[str, float], None]) -> DiskProfile:
+    """Direct reads by block size and readers at a time, and buffered ones of what is not cached.
+
+    Raises:
+        StreamError: the file cannot be read.
+    """
+    what = "Measuring the disk"
+    share = seconds / (len(_BLOCKS) * len(_THREADS) + 2)
+    best, how = 0.0, (_BLOCKS[0], 1)
+    try:
+        with closing(FileReader(path, direct=True)) as reader:
+            for number, (block, threads) in enumerate((b, t) for b in _BLOCKS for t in _THREADS):
+                on_progress(what, number * share / seconds)
+                speed = _speed(reader, block, threads, share)
+                if speed > best:
+                    best, how = speed, (block, threads)
+    except StreamError:
+        best = 0.0  # this file system has no direct reads
+    on_progress(what, 1 - 2 * share / seconds)
+    forget_cached(path)
+    with closing(FileReader(path, direct=False)) as reader:
+        buffered = _speed(reader, _BLOCKS[1], 2, 2 * share)
+    return DiskProfile(best, buffered, *how)
+
+
+def sequential_speed(path: Path, *, most_bytes: int) -> tuple[float, bool]:
+    """Bytes a second of reading a file from its beginning, once, two blocks at a time.
+
+    Returns:
+        The speed, and whether reads went past the page cache, as they do wherever that works.
+
+    Raises:
+        StreamError: the file cannot be read.
+    """
+    block = _BLOCKS[-1]
+    with closing(FileReader(path)) as reader:
+        blocks = -(-min(reader.n_bytes, most_bytes) // block)
+        return _speed(reader, block, 2, math.inf, blocks), reader.direct
+
+
+def read_speed(path: Path, *, most_bytes: int = 256 << 20, seconds: float = 1.0) -> float | None:
+    """Bytes a second of direct reads, at a look; None where they do not work, or the file is too small.
+
+    It tells a slow disk from a fast one, not one fast disk from another.
+    """
+    try:
+        with closing(FileReader(path, direct=True)) as reader:
+            most_bytes = min(most_bytes, reader.n_bytes)
+            if most_bytes < _BLOCKS[1]:
+                return None
+            return _speed(reader, _BLOCKS[1], _THREADS[-1], seconds, most_bytes // _BLOCKS[1])
+    except StreamError:
+        return None
+
+
+def memory_bandwidth(threads: int, rounds: int = 5) -> float:
+    """Bytes a second that are read and written while all threads copy; the median of a few rounds."""
+    sources = [np.ones(_COPIED // 8) for _ in range(threads)]
+    targets = [np.zeros(_COPIED // 8) for _ in range(threads)]
+    speeds = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            list(pool.map(np.copyto, targets, sources))
+            speeds.append(2 * threads * _COPIED / (time.perf_counter() - begun))
+    return statistics.median(speeds)
+
+
+def _speed(
+    reader: FileReader, block: int, threads: int, seconds: float, most_blocks: int | None = None
+) -> float:
+    """Bytes a second while so many threads read one block after another, round and round.
+
+    Into huge pages, as weights are streamed: the system pins every page that a direct read goes to, and small
+    ones take longer than a fast disk.
+    """
+    whole = max(reader.n_bytes // block, 1)
+    lock = threading.Lock()
+    state = {"next": 0, "bytes": 0}
+    begun = time.perf_counter()
+
+    def read(memory: memoryview) -> None:
+        with memory:
+            while time.perf_counter() - begun < seconds:
+                with lock:
+                    if state["next"] == most_blocks:
+                        return
+                    place = state["next"] % whole
+                    state["next"] += 1
+                size = min(block, -(-(reader.n_bytes - place * block) // BLOCK) * BLOCK)
+                with memory[:size] as part:
+                    n = reader.read_into(part, place * block)
+                with lock:
+                    state["bytes"] += n
+
+    with closing(Area(threads * block)) as area, ThreadPoolExecutor(threads) as pool:
+        for job in [pool.submit(read, area.view(number * block, block)) for number in range(threads)]:
+            job.result()
+    return state["bytes"] / (time.perf_counter() - begun)
+
+
+def forget_cached(path: Path) -> None:
+    """Ask the system to drop the file from the page cache, where it can be asked; what is mapped stays."""
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb", buffering=0) as file:
+            os.fsync(file.fileno())  # what is not on the disk yet would stay
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,103 @@
+"""How much memory a model and its context will take, from the file's header alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edgespec.models.gguf.header import ArrayInfo, GGUFHeader
+
+SPARE_CELLS = 512  # for trees behind the text, and rejected cells that wait to be cleared away
+USUAL_NODES = 64  # of the largest tree, where nobody says otherwise
+
+_HALF, _FLOAT = 2, 4  # bytes of a cached key or value element, and of an activation
+_THREAD_BYTES = 1 << 20  # of kernels' scratch and of its stack, for each thread
+_TOKEN_BYTES, _MERGE_BYTES = 160, 200  # of an entry in llama.cpp's vocabulary, and of a merge
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes.
+
+    Attributes:
+        weights: all tensors.
+        cache: keys and values.
+        buffers: compute buffers and logits.
+    """
+
+    weights: int
+    cache: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """Everything."""
+        return self.weights + self.cache + self.buffers
+
+
+def footprint(
+    header: GGUFHeader, *, n_cells: int, n_outputs: int, n_rows: int = USUAL_NODES, n_threads: int = 1
+) -> Footprint:
+    """The memory for a model, estimated from its header.
+
+    Args:
+        n_cells: of the cache.
+        n_outputs: rows of logits that can be read after a pass.
+        n_rows: most rows of a pass.
+    """
+    embedding = _number(header, "embedding_length", 0)
+    heads = max(_number(header, "attention.head_count", 1), 1)
+    heads_kv = _number(header, "attention.head_count_kv", heads)
+    key = _number(header, "attention.key_length", embedding // heads)
+    value = _number(header, "attention.value_length", embedding // heads)
+    cell = (header.block_count or 0) * heads_kv * (key + value) * _HALF
+    hidden = _number(header, "feed_forward_length", 4 * embedding)
+    # At a time: three rows of a feed-forward block, four of the stream, and the mask; or the logits.
+    rows = n_rows * ((3 * hidden + 4 * embedding) * _FLOAT + n_cells * _HALF)
+    logits = n_outputs * header.n_vocab * _FLOAT
+    return Footprint(
+        weights=header.tensor_bytes,
+        cache=n_cells * cell,
+        # Logits stand in the graph, and in the output buffer too.
+        buffers=max(rows, logits) + logits + work_bytes([header], n_rows, n_threads),
+    )
+
+
+def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int) -> int:
+    """The kernels' scratch memory, of which llama.cpp does not tell: activations, converted for a product.
+
+    Args:
+        headers: of all the model's files.
+    """
+    widest = 0
+    for header in headers:
+        experts = _number(header, "expert_used_count", 1)
+        for tensor in header.tensors:
+            quantized = tensor.n_bytes < 1.5 * math.prod(tensor.shape)
+            if len(tensor.shape) in (2, 3) and not tensor.name.startswith("token_embd"):
+                row = tensor.shape[0] * (experts if len(tensor.shape) == 3 else 1)
+                widest = max(widest, round(row * (1.15 if quantized else 2)))
+    return n_rows * widest + n_threads * _THREAD_BYTES
+
+
+def vocabulary_bytes(header: GGUFHeader) -> int:
+    """What llama.cpp takes for a model beside tensors: mostly its vocabulary."""
+    merges = header.metadata.get("tokenizer.ggml.merges")
+    n_merges = merges.length if isinstance(merges, ArrayInfo) else 0
+    return header.n_vocab * _TOKEN_BYTES + n_merges * _MERGE_BYTES
+
+
+def readable(n_bytes: int) -> str:
+    """Bytes as people read them: 1.5 GiB."""
+    size = float(n_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _number(header: GGUFHeader, key: str, default: int) -> int:
+    value = header.metadata.get(f"{header.architecture}.{key}")
+    return value if isinstance(value, int) else default  # per-layer arrays: assume the usual

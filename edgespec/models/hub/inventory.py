@@ -1,0 +1,66 @@
+"""The models that are on this machine, where EdgeSpec looks for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.files import remove_abandoned
+from edgespec.models.hub import catalog
+from edgespec.models.hub.registry import drafters_folder
+from edgespec.models.hub.removal import packs_folder
+from edgespec.models.hub.repository import Hub, cached_models, cached_repositories
+
+
+@dataclass(frozen=True)
+class Present:
+    """A model that is here.
+
+    Attributes:
+        name: what to type for it.
+        source: "hub", "package", "made", or "packed": layers rearranged for streaming, which are no model.
+        n_bytes: of all its files.
+    """
+
+    name: str
+    source: str
+    path: Path
+    n_bytes: int
+    quant: str
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "path": str(self.path),
+            "bytes": self.n_bytes,
+            "quantization": self.quant,
+        }
+
+
+def present_models(hub: Hub) -> list[Present]:
+    """All of them: packages, the Hub's cache, drafters made here; and packed layer files."""
+    found = [
+        Present(entry.name, "package", catalog.find(entry.name), _size(catalog.find(entry.name)), entry.quant)
+        for entry in catalog.entries().values()
+        if catalog.is_installed(entry)
+    ]
+    for repo in cached_repositories(hub):
+        for model, path in sorted(cached_models(hub, repo), key=lambda pair: pair[0].n_bytes):
+            pick = model.label or model.name
+            found.append(Present(f"{repo}:{pick}", "hub", path, model.n_bytes, model.label))
+    for path in sorted(drafters_folder().glob("*.gguf")):
+        found.append(Present(str(path), "made", path, _size(path), ""))
+    remove_abandoned(packs_folder())  # no model, and in no list, but as large as one
+    for path in sorted(packs_folder().glob("*.pack")):
+        found.append(Present(str(path), "packed", path, _size(path), ""))
+    return found
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

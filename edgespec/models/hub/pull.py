@@ -1,0 +1,73 @@
+"""From a name on the Hub to files: what the cache has is used, the rest is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from edgespec.errors import HubError
+from edgespec.models.hub.catalog import Found
+from edgespec.models.hub.choice import choose, listing
+from edgespec.models.hub.names import HubName, ModelFile, normal
+from edgespec.models.hub.repository import Hub, cached_models, look_up
+
+Progress = Callable[[str, float], None]
+
+
+def pull(
+    name: HubName,
+    on_progress: Progress | None = None,
+    *,
+    hub: Hub | None = None,
+    fetch: bool = True,
+    refresh: bool = False,
+) -> Found:
+    """The first file of a model on the Hub, from the cache or downloaded into it.
+
+    Args:
+        fetch: whether the network may be used.
+        refresh: ask the Hub even if the model is here, for a newer version.
+
+    Raises:
+        UsageError: the quantization fits several files, or none.
+        HubError, OutputError: it cannot be downloaded.
+    """
+    hub = hub or Hub.from_environment()
+    models = dict(cached_models(hub, name.repo))
+    here = None if refresh else _exact(name, models)
+    if here is None and models and name.pick is None and (hub.offline or not fetch):
+        here = models[choose(name, list(models)).model]
+    if here is not None:
+        return Found(here)
+    if not fetch or hub.offline:
+        raise _missing(name, models, offline=hub.offline)
+    if on_progress is not None:
+        on_progress(f"Asking the Hub about {name.repo}", 0.0)
+    repository = look_up(hub, name.repo)
+    choice = choose(replace(name, repo=repository.repo), repository.models)
+    from edgespec.models.hub.download import download
+
+    paths = download(hub, repository, repository.files_of(choice.model), on_progress)
+    return Found(paths[0], (choice.note,) if choice.note else ())
+
+
+def _exact(name: HubName, models: Mapping[ModelFile, Path]) -> Path | None:
+    """The model in the cache that fits the name and leaves no question; then the Hub need not be asked."""
+    wanted = normal(name.pick) if name.pick else None
+    fits = [
+        path
+        for model, path in models.items()
+        if wanted is None or name.pick in (model.name, model.paths[0]) or normal(model.label) == wanted
+    ]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _missing(name: HubName, models: Mapping[ModelFile, Path], *, offline: bool) -> HubError:
+    here = f" Here is {listing(list(models))}." if models else ""
+    if offline:
+        return HubError(
+            f"{name} is not here, and the Hub is not asked, as HF_HUB_OFFLINE is set.{here}",
+            "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
+        )
+    return HubError(f"{name} is not here.{here}", f"Download it: edgespec models pull {name}")

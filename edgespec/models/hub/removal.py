@@ -1,0 +1,199 @@
+"""Free a model: its files in the Hub's cache, and what EdgeSpec made for it.
+
+A file outside the cache belongs to whoever put it there, and a packaged model to its package: of those only
+what EdgeSpec made is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from edgespec.errors import ModelFileError, OutputError
+from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.hub.registry import Pair, Registry, drafters_folder
+
+
+@dataclass(frozen=True)
+class Removable:
+    """A file that would go, and what it is: "model", "packed file", "row rule", "profile", "drafter" or
+    "partial"."""
+
+    path: Path
+    kind: str
+    n_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return {"path": str(self.path), "kind": self.kind, "bytes": self.n_bytes}
+
+
+@dataclass
+class Removal:
+    """What removing a model would free.
+
+    Attributes:
+        kept: sentences about what stays, and why.
+        pairs: those that the model is a target or a drafter of; they are forgotten.
+    """
+
+    files: list[Removable] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of disk."""
+        return sum(file.n_bytes for file in self.files)
+
+    def carry_out(self) -> int:
+        """Remove the files and forget the pairs; returns the bytes that were freed.
+
+        Raises:
+            OutputError: a file cannot be removed; says what was freed until then.
+        """
+        freed = 0
+        for file in self.files:
+            try:
+                file.path.unlink(missing_ok=True)
+                freed += file.n_bytes
+            except OSError as error:
+                raise OutputError(
+                    f"{file.path} cannot be removed: {error.strerror}. {freed:,} bytes were freed before.",
+                    "Check its permissions.",
+                ) from error
+        for file in self.files:
+            _remove_empty(file.path.parent)
+        Registry().forget_all(self.pairs)
+        return freed
+
+
+def plan_removal(path: Path) -> Removal:
+    """What removing the model whose first or only file this is would free.
+
+    Raises:
+        ModelFileError: there is no such file.
+    """
+    path = path.absolute()
+    if not path.is_file():
+        pairs = Registry().concerning(None, [path])
+        if pairs:  # the file is gone already, and this is how to be rid of what is remembered of it
+            return Removal(kept=[f"{path} does not exist any more."], pairs=pairs)
+        raise ModelFileError(f"{path} does not exist.", "See 'edgespec models list'.")
+    removal = Removal()
+    if path.parent == packs_folder() and path.suffix == ".pack":
+        for file in path.parent.glob(f"{glob.escape(path.name)}*"):
+            removal.files += _pack_files(file)
+        return removal
+    header = _header(path)
+    parts = [path]
+    if header is not None:
+        with contextlib.suppress(ModelFileError):
+            parts = list(split_paths(header))
+    if "snapshots" in path.parts and any(part.startswith("models--") for part in path.parts):
+        for part in parts:
+            _add_cached(removal, part)
+    elif drafters_folder() in path.parents:
+        removal.files.append(Removable(path, "drafter", path.stat().st_size))
+    elif "site-packages" in path.parts or "dist-packages" in path.parts:
+        removal.kept.append(f"{path.name} belongs to a Python package; pip uninstall removes it.")
+    else:
+        removal.kept.append(f"{path} is your own file and stays.")
+    if header is not None:
+        _add_made(removal, header)
+    gone = [path, *(file.path for file in removal.files if file.kind in ("model", "drafter"))]
+    removal.pairs = Registry().concerning(header.fingerprint if header else None, gone)
+    return removal
+
+
+def _add_cached(removal: Removal, path: Path) -> None:
+    """The links of all revisions to the same blob, and the blob."""
+    blob = path.resolve()
+    repository = next(parent for parent in path.parents if parent.name.startswith("models--"))
+    linked = [link for link in (repository / "snapshots").rglob("*.gguf") if link.resolve() == blob]
+    for link in linked:
+        alone = link.is_symlink()
+        removal.files.append(Removable(link, "model", 0 if alone else link.stat().st_size))
+    if blob.is_file() and blob not in linked:
+        # Only what lies in this repository: a blob that the cache shares serves others too.
+        if repository in blob.parents:
+            removal.files.append(Removable(blob, "model", blob.stat().st_size))
+        else:
+            removal.kept.append(f"{blob} is shared between repositories and stays.")
+    for partial in (repository / "blobs").glob("*.edgespec.incomplete"):
+        removal.files.append(Removable(partial, "partial", partial.stat().st_size))
+
+
+def _add_made(removal: Removal, header: GGUFHeader) -> None:
+    cache = user_cache_path("edgespec")
+    for pack in packs_folder().glob(f"*-{header.fingerprint[:16]}*.pack*"):
+        removal.files += _pack_files(pack)
+    for rule in _row_rules(cache / "rows", header.fingerprint):
+        removal.files.append(Removable(rule, "row rule", rule.stat().st_size))
+    for profile in _profiles(cache / "profiles", header.fingerprint):
+        removal.files.append(Removable(profile, "profile", profile.stat().st_size))
+    # A drafter that also serves another target stays.
+    others = {p.path for p in Registry().pairs() if p.target != header.fingerprint}
+    for pair in Registry().pairs(header.fingerprint):
+        if pair.kind == "made" and pair.path not in others and drafters_folder() in pair.path.parents:
+            removal.files.append(Removable(pair.path, "drafter", pair.path.stat().st_size))
+    folder = drafters_folder() / "work" / header.fingerprint[:16]
+    for path in folder.glob("*"):
+        removal.files.append(Removable(path, "partial", path.stat().st_size))
+
+
+def packs_folder() -> Path:
+    """Where packed layer files are kept."""
+    return user_cache_path("edgespec") / "packs"
+
+
+def _pack_files(pack: Path) -> list[Removable]:
+    """A packed file, or one that goes with it, and its lock."""
+    lock = pack.with_suffix(".lock")
+    files = [pack, lock] if pack.suffix == ".pack" and lock.exists() else [pack]
+    return [Removable(file, "packed file", file.stat().st_size) for file in files]
+
+
+def _row_rules(folder: Path, fingerprint: str) -> list[Path]:
+    """What was found out about exact decoding with the model."""
+    from edgespec.models.llama.row_rule import files_about
+
+    return files_about(folder, fingerprint)
+
+
+def _profiles(folder: Path, fingerprint: str) -> list[Path]:
+    """What was measured with the model: small files that name what they are about."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            if fingerprint in path.read_text(encoding="utf-8"):
+                found.append(path)
+    return found
+
+
+def _header(path: Path) -> GGUFHeader | None:
+    try:
+        return read_header(path)
+    except ModelFileError:
+        return None  # damaged files can be removed too
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove folders of the Hub's cache that hold nothing any more."""
+    while "models--" in str(folder) and folder.is_dir():
+        rest = list(folder.iterdir())
+        if folder.name.startswith("models--"):
+            # References and the list of files that are not there go with the last blob.
+            if not any(path.is_file() for path in (folder / "blobs").rglob("*")):
+                import shutil
+
+                shutil.rmtree(folder, ignore_errors=True)
+            return
+        if not rest:
+            folder.rmdir()
+        folder = folder.parent

@@ -1,0 +1,107 @@
+"""The llama.cpp build in use: what it was compiled for, and the devices it can compute on."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import llama_cpp
+
+from edgespec.models.llama.runtime import start_backend
+
+CPU, GPU, SHARED_GPU, ACCELERATOR = "cpu", "gpu", "shared gpu", "accelerator"
+_KINDS = (CPU, GPU, SHARED_GPU, ACCELERATOR)  # in ggml's order
+
+
+@dataclass(frozen=True)
+class Device:
+    """Something the build computes on.
+
+    Attributes:
+        kind: "cpu", "gpu" with memory of its own, "shared gpu" without, "accelerator" or "other".
+        free, total: bytes of its memory; 0 where it does not tell.
+    """
+
+    name: str
+    description: str
+    kind: str
+    free: int
+    total: int
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether layers can be handed to it."""
+        return self.kind in (GPU, SHARED_GPU)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A llama.cpp build.
+
+    Attributes:
+        version: of llama-cpp-python, which brings it.
+        features: what its kernels use of the processor, by llama.cpp's names: AVX2, NEON ...
+        devices: empty where ggml does not tell.
+        offloads: whether it can hand layers to a GPU at all.
+    """
+
+    version: str
+    features: tuple[str, ...]
+    devices: tuple[Device, ...]
+    offloads: bool
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """The devices that layers can be handed to."""
+        return tuple(device for device in self.devices if device.is_gpu)
+
+
+def current_build() -> Build:
+    """The build that is loaded."""
+    start_backend()
+    return Build(
+        version=llama_cpp.__version__,
+        features=parse_features(llama_cpp.llama_print_system_info().decode("utf-8", "replace")),
+        devices=_devices(),
+        offloads=bool(llama_cpp.llama_supports_gpu_offload()),
+    )
+
+
+def parse_features(line: str) -> tuple[str, ...]:
+    """The names from llama.cpp's line, such as "CPU : AVX2 = 1 | FMA = 1 | REPACK = 1 | "."""
+    found = []
+    for field in line.split("|"):
+        name, _, value = field.rpartition(":")[2].partition("=")
+        if value.strip() not in ("", "0"):
+            found.append(name.strip())
+    return tuple(found)
+
+
+def _devices() -> tuple[Device, ...]:
+    library = llama_cpp.llama_cpp._lib  # depends on ggml's libraries, so their symbols are found through it
+    pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    amount = ctypes.POINTER(size)
+    try:
+        count = ctypes.CFUNCTYPE(size)(("ggml_backend_dev_count", library))
+        get = ctypes.CFUNCTYPE(pointer, size)(("ggml_backend_dev_get", library))
+        name = ctypes.CFUNCTYPE(text, pointer)(("ggml_backend_dev_name", library))
+        description = ctypes.CFUNCTYPE(text, pointer)(("ggml_backend_dev_description", library))
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(("ggml_backend_dev_type", library))
+        memory = ctypes.CFUNCTYPE(None, pointer, amount, amount)(("ggml_backend_dev_memory", library))
+    except AttributeError:
+        return ()
+    found = []
+    for index in range(count()):
+        device = get(index)
+        number, free, total = kind(device), size(), size()
+        memory(device, ctypes.byref(free), ctypes.byref(total))
+        found.append(
+            Device(
+                name=(name(device) or b"").decode("utf-8", "replace"),
+                description=(description(device) or b"").decode("utf-8", "replace").strip(),
+                kind=_KINDS[number] if 0 <= number < len(_KINDS) else "other",
+                free=free.value,
+                total=total.value,
+            )
+        )
+    return tuple(found)

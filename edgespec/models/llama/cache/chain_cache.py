@@ -1,0 +1,110 @@
+"""The cache of a model that keeps a running state: one text, one guess at its end, no branches.
+
+Recurrent and hybrid models fold each token into a state and cannot forget the last few again. So the
+state is saved before a guess that may be wrong is read, and put back if it was; the part of it that was
+right is then read once more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.runtime import Context
+
+
+class ChainCache:
+    """The same verbs as BranchingCache, for a single path."""
+
+    ordered = False
+    max_paths = 1
+    open_paths = 1
+    compactions = 0
+    saves_parts = False
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.length = 0
+        self._saved: tuple[int, ctypes.Array[ctypes.c_uint8]] | None = (
+            None  # tokens, and the state after them
+        )
+        self._tried: list[int] = []
+
+    def open(self, paths: int) -> None:
+        """Nothing to do: there is one path."""
+
+    def fork(self, path: int, new_path: int, length: int) -> None:
+        """Never called: there is one path."""
+
+    def append(self, batch: Batch, rows: int = 0) -> None:
+        """Decode consecutive tokens that are part of the text from the start."""
+        self.context.decode(batch)
+        self.length += len(batch)
+
+    def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
+        """Decode a guess behind the text, of which `commit` keeps the beginning.
+
+        Args:
+            certain: leading rows that `commit` is going to keep in any case. Where that is all of them, the
+                state is not saved: nothing can be rejected.
+        """
+        if not self._tried and len(batch) > certain:
+            self._saved = (self.length, self.context.save(0)) if self.length else None
+        self._tried += batch.tokens.tolist()
+        self.context.decode(batch)
+
+    def commit(self, path: int, n_tokens: int, used_paths: int, n_rows: int) -> None:
+        """Keep the first `n_tokens` of the guess."""
+        right, self._tried = self._tried[:n_tokens], []
+        if n_tokens < n_rows:
+            self.recover()
+            if right:
+                self.context.decode(Batch.run(right, self.length, n_sequences=1))
+        self.length += n_tokens
+
+    def recover(self) -> None:
+        """Go back to the last state that was saved, or to nothing: what the model holds now is unknown."""
+        saved, self.length = self._saved, 0
+        self._tried = []
+        self.context.clear()
+        if saved is not None:
+            self.context.restore(0, saved[1])
+            self.length = saved[0]
+
+    def rewind(self, length: int) -> None:
+        """Forget everything, if anything must be forgotten: a running state has no way back."""
+        if length < self.length:
+            self.clear()
+
+    def settle(self, length: int) -> None:
+        """Keep the state: tokens behind `length` are dropped when the next text differs there."""
+
+    def compact(self) -> None:
+        """Nothing to do: a state has no cells."""
+
+    def clear(self) -> None:
+        """Forget the text."""
+        self.length = 0
+        self._saved = None
+        self._tried = []
+        self.context.clear()
+
+    def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
+        """The state after the whole text; there are no parts.
+
+        Raises:
+            ValueError: the tokens start .. end - 1 are not the whole text.
+        """
+        if (start, end) != (0, self.length):
+            raise ValueError(f"the state after {self.length} tokens is no state of {start} .. {end}")
+        return self.context.save(0)
+
+    def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
+        """Put the state after a text of `n_tokens` tokens back.
+
+        Raises:
+            BackendError: llama.cpp refused the state; the text is forgotten.
+        """
+        self.clear()
+        self.context.restore(0, state)
+        self.length = n_tokens

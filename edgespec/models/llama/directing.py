@@ -1,0 +1,55 @@
+"""Telling llama.cpp's loader which kernel layout a weight takes, where it would choose another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import Address
+from edgespec.kernels.layouts import follows_ggml, kernel_layouts, supporting_layouts, weight_layout
+from edgespec.models.gguf.header import read_header
+from edgespec.offload.layout import ModelFiles, pattern_of
+
+_OUTPUT = "output.weight"
+
+
+def directed(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
+    """Overrides (regular expression, buffer type) for a model that is loaded with the layouts in use.
+
+    llama.cpp gives each weight the first layout that can hold it; these are the weights for which another
+    one was measured to be faster. Usually there are none. What embeds and multiplies under one name (a tied
+    embedding) cannot be told apart, and stays as llama.cpp has it.
+
+    Raises:
+        ModelFileError: the model's files cannot be read.
+    """
+    if follows_ggml():
+        return []
+    header = read_header(path)
+    count = header.block_count or 0
+    # llama.cpp counts the output as one more layer, the first that it hands to the GPU.
+    first_on_gpu = count + 1 if gpu_layers == 0 else 0 if gpu_layers < 0 else max(count + 1 - gpu_layers, 0)
+    groups: dict[Address, list[str]] = {}
+    for part in ModelFiles.of(header).headers:
+        for tensor in part.tensors:
+            able = [x for x in supporting_layouts(tensor.type_id, tensor.shape) if x in kernel_layouts()]
+            chosen = weight_layout(tensor.name, tensor.type_id, tensor.shape)
+            if able and chosen != able[0] and _layer_of(tensor.name, count) < first_on_gpu:
+                buffer_type = chosen.address if chosen else ggml.plain_buffer_type()
+                groups.setdefault(buffer_type, []).append(tensor.name)
+    patterns = []
+    for buffer_type, names in groups.items():
+        expressions = pattern_of(name for name in names if name != _OUTPUT)
+        expressions += [r"^output\.weight$"] if _OUTPUT in names else []
+        patterns += [(expression, buffer_type) for expression in expressions]
+    return patterns
+
+
+def _layer_of(name: str, count: int) -> float:
+    """The layer a matrix is in, `count` for the output; infinite for what must not be directed."""
+    if name == _OUTPUT:
+        return count
+    parts = name.split(".")
+    if parts[0] == "blk" and parts[1].isdigit() and parts[-1] == "weight":
+        return int(parts[1])
+    return float("inf")

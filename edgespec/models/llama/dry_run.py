@@ -1,0 +1,118 @@
+"""What a context will allocate, found by setting it up without memory behind it.
+
+llama.cpp can load a model's metadata alone and plan its contexts as if the weights were there. It tells the
+sizes in its log and nowhere else. Rules of thumb were wrong by a factor of ten in both directions: a context
+of 512 rows for wide feed-forward blocks takes hundreds of megabytes, one of 64 rows for a small model ten.
+
+What was found is kept, as it only depends on the model's header, the build and the context's shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgespec.files import written_whole
+from edgespec.models.gguf.header import GGUFHeader
+from edgespec.models.llama.runtime import Context, Model, build_identity, info_lines
+
+_MIB = 1 << 20
+_CACHE = re.compile(r": size = +([\d.]+) MiB \(")
+# Of a device's buffers only those in this machine's memory count; they are named CPU or end in _Host.
+_BUFFER = re.compile(r": +(?:CPU\w*|\w+_Host) +(?:output|compute) buffer size = +([\d.]+) MiB")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a context is set up for; see runtime.Context."""
+
+    n_cells: int
+    n_rows: int
+    n_outputs: int
+    n_sequences: int
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Bytes of one context.
+
+    Attributes:
+        cache: keys and values, or running states.
+        buffers: compute buffers and logits.
+    """
+
+    cache: int
+    buffers: int
+
+
+class AllocationStore:
+    """What dry runs have found, one small file for each model, build and set of shapes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(
+        self, header: GGUFHeader, shapes: Sequence[Shape], gpu_layers: int = 0
+    ) -> list[Allocation] | None:
+        """What contexts of these shapes allocate: remembered, or found now and kept.
+
+        Returns:
+            One for each shape; None if this llama.cpp build does not tell.
+
+        Raises:
+            ModelFileError, MemoryLimitError: as `dry_run`.
+        """
+        path = self._path(header, shapes, gpu_layers)
+        try:
+            return [Allocation(**entry) for entry in json.loads(path.read_text())]
+        except (OSError, ValueError, TypeError):
+            pass  # not found yet, or unreadable
+        found = dry_run(header.path, shapes, gpu_layers)
+        if found is not None:
+            with contextlib.suppress(OSError):  # it is found anew next time
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with written_whole(path, lasting=False) as file:
+                    file.write(json.dumps([asdict(entry) for entry in found]).encode())
+        return found
+
+    def _path(self, header: GGUFHeader, shapes: Sequence[Shape], gpu_layers: int) -> Path:
+        identity = f"{header.fingerprint} {build_identity()} {gpu_layers} {list(shapes)}"
+        return self._folder / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.json"
+
+
+def dry_run(path: Path, shapes: Sequence[Shape], gpu_layers: int = 0) -> list[Allocation] | None:
+    """What contexts of these shapes allocate, found by setting them up without weights and caches.
+
+    A model that keeps a running state has one sequence, whatever the shape says.
+
+    Returns:
+        One for each shape; None if this llama.cpp build does not tell.
+
+    Raises:
+        ModelFileError: llama.cpp cannot load the file.
+        MemoryLimitError: not even the logits fit.
+    """
+    found = []
+    with Model(path, gpu_layers=gpu_layers, memory_map=False, allocate=False) as model:
+        for shape in shapes:
+            with info_lines() as lines:
+                Context(
+                    model,
+                    n_cells=shape.n_cells,
+                    n_rows=shape.n_rows,
+                    n_outputs=shape.n_outputs,
+                    n_sequences=1 if model.keeps_recurrent_state else shape.n_sequences,
+                    n_threads=1,
+                ).close()
+            text = "\n".join(lines)
+            cache = [float(size) for size in _CACHE.findall(text)]
+            buffers = [float(size) for size in _BUFFER.findall(text)]
+            if not cache or not buffers:
+                return None
+            found.append(Allocation(round(sum(cache) * _MIB), round(sum(buffers) * _MIB)))
+    return found

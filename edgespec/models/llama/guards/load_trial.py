@@ -1,0 +1,43 @@
+"""The child's part of trying a model file out: load it without its weights, and read some texts.
+
+Run by `trial.py`, for `vetting.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import EdgeSpecError
+from edgespec.models.llama.runtime import Context, Model, start_backend
+
+_TEXTS = (
+    "Hello, world! It's 3.14 o'clock.\n\n  def f(x):\n\treturn x + 1  \n",
+    "Ünïcödé 日本語 ไทย ❤️ \u00a0\u200b <|im_start|><s>[INST] <0x41>",
+    " ",
+    "    a\r\n\r\n1234567 ...",
+)
+
+start_backend()
+
+
+def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Do what loading the model at "path" does, and reading a prompt.
+
+    Returns:
+        The "error" with which llama.cpp refused it in an orderly way, or nothing.
+    """
+    try:
+        with Model(Path(request["path"]), memory_map=False, repack=False, allocate=False) as model:
+            vocabulary = model.vocabulary
+            for text in _TEXTS:
+                for control in (False, True):
+                    vocabulary.tokenize(text, control=control, bos=True)
+            for token in range(vocabulary.n_tokens):
+                vocabulary.piece(token, control=True)
+            context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=1, n_threads=1)
+            context.close()
+    except EdgeSpecError as error:
+        return {"error": error.what}
+    return {}

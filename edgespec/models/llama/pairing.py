@@ -1,0 +1,77 @@
+"""May this drafter serve this target?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.models.llama.vocabulary import Vocabulary
+
+_SHOWN = 3
+
+
+def differs(target: Vocabulary, drafter: Vocabulary) -> str:
+    """How the vocabularies differ, for people; empty if token ids mean the same to both.
+
+    Vocabularies padded to different sizes are fine: what only one of them has is never drafted.
+    """
+    failed = [check for check in _needed(target, drafter) if not check.passed]
+    return f"{failed[-1].name}: {failed[-1].detail}" if failed else ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at, and how it came out.
+
+    Attributes:
+        needed: whether tokens can only be drafted as they are if it passes.
+    """
+
+    name: str
+    passed: bool
+    needed: bool
+    detail: str
+
+
+def compare(target: Vocabulary, drafter: Vocabulary) -> list[Check]:
+    """Everything about two vocabularies that matters to a pair, with the first differences."""
+    sizes = (target.n_tokens, drafter.n_tokens)
+    bos = (target.bos, drafter.bos)
+    eos = (target.eos, drafter.eos)
+    ends = [sorted(t for t in range(v.n_tokens) if v.is_end(t)) for v in (target, drafter)]
+    tokenizer, tokens = _needed(target, drafter)
+    return [
+        tokenizer,
+        Check("size", sizes[0] == sizes[1], False, _both(sizes, "tokens")),
+        tokens,
+        Check(
+            "special tokens",
+            bos[0] == bos[1] and eos[0] == eos[1],
+            False,
+            f"begin {_both(bos)}, end {_both(eos)}",
+        ),
+        Check("end tokens", ends[0] == ends[1], False, _both((ends[0][:8], ends[1][:8]))),
+    ]
+
+
+def _needed(target: Vocabulary, drafter: Vocabulary) -> tuple[Check, Check]:
+    """What must be the same for token ids to mean the same: the kind of tokenizer, and the tokens."""
+    shared = min(target.n_tokens, drafter.n_tokens)
+    differing = [t for t in range(shared) if target.text(t) != drafter.text(t)]
+    first = "; ".join(
+        f"token {t} is {_quoted(target, t)} and {_quoted(drafter, t)}" for t in differing[:_SHOWN]
+    )
+    told = f"{len(differing)} of {shared} differ ({first})" if differing else f"{shared} are the same"
+    kinds = (target.kind, drafter.kind)
+    return (
+        Check("tokenizer", kinds[0] == kinds[1], True, f"kind {_both(kinds)}"),
+        Check("tokens", not differing, True, told),
+    )
+
+
+def _both(pair: tuple[object, object], unit: str = "") -> str:
+    text = f"{pair[0]}" if pair[0] == pair[1] else f"{pair[0]} and {pair[1]}"
+    return f"{text} {unit}".rstrip()
+
+
+def _quoted(vocabulary: Vocabulary, token: int) -> str:
+    return repr(vocabulary.text(token).decode("utf-8", "replace"))

@@ -1,0 +1,221 @@
+"""Text to tokens and back, by the tokenizer in the GGUF file."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import BackendError, ContextLengthError
+from edgespec.models.llama.guards.stack import on_deep_stack
+from edgespec.models.llama.text_pieces import cut
+
+_BYTE_PAIR = 2  # llama_vocab_type: the only one that splits texts by regular expressions
+_COVERING = (1, 2, 5)  # the kinds whose tokens hold every byte of a text: SentencePiece, byte-pair, RWKV
+_FOUND_FIRST = (
+    1 | 8 | 16
+)  # llama_token_attr: unknown, control and user-defined tokens, found before words are
+_SHALLOW_CHARS = 256  # fit any stack
+_LIKELY_TOKEN_BYTES = 16  # longer on average than the tokens of any text that is worth reading
+
+
+def _closed() -> BackendError:
+    return BackendError("The model is closed.", "Load it again.")
+
+
+class Vocabulary:
+    """A model's tokens. Borrowed from the model: every method raises BackendError once that is closed."""
+
+    def __init__(self, handle: Any) -> None:
+        self._borrowed = handle
+        self._refuse: Callable[[], BackendError] = _closed
+        self.n_tokens = int(llama_cpp.llama_vocab_n_tokens(handle))
+        self._ends = np.full(self.n_tokens, -1, dtype=np.int8)  # -1: not asked yet
+        self._piece_buffer = ctypes.create_string_buffer(512)
+
+    @property
+    def _handle(self) -> Any:
+        if not self._borrowed:
+            raise self._refuse()
+        return self._borrowed
+
+    def close(self, refuse: Callable[[], BackendError] | None = None) -> None:
+        """The model is about to be freed.
+
+        Args:
+            refuse: makes what is raised from now on, if not that the model is closed.
+        """
+        self._borrowed = None
+        self._refuse = refuse or self._refuse
+
+    @property
+    def kind(self) -> int:
+        """llama.cpp's vocabulary type: byte-pair, SentencePiece and so on."""
+        return int(llama_cpp.llama_vocab_type(self._handle))
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether texts begin with the begin-of-text token."""
+        return bool(llama_cpp.llama_vocab_get_add_bos(self._handle))
+
+    @property
+    def bos(self) -> int:
+        """The begin-of-text token; -1 if there is none."""
+        return int(llama_cpp.llama_vocab_bos(self._handle))
+
+    @property
+    def eos(self) -> int:
+        """The end-of-text token; -1 if there is none."""
+        return int(llama_cpp.llama_vocab_eos(self._handle))
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends an answer (end of text, end of turn)."""
+        return bool(llama_cpp.llama_vocab_is_eog(self._handle, token))
+
+    def ends(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Whether each token ends an answer, in the shape of `tokens`.
+
+        Each token is looked up once, as asking llama.cpp about a whole vocabulary takes a tenth of a second.
+        """
+        tokens = tokens.clip(0, self.n_tokens - 1)
+        known = self._ends[tokens]
+        if (known < 0).any():
+            for token in np.unique(tokens[known < 0]).tolist():
+                self._ends[token] = self.is_end(token)
+            known = self._ends[tokens]
+        return known > 0
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is a control token, which no user's text may spell."""
+        return bool(llama_cpp.llama_vocab_is_control(self._handle, token))
+
+    def text(self, token: int) -> bytes:
+        """The token as it stands in the file, escapes and all."""
+        if not 0 <= token < self.n_tokens:
+            return b""
+        return bytes(llama_cpp.llama_vocab_get_text(self._handle, token) or b"")
+
+    @cached_property
+    def control_texts(self) -> tuple[str, ...]:
+        """The texts that stand for control tokens, longest first."""
+        texts = {
+            self.text(token).decode("utf-8", "replace")
+            for token in range(self.n_tokens)
+            if self.is_control(token)
+        }
+        return tuple(sorted(texts - {""}, key=lambda text: (-len(text), text)))
+
+    def tokenize(self, text: str, *, control: bool, bos: bool = False, most: int | None = None) -> list[int]:
+        """Token ids of a text of any form and length; long ones are read in pieces (see text_pieces.py).
+
+        Args:
+            control: whether texts such as "<|im_end|>" become control tokens; true only for text
+                that a chat template wrote.
+            bos: put the begin-of-text token in front, if the model wants one.
+            most: stop when there are more tokens than this.
+
+        Raises:
+            ContextLengthError: the text has more than `most` tokens.
+        """
+        self.refuse_longer(text, most)
+        if self.kind != _BYTE_PAIR or len(text) <= _SHALLOW_CHARS:
+            return self._within(self._tokenize(text, control, bos), most)
+        pieces = list(cut(text, self._joined))
+        if len(pieces) == 1:
+            return self._within(self._tokenize(text, control, bos), most)
+        tokens = [self.bos] if bos and self.adds_bos else []
+        for piece in pieces:
+            tokens += self._tokenize(piece, control, False)
+            self._within(tokens, most)
+        if bos and self._adds_eos:
+            tokens.append(self.eos)
+        return tokens
+
+    def refuse_longer(self, text: str, most: int | None) -> None:
+        """Refuse, by its length alone, a text that must have more than `most` tokens.
+
+        Raises:
+            ContextLengthError: it must.
+        """
+        if most is None or len(text) <= most * _LIKELY_TOKEN_BYTES or self.kind not in _COVERING:
+            return
+        longest = most * self._longest_token
+        if len(text) > longest:  # every character has a byte at the least
+            raise ContextLengthError(
+                f"The prompt has {len(text):,} characters, and {most:,} tokens hold {longest:,} at most.",
+                "Shorten it, or ask for a larger --context.",
+            )
+
+    def controls_in(self, text: str, most: int | None = None) -> list[str]:
+        """The control-token texts that occur in `text`.
+
+        Raises:
+            ContextLengthError: the text has more than `most` tokens.
+        """
+        # Nearly always the answer is none, and two tokenizations say so without a walk over the vocabulary.
+        if self.tokenize(text, control=True, most=most) == self.tokenize(text, control=False, most=most):
+            return []
+        return [control for control in self.control_texts if control in text]
+
+    def piece(self, token: int, *, control: bool = False) -> bytes:
+        """The bytes a token adds to the text; control tokens add none unless asked for."""
+        n = llama_cpp.llama_token_to_piece(
+            self._handle, token, self._piece_buffer, len(self._piece_buffer), 0, control
+        )
+        if n < 0:
+            self._piece_buffer = ctypes.create_string_buffer(-n)
+            return self.piece(token, control=control)
+        return self._piece_buffer.raw[:n]
+
+    @property
+    def _adds_eos(self) -> bool:
+        return bool(llama_cpp.llama_vocab_get_add_eos(self._handle))
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the token that stands for the most of them."""
+        return max((len(self.piece(token, control=True)) for token in range(self.n_tokens)), default=1) or 1
+
+    @cached_property
+    def _joined(self) -> frozenset[str]:
+        """Neighbouring characters in tokens that are found before a text is split into words."""
+        pairs: set[str] = set()
+        for token in range(self.n_tokens):
+            if llama_cpp.llama_vocab_get_attr(self._handle, token) & _FOUND_FIRST:
+                text = self.text(token).decode("utf-8", "replace")
+                pairs.update(text[at : at + 2] for at in range(len(text) - 1))
+        return frozenset(pairs)
+
+    def _tokenize(self, text: str, control: bool, bos: bool) -> list[int]:
+        """One call of llama.cpp's tokenizer."""
+        handle = self._handle
+        data = text.encode("utf-8", "replace")  # half surrogates, from undecodable arguments, become "?"
+
+        def tokenize(capacity: int) -> list[int] | int:
+            buffer = (llama_cpp.llama_token * capacity)()
+            n = llama_cpp.llama_tokenize(handle, data, len(data), buffer, capacity, bos, control)
+            return list(buffer[:n]) if n >= 0 else -n
+
+        def tokenize_all() -> list[int]:
+            result = tokenize(len(data) + 8)
+            if isinstance(result, int):
+                result = tokenize(result)
+            if isinstance(result, int):
+                raise BackendError("llama.cpp could not tokenize the text.")
+            return result
+
+        return tokenize_all() if len(text) <= _SHALLOW_CHARS else on_deep_stack(tokenize_all)
+
+    @staticmethod
+    def _within(tokens: list[int], most: int | None) -> list[int]:
+        if most is not None and len(tokens) > most:
+            raise ContextLengthError(
+                f"The prompt has more than {most:,} tokens, several times what the context holds.",
+                "Shorten it, or ask for a larger --context.",
+            )
+        return tokens

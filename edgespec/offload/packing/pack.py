@@ -1,0 +1,350 @@
+"""The packed layer file: a model's layers in the CPU's kernel layout, ready to be read into a slot.
+
+    block 0      magic, format version, where the index is, the index's checksum
+    layers       each one contiguous range that begins and ends at a block; zeros between tensors
+    index        JSON: the model's fingerprint, the build, places, and a checksum for every piece
+
+Rearranged weights only fit the kernels of one llama.cpp build on one kind of CPU, and only the model they
+were made from. The index names all three, so that a file that does not fit is made anew. It is written
+under a temporary name, synced, and renamed: it is whole or not there.
+
+Which weights it was made from is known by a hash over every byte of each layer, taken while they are read
+to be packed; see sources.py for when it is compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from edgespec.errors import OutputError
+from edgespec.files import cleaned_up, open_claimed
+from edgespec.kernels.ggml import address_of_map
+from edgespec.kernels.layouts import weight_layout
+from edgespec.kernels.setting import AUTO, kernels_setting
+from edgespec.models.llama.runtime import build_identity
+from edgespec.offload.layout import (
+    PIECE_BYTES,
+    FileTensor,
+    Layer,
+    ModelFiles,
+    Store,
+    StoredLayer,
+    pieces,
+    round_up,
+)
+from edgespec.offload.packing.sources import (
+    LayerHash,
+    Sources,
+    check_unchanged,
+    current_states,
+    header_fingerprint,
+    recall_sources,
+)
+from edgespec.offload.reader import BLOCK, FileReader
+
+_MAGIC = b"EDGEPACK"
+_VERSION = 2
+_HEAD = struct.Struct("<8sIQQI")
+_TENSOR_ALIGNMENT = 256  # above any kernel's needs
+_SYNC_EVERY = 256 << 20
+
+
+class StalePack(Exception):
+    """A packed file that is damaged, or of another model, build or CPU; the text says which."""
+
+
+def pack_path(folder: Path, files: ModelFiles) -> Path:
+    """Where the packed file of a model is kept; one for each setting of EDGESPEC_KERNELS.
+
+    Raises:
+        UsageError: that setting has no such value.
+    """
+    header = files.headers[0]
+    setting = kernels_setting()
+    kernels = "" if setting == AUTO else f".{setting}"
+    return folder / f"{header.path.stem}-{header.fingerprint[:16]}{kernels}.pack"
+
+
+def gains_from_packing(layers: Iterable[Layer]) -> bool:
+    """Whether any weight has a kernel layout of its own on this CPU."""
+    return any(weight_layout(t.name, t.type_id, t.shape) for layer in layers for t in layer.tensors)
+
+
+def packed_bytes(layers: Iterable[Layer]) -> int:
+    """Bytes of the packed file, but for its index."""
+    return BLOCK + sum(_places(layer)[1] for layer in layers)
+
+
+def open_pack(
+    path: Path, files: ModelFiles, on_progress: Callable[[float], None] = lambda _fraction: None
+) -> Store:
+    """A packed file as a store, if it holds this model's weights.
+
+    Args:
+        on_progress: told the fraction of the model that has been read, if it must be read to find out.
+
+    Raises:
+        StalePack: it is not there, damaged, or does not fit this model, build and CPU.
+        StreamError: the model's files cannot be read.
+    """
+    try:
+        index = _read_index(path)
+        if index["model"] != header_fingerprint(files):
+            raise StalePack(f"{path.name} was made from another model")
+        if index["build"] != build_identity():
+            raise StalePack(f"{path.name} was made for another llama.cpp build or CPU")
+        store, made_from = _store(path, index), Sources.from_json(index["sources"])
+        if not recall_sources(path, made_from).fit(files, on_progress):
+            raise StalePack(f"{path.name} was made from other weights")
+        return store
+    except FileNotFoundError as error:
+        raise StalePack(f"{path.name} is not there") from error
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise StalePack(f"{path.name} cannot be read: {error}") from error
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        magic, version, at, size, checksum = _HEAD.unpack(file.read(_HEAD.size))
+        if magic != _MAGIC or version != _VERSION:
+            raise StalePack(f"{path.name} has another format")
+        n_bytes = os.fstat(file.fileno()).st_size
+        if at + size != n_bytes:
+            raise StalePack(f"{path.name} is damaged: it has {n_bytes} bytes instead of {at + size}")
+        file.seek(at)
+        raw = file.read(size)
+    if zlib.crc32(raw) != checksum:
+        raise StalePack(f"{path.name} is damaged: its index does not match its checksum")
+    index: dict[str, Any] = json.loads(raw)
+    return index
+
+
+def build_pack(
+    path: Path,
+    files: ModelFiles,
+    layers: tuple[Layer, ...],
+    on_progress: Callable[[float], None] | None = None,
+) -> Store:
+    """Write the packed file of a model, replacing one that is there.
+
+    Raises:
+        OutputError: the disk is full, or the folder cannot be written to.
+        StreamError: the model's files cannot be read, or change meanwhile.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    states = current_states(files)
+    settled = all(state.settled for state in states)
+    try:
+        with cleaned_up():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open_claimed(partial) as file:
+                    _reserve(file, packed_bytes(layers))
+                    index = _write_layers(file, files, layers, on_progress or (lambda _fraction: None))
+                    sources = Sources(index.pop("hashes"), (states,) if settled else ())
+                    check_unchanged(files, states)
+                    names = {"model": header_fingerprint(files), "build": build_identity()}
+                    _write_index(file, {**names, "sources": sources.to_json(), **index})
+                    partial.replace(path)
+                _sync_folder(path.parent)
+            finally:
+                with contextlib.suppress(OSError):
+                    partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return _store(path, index)
+
+
+def cannot_write(path: Path, error: OSError) -> OutputError:
+    """What to tell a person when the system refuses a packed file."""
+    return OutputError(
+        f"The packed layer file '{path}' cannot be written: {error.strerror or error}.",
+        "Make room on the disk, or use --pack never.",
+    )
+
+
+def _reserve(file: IO[bytes], n_bytes: int) -> None:
+    """Notice a full disk before the work, not after it."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(file.fileno(), 0, n_bytes)
+    except OSError as error:
+        import errno
+
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise  # others only say that this file system cannot reserve
+
+
+def _places(layer: Layer) -> tuple[dict[str, int], int]:
+    """Where each tensor lies in a packed layer, and the layer's bytes."""
+    places: dict[str, int] = {}
+    end = 0
+    for tensor in layer.tensors:
+        places[tensor.name] = end
+        layout = weight_layout(tensor.name, tensor.type_id, tensor.shape)
+        size = layout.packed_bytes(tensor.type_id, tensor.shape) if layout else tensor.n_bytes
+        end = round_up(end + size, _TENSOR_ALIGNMENT)
+    return places, round_up(end, BLOCK)
+
+
+def _write_layers(
+    file: IO[bytes], files: ModelFiles, layers: tuple[Layer, ...], on_progress: Callable[[float], None]
+) -> dict[str, Any]:
+    stored: list[dict[str, Any]] = []
+    kernels: dict[str, str] = {}
+    hashes: dict[int, str] = {}
+    total = sum(layer.n_bytes for layer in layers)
+    done, synced, at = 0, 0, BLOCK
+    with _TensorReader(files, layers) as weights, ThreadPoolExecutor(1) as hashing:
+        file.write(bytes(BLOCK))
+        for layer in layers:
+            places, n_bytes = _places(layer)
+            writer = _PieceWriter(file)
+            source = LayerHash(hashing)
+            for tensor in layer.tensors:
+                layout = weight_layout(tensor.name, tensor.type_id, tensor.shape)
+                address, view = weights.read(tensor)
+                source.add(view)
+                writer.pad_to(places[tensor.name])
+                if layout:
+                    kernels[tensor.name] = layout.name
+                    with layout.packed(tensor.type_id, tensor.shape, address, tensor.n_bytes) as rearranged:
+                        writer.write(rearranged)
+                else:
+                    writer.write(view)
+                source.wait()
+                view.release()
+                done += tensor.n_bytes
+                on_progress(done / total)
+            writer.pad_to(n_bytes)
+            hashes[layer.index] = source.finish()
+            stored.append(
+                {
+                    "index": layer.index,
+                    "offset": at,
+                    "n_bytes": n_bytes,
+                    "places": places,
+                    "checksums": writer.finish(),
+                }
+            )
+            at += n_bytes
+            if at - synced > _SYNC_EVERY:
+                _flush(file)
+                synced = at
+    return {"piece_bytes": PIECE_BYTES, "kernels": kernels, "layers": stored, "hashes": hashes}
+
+
+def _write_index(file: IO[bytes], index: dict[str, Any]) -> None:
+    raw = json.dumps(index).encode()
+    at = file.tell()
+    file.write(raw)
+    file.truncate()
+    file.seek(0)
+    file.write(_HEAD.pack(_MAGIC, _VERSION, at, len(raw), zlib.crc32(raw)))
+    _flush(file)
+
+
+def _flush(file: IO[bytes]) -> None:
+    """Bring what was written to the disk, and free the memory it took in the page cache."""
+    file.flush()
+    os.fsync(file.fileno())
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _store(path: Path, index: Mapping[str, Any]) -> Store:
+    if index["piece_bytes"] != PIECE_BYTES:
+        raise StalePack(f"{path.name} has pieces of another size")
+    layers = {}
+    for layer in index["layers"]:
+        reads = pieces(0, layer["offset"], 0, layer["n_bytes"])
+        checked = tuple(
+            replace(piece, checksum=checksum)
+            for piece, checksum in zip(reads, layer["checksums"], strict=True)
+        )
+        layers[layer["index"]] = StoredLayer(layer["index"], checked, layer["places"], layer["n_bytes"])
+    return Store((path,), layers, index["kernels"], packed=True)
+
+
+class _PieceWriter:
+    """Writes one layer, with a checksum for each piece of it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._written = 0
+        self._checksum = 0
+        self._checksums: list[int] = []
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        view = memoryview(data)
+        while len(view):
+            room = PIECE_BYTES - self._written % PIECE_BYTES
+            part, view = view[:room], view[room:]
+            self._checksum = zlib.crc32(part, self._checksum)
+            self._written += len(part)
+            if self._written % PIECE_BYTES == 0:
+                self._close_piece()
+
+    def pad_to(self, offset: int) -> None:
+        self.write(bytes(offset - self._written))
+
+    def finish(self) -> list[int]:
+        if self._written % PIECE_BYTES:
+            self._close_piece()
+        return self._checksums
+
+    def _close_piece(self) -> None:
+        self._checksums.append(self._checksum)
+        self._checksum = 0
+
+
+class _TensorReader:
+    """Single tensors out of a model's files."""
+
+    def __init__(self, files: ModelFiles, layers: tuple[Layer, ...]) -> None:
+        self._readers = [FileReader(path) for path in files.paths]
+        largest = max(tensor.n_bytes for layer in layers for tensor in layer.tensors)
+        self._memory = mmap.mmap(-1, round_up(largest, BLOCK) + 2 * BLOCK)
+        self._address = address_of_map(self._memory)
+
+    def read(self, tensor: FileTensor) -> tuple[int, memoryview]:
+        """Where the tensor's bytes are, until the next call."""
+        start = tensor.offset // BLOCK * BLOCK
+        lead = tensor.offset - start
+        with memoryview(self._memory) as memory:
+            size = round_up(lead + tensor.n_bytes, BLOCK)
+            for piece in pieces(tensor.file, start, 0, size):
+                with memory[piece.at : piece.at + piece.n_bytes] as part:
+                    self._readers[tensor.file].read_into(part, piece.offset)
+            return self._address + lead, memory[lead : lead + tensor.n_bytes]
+
+    def __enter__(self) -> _TensorReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for reader in self._readers:
+            reader.close()
+        with contextlib.suppress(BufferError):  # an exception's traceback may still hold a view of it
+            self._memory.close()

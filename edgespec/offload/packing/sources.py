@@ -1,0 +1,229 @@
+"""Which weights a packed file was made from, and whether a model's files still hold them.
+
+Two models tuned from one base differ in nothing but their weights, and a file may be rewritten in place. So
+a packed file keeps a hash over all bytes of each layer that went into it, and the states (see
+models/filestate.py) of the files they were read from. While a file's state is what it was, so is its content,
+and nothing is read. A copy, or a file that was moved or touched, is read and hashed once; its state is then
+noted beside the packed file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import StreamError
+from edgespec.files import written_whole
+from edgespec.models.gguf.file_state import FileState, states_of
+from edgespec.offload.layout import PIECE_BYTES, Layer, ModelFiles, pieces, round_up
+from edgespec.offload.reader import BLOCK, FileReader
+
+_HASH_BYTES = 16
+_N_READERS = 4
+_MOST_STATES = 16  # copies of one model that are remembered
+
+States = tuple[FileState, ...]
+
+
+class LayerHash:
+    """A hash over a layer's weights, computed on a thread beside whatever else is done with them."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._hash = hashlib.blake2b(digest_size=_HASH_BYTES)
+        self._job: Future[None] | None = None
+
+    def add(self, data: memoryview) -> None:
+        """More bytes, which must stay as they are until `wait`."""
+        self.wait()
+        self._job = self._pool.submit(self._hash.update, data)
+
+    def wait(self) -> None:
+        """Until all bytes have been seen."""
+        if self._job is not None:
+            self._job.result()
+        self._job = None
+
+    def finish(self) -> str:
+        """The hash, as hex digits."""
+        self.wait()
+        return self._hash.hexdigest()
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a packed file was made from.
+
+    Attributes:
+        hashes: layer to the hash of its weights in the model's files.
+        states: of the files of a model that are known to hold these weights, for each such model.
+        note: where more such states are written down.
+    """
+
+    hashes: Mapping[int, str]
+    states: tuple[States, ...]
+    note: Path | None = None
+
+    def fit(self, files: ModelFiles, on_progress: Callable[[float], None]) -> bool:
+        """Whether these files hold the weights; reads them if their state is new.
+
+        Raises:
+            StreamError: they cannot be read, or change meanwhile.
+        """
+        now = current_states(files)
+        if now in self.states:
+            return True
+        settled = all(state.settled for state in now)
+        if not _same_weights(files, self.hashes, on_progress):
+            return False
+        check_unchanged(files, now)
+        if settled:
+            self._remember(now)
+        return True
+
+    def to_json(self) -> dict[str, Any]:
+        """For the packed file's index."""
+        return {
+            "hashes": {str(layer): digest for layer, digest in self.hashes.items()},
+            "states": [[str(state) for state in states] for states in self.states],
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Sources:
+        """Out of the packed file's index.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is none.
+        """
+        hashes = {int(layer): str(digest) for layer, digest in record["hashes"].items()}
+        return cls(hashes, _states(record["states"]))
+
+    def _remember(self, states: States) -> None:
+        if self.note is None:
+            return
+        known = [*self.states, states][-_MOST_STATES:]
+        with contextlib.suppress(OSError), written_whole(self.note, lasting=False) as file:
+            file.write(json.dumps(replace(self, states=tuple(known)).to_json()).encode())
+
+
+def recall_sources(pack: Path, made_from: Sources) -> Sources:
+    """What a packed file was made from, with the states that were noted for it since."""
+    note = pack.with_name(f"{pack.name}.sources")
+    try:
+        noted = Sources.from_json(json.loads(note.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        noted = made_from
+    # A note about another packed file that was here before says nothing of this one.
+    states = noted.states if noted.hashes == made_from.hashes else ()
+    return replace(made_from, states=(*made_from.states, *states), note=note)
+
+
+def current_states(files: ModelFiles) -> States:
+    """The states of a model's files.
+
+    Raises:
+        StreamError: one is not there any more.
+    """
+    try:
+        return states_of(files.paths)
+    except OSError as error:
+        raise StreamError(
+            f"Reading '{error.filename}' failed: {error.strerror}.",
+            "Check the path, and load the model again.",
+        ) from error
+
+
+def check_unchanged(files: ModelFiles, states: States) -> None:
+    """Notice files that were written to, or replaced, since they were in these states.
+
+    Raises:
+        StreamError: one was, or is gone.
+    """
+    for path, before, now in zip(files.paths, states, current_states(files), strict=True):
+        if before != now:
+            raise StreamError(
+                f"'{path}' was changed while it was being read.",
+                "Let its download or copy finish, then load the model again.",
+            )
+
+
+def header_fingerprint(files: ModelFiles) -> str:
+    """32 hex digits over the headers and sizes of a model's files."""
+    named = " ".join(f"{header.fingerprint} {header.file_bytes}" for header in files.headers)
+    return hashlib.blake2b(named.encode(), digest_size=_HASH_BYTES).hexdigest()
+
+
+def _states(rows: list[list[str]]) -> tuple[States, ...]:
+    return tuple(tuple(FileState(*(int(number) for number in text.split())) for text in row) for row in rows)
+
+
+def _same_weights(files: ModelFiles, hashes: Mapping[int, str], on_progress: Callable[[float], None]) -> bool:
+    """Read the layers, until one differs."""
+    layers = [layer for layer in files.layers() if layer.index in hashes]
+    total = sum(layer.n_bytes for layer in layers)
+    done, differs, lock = 0, threading.Event(), threading.Lock()
+    readers = [FileReader(path) for path in files.paths]
+
+    def report(n_bytes: int) -> None:
+        nonlocal done
+        with lock:
+            done += n_bytes
+
+    def check(layer: Layer) -> None:
+        if not differs.is_set() and _hash_of(layer, readers, report, differs) != hashes[layer.index]:
+            differs.set()
+
+    try:
+        with ThreadPoolExecutor(_N_READERS) as pool:
+            jobs = [pool.submit(check, layer) for layer in layers]
+            try:
+                for job in jobs:
+                    while not _done_within(job, 0.2):
+                        on_progress(done / total)
+                    on_progress(done / total)
+            except BaseException:
+                differs.set()  # ends the others
+                raise
+    finally:
+        for reader in readers:
+            reader.close()
+    return not differs.is_set()
+
+
+def _done_within(job: Future[None], seconds: float) -> bool:
+    try:
+        job.result(seconds)
+    except TimeoutError:
+        if job.done():
+            raise
+        return False
+    return True
+
+
+def _hash_of(
+    layer: Layer, readers: list[FileReader], report: Callable[[int], None], stop: threading.Event
+) -> str:
+    """The hash of one layer, read piece by piece."""
+    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
+    with contextlib.closing(mmap.mmap(-1, PIECE_BYTES)) as area, memoryview(area) as memory:
+        for tensor in layer.tensors:
+            start = tensor.offset // BLOCK * BLOCK
+            end = tensor.offset + tensor.n_bytes
+            for piece in pieces(tensor.file, start, 0, round_up(end - start, BLOCK)):
+                if stop.is_set():
+                    return ""
+                with memory[: piece.n_bytes] as part:
+                    readers[tensor.file].read_into(part, piece.offset)
+                first, last = max(tensor.offset - piece.offset, 0), min(end - piece.offset, piece.n_bytes)
+                with memory[first:last] as part:
+                    digest.update(part)
+            report(tensor.n_bytes)
+    return digest.hexdigest()

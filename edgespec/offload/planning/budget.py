@@ -1,0 +1,237 @@
+"""One memory budget for everything: what stays, what is streamed, and whether it can work at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from edgespec.errors import BackendError, MemoryLimitError
+from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.machine.probe import available_memory
+from edgespec.models.gguf.footprint import Footprint, readable
+from edgespec.offload.layout import ModelFiles
+from edgespec.offload.planning.placement import place
+from edgespec.offload.planning.stream import StreamPlan, largest_beside, plan_stream, stored_sizes, tied_bytes
+
+# The interpreter and its libraries. In a program of somebody else's the rest is that program's.
+PROCESS_BYTES = 96 << 20
+
+LEARNED_BYTES = 20 << 20  # of a pair with a model as drafter, while it is written too
+_LATER_BYTES = 64 << 20  # vocabularies, noise and the like, where nobody has looked
+_MARGIN = 0.05  # of what is free, left for what others may want meanwhile
+
+
+@dataclass(frozen=True)
+class MemoryWish:
+    """What a person asked for.
+
+    Attributes:
+        memory: bytes that may be used; None means what is free.
+        offload: "auto", "stream", "mmap" or "none".
+        pack: "auto", "always" or "never".
+        gpu_layers: layers for the GPU; -1 for all.
+        context: most tokens of a text, to be named in messages.
+        slots: layers that the ring holds; None leaves it to the plan.
+    """
+
+    memory: int | None
+    offload: str
+    pack: str
+    gpu_layers: int
+    context: int
+    slots: int | None = None
+
+
+@dataclass
+class MemoryPlan:
+    """How the budget is spent.
+
+    Attributes:
+        budget: bytes that may be used in all.
+        memory_map: whether the target's file is mapped.
+        paged: whether it is mapped although it does not fit, so that the system pages it in and out.
+        stream: how the target's layers are streamed; None if they are not.
+        notes: what a person may want to know, in sentences.
+        warnings: where something else is done than was asked for.
+    """
+
+    budget: int
+    memory_map: bool
+    paged: bool = False
+    stream: StreamPlan | None = None
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    replan: Callable[[], StreamPlan] | None = None
+
+    @property
+    def kernels_differ(self) -> bool:
+        """Whether other kernels run than for the same model in memory."""
+        return self.paged or (self.stream is not None and self.stream.kernels_differ)
+
+    def stream_again(self) -> StreamPlan:
+        """Plan the stream anew, after its packed file was found damaged and removed."""
+        assert self.replan is not None
+        self.stream = self.replan()
+        return self.stream
+
+
+def plan_memory(
+    wish: MemoryWish,
+    prints: list[Footprint],
+    files: ModelFiles,
+    pack_folder: Path,
+    on_progress: Callable[[str, float], None],
+    process: int | None = None,
+) -> MemoryPlan:
+    """Decide where the target's weights live; packs them first where they are to be streamed.
+
+    Args:
+        prints: the target's footprint, and the drafter's if it is a model.
+        process: bytes of the process itself; None estimates them.
+
+    Raises:
+        MemoryLimitError: not even the caches fit, or the weights must fit and do not.
+        BackendError: weights must be streamed, and cannot be here.
+        OutputError, StreamError: as plan_stream.
+    """
+    budget = memory_room(wish.memory)
+    notes: list[str] = []
+    warnings = []
+    if wish.memory is not None and wish.memory > budget:
+        warnings.append(
+            f"--memory is lowered from {readable(wish.memory)} to {readable(budget)}: "
+            "no more is available now."
+        )
+    whole = bytes_needed(prints, process)
+    least = whole - sum(p.weights for p in prints)
+    had = f"there are {readable(budget)}" + (" in the budget" if wish.memory else "")
+    if budget < least:
+        raise MemoryLimitError(
+            f"A context of {wish.context} tokens needs {readable(least)} of memory besides the "
+            f"weights, and {had}.",
+            "Ask for a smaller --context, or for more --memory.",
+            least=least,
+        )
+    if budget >= whole and wish.offload != "stream":
+        # What is in memory stays what it is, whatever becomes of the file. A tied embedding is there twice
+        # then, and where that is too much, one of the two is mapped.
+        fits = wish.offload == "none" or budget >= whole + _second_copy(files)
+        return MemoryPlan(budget, memory_map=wish.offload == "mmap" or not fits, warnings=warnings)
+    if wish.offload == "none":
+        raise MemoryLimitError(
+            f"The model needs {readable(whole)} of memory, and {had}.",
+            "Leave out --offload none, ask for more --memory, or take a smaller quantization.",
+            least=whole,
+        )
+
+    def plan() -> StreamPlan:
+        return plan_stream(
+            files,
+            budget=budget,
+            fixed=whole - prints[0].weights,
+            process=process_bytes(prints) if process is None else process,
+            pack=wish.pack,
+            pack_folder=pack_folder,
+            gpu_layers=wish.gpu_layers,
+            n_slots=wish.slots,
+            on_progress=on_progress,
+        )
+
+    if wish.offload != "mmap":
+        try:
+            return MemoryPlan(
+                budget, memory_map=False, stream=plan(), notes=notes, warnings=warnings, replan=plan
+            )
+        except UnsupportedBuild as error:
+            if wish.offload == "stream":
+                raise BackendError(
+                    f"Weights cannot be streamed here: {error}.", "Use --offload mmap."
+                ) from error
+            notes.append(f"Weights cannot be streamed here: {error}.")
+    notes.append(
+        f"The model needs {readable(whole)} of memory and {had}: its weights are paged in from disk "
+        "by the system, which is slow."
+    )
+    return MemoryPlan(budget, memory_map=True, paged=True, notes=notes, warnings=warnings)
+
+
+def _second_copy(files: ModelFiles) -> int:
+    """Bytes of an embedding's second copy; none where ggml cannot be asked about layouts."""
+    try:
+        return tied_bytes(files)
+    except UnsupportedBuild:
+        return 0
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Where a target's weights would live.
+
+    Attributes:
+        budget: bytes that may be used in all.
+        needed: bytes for everything, all weights included.
+        resident_bytes: of the target's weights that stay.
+        streamed_bytes: read from disk in every pass; 0 if all stay.
+        slot_bytes: of a slot of the ring, of which there are `n_slots`.
+    """
+
+    budget: int
+    needed: int
+    resident_bytes: int
+    streamed_bytes: int = 0
+    slot_bytes: int = 0
+    n_slots: int = 0
+
+
+def foresee(prints: list[Footprint], files: ModelFiles, budget: int, *, streams: bool = False) -> Holding:
+    """Where weights would live under a budget, found without reading or writing any.
+
+    Args:
+        prints: the target's footprint, and the drafter's if it is a model.
+        streams: stream even what would fit.
+
+    Raises:
+        MemoryLimitError: the budget is too small; says how much would do.
+    """
+    whole = bytes_needed(prints)
+    layers = stored_sizes(files)
+    if (budget >= whole and not streams) or not layers:
+        return Holding(budget, whole, files.tensor_bytes)
+    in_layers = sum(layer.n_bytes for layer in files.layers())
+    beside = files.tensor_bytes - in_layers + tied_bytes(files)
+    placement = place(
+        layers,
+        budget=budget,
+        fixed=whole - prints[0].weights + beside,
+        loading=PROCESS_BYTES + beside + largest_beside(files),
+    )
+    streamed = sum(layers[index] for index in placement.streamed)
+    slot = max(layers.values())
+    resident = files.tensor_bytes - in_layers + sum(layers[index] for index in placement.resident)
+    return Holding(budget, whole, resident, streamed, slot, placement.n_slots)
+
+
+def process_bytes(prints: list[Footprint]) -> int:
+    """Memory of the process itself, libraries included, where nobody has measured it."""
+    return PROCESS_BYTES + _LATER_BYTES + (LEARNED_BYTES if len(prints) > 1 else 0)
+
+
+def bytes_needed(prints: list[Footprint], process: int | None = None) -> int:
+    """Memory for everything, all weights included.
+
+    Args:
+        process: bytes of the process itself; None estimates them.
+    """
+    return (process_bytes(prints) if process is None else process) + sum(p.total for p in prints)
+
+
+def memory_room(wished: int | None) -> int:
+    """Bytes that everything may take: what was asked for, as far as there is as much.
+
+    What this process holds already is a part of it. Without a wish, a margin is left to others.
+    """
+    room = available_memory() + min(psutil.Process().memory_info().rss, PROCESS_BYTES)
+    return min(wished, room) if wished is not None else int(room * (1 - _MARGIN))

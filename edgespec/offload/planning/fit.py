@@ -1,0 +1,55 @@
+"""Whether a model fits here, and how: what `models show` and `doctor` say, by the arithmetic of loading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from edgespec.errors import MemoryLimitError
+from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
+from edgespec.models.gguf.header import GGUFHeader
+from edgespec.offload.layout import ModelFiles
+from edgespec.offload.planning.budget import bytes_needed, foresee, memory_room
+
+USUAL_CONTEXT = 4096  # tokens, where nobody asks for something else
+
+Verdict = Literal["fits", "streams", "too large"]
+
+
+def how_it_fits(
+    headers: Sequence[GGUFHeader], *, budget: int | None = None, context: int = USUAL_CONTEXT
+) -> dict[str, Any]:
+    """How a model without a drafter would be held, as JSON.
+
+    Args:
+        headers: of all its files, in order.
+        budget: bytes of memory that may be used; None is what is available here.
+        context: most tokens of a text.
+    """
+    room = memory_room(None) if budget is None else budget
+    files = ModelFiles(tuple(headers))
+    needs = footprint(headers[0], n_cells=context + SPARE_CELLS, n_outputs=USUAL_NODES)
+    needs = replace(needs, weights=files.tensor_bytes)
+
+    least = needed = bytes_needed([needs])
+    try:
+        foresee([needs], files, 0)
+    except MemoryLimitError as error:
+        least = error.least or needed
+    try:
+        holding = foresee([needs], files, room)
+    except MemoryLimitError:
+        holding = None
+    if holding is not None and not holding.streamed_bytes and room < needed:
+        holding = None  # it has no layers that could be streamed
+    verdict: Verdict = "too large" if holding is None else "streams" if holding.streamed_bytes else "fits"
+    return {
+        "available_bytes": room,
+        "needed_bytes": needed,
+        "context": context,
+        "verdict": verdict,
+        "resident_bytes": holding.resident_bytes if holding else 0,
+        "streamed_bytes_per_pass": holding.streamed_bytes if holding else 0,
+        "least_bytes": least,
+    }

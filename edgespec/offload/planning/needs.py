@@ -1,0 +1,164 @@
+"""What a target and its drafter will take in memory, before any of it is taken.
+
+Weights are known from the files. Caches and compute buffers are found by a dry run, and what the process
+takes by looking at it; only what comes later is estimated, and each estimate is named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import psutil
+from platformdirs import user_cache_path
+
+from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
+from edgespec.models.gguf.header import GGUFHeader
+from edgespec.models.llama.cache.tree_cache import PART
+from edgespec.models.llama.dry_run import AllocationStore, Shape
+from edgespec.models.text.template import WORKER_BYTES
+from edgespec.offload.layout import ModelFiles
+from edgespec.offload.planning.budget import LEARNED_BYTES, PROCESS_BYTES, bytes_needed
+from edgespec.offload.planning.stream import tied_bytes
+from edgespec.speculation.noise import noise_bytes
+from edgespec.speculation.sampling import scratch_bytes
+
+MOST_PROMPT_ROWS = 512
+
+_LATER_BYTES = 12 << 20  # what is imported and allocated in small pieces while answers are written
+# Many rows of wide feed-forward blocks take hundreds of megabytes, which layers make better use of.
+_MOST_BUFFERS = 1 / 8  # of the budget, where more rows than the fewest are a choice
+# Exact decoding is for many short passes too, each of which reads what the buffers took from the layers.
+_MOST_BUFFERS_EXACT = 1 / 24
+
+
+@dataclass(frozen=True)
+class ContextWish:
+    """What contexts are wanted for.
+
+    Attributes:
+        n_cells, n_outputs, n_sequences, n_threads: of every context; see runtime.Context.
+        exact: as for loading.
+    """
+
+    n_cells: int
+    n_outputs: int
+    n_sequences: int
+    n_threads: int
+    gpu_layers: int = 0
+    exact: bool | None = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What will be taken.
+
+    Attributes:
+        prints: of the target, and of the drafter if it is a model.
+        process: bytes of the process beside its models, and of the one that renders chat templates.
+        rows: most rows of the target's passes.
+    """
+
+    prints: list[Footprint]
+    process: int
+    rows: int
+
+
+def measure_needs(
+    files: ModelFiles, draft: ModelFiles | None, wish: ContextWish, *, budget: int, offload: str
+) -> Needs:
+    """What target and drafter need, with as many rows a pass as memory is spared for.
+
+    Args:
+        offload: as for loading.
+
+    Raises:
+        ModelFileError: llama.cpp cannot load a model.
+        MemoryLimitError: not even logits fit.
+    """
+    process = _process_bytes()  # before the dry runs, which leave traces
+    fewest = max(USUAL_NODES, wish.n_outputs)
+    counts = [fewest]
+    while counts[0] * 2 <= MOST_PROMPT_ROWS:
+        counts.insert(0, counts[0] * 2)
+    sizes = dict(zip(counts, _footprints(files, wish, counts), strict=True))
+    if offload == "none":  # otherwise the file is mapped, or streaming counts the copy itself
+        sizes = {rows: _with_second_copy(size, files) for rows, size in sizes.items()}
+    drafter = [_with_second_copy(_footprints(draft, wish, [MOST_PROMPT_ROWS])[0], draft)] if draft else []
+    headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
+    process += _later_bytes(headers, sizes[fewest].cache // wish.n_cells)
+
+    def whole(rows: int) -> int:
+        return bytes_needed([sizes[rows], *drafter], process)
+
+    if offload != "stream" and whole(fewest) <= budget:
+        # In memory, exact passes have few rows: sweeps over the weights are cheap.
+        rows = fewest if wish.exact else next(n for n in counts if whole(n) <= budget)
+    else:
+        exact = wish.exact if wish.exact is not None else offload != "mmap"  # streamed ones are by default
+        rows = affordable_rows({n: size.buffers for n, size in sizes.items()}, budget, exact=exact)
+        if exact and (offload == "mmap" or wish.gpu_layers):
+            rows = fewest  # attention is kept to one kernel only where weights are streamed
+    return Needs([sizes[rows], *drafter], process, rows)
+
+
+def affordable_rows(buffers: Mapping[int, int], budget: int, *, exact: bool) -> int:
+    """Rows a pass of a streamed model, as many as its compute buffers may take of the budget.
+
+    Args:
+        buffers: bytes of them, by the most rows a pass.
+    """
+    share = _MOST_BUFFERS_EXACT if exact else _MOST_BUFFERS
+    return max((rows for rows, n_bytes in buffers.items() if n_bytes <= budget * share), default=min(buffers))
+
+
+def _with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
+    """The footprint of a model whose tied embedding is rearranged in memory, and kept as it is too."""
+    try:
+        return replace(size, weights=size.weights + tied_bytes(files))
+    except UnsupportedBuild:  # nobody can tell; most models have none
+        return size
+
+
+@cache
+def _process_bytes() -> int:
+    """What the process took when this was first asked; models that it has let go of since leave traces."""
+    return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
+
+
+def _footprints(files: ModelFiles, wish: ContextWish, row_counts: Sequence[int]) -> list[Footprint]:
+    """The footprint of a model with contexts of each of these most rows a pass."""
+    header = files.headers[0]
+    shapes = [Shape(wish.n_cells, n, wish.n_outputs, wish.n_sequences) for n in row_counts]
+    store = AllocationStore(user_cache_path("edgespec") / "allocations")
+    found = store.get(header, shapes, wish.gpu_layers)
+    prints = []
+    for at, rows in enumerate(row_counts):
+        size = footprint(header, n_cells=wish.n_cells, n_outputs=wish.n_outputs, n_rows=rows)
+        if found is not None:
+            work = work_bytes(files.headers, rows, wish.n_threads)
+            size = replace(size, cache=found[at].cache, buffers=found[at].buffers + work)
+        prints.append(replace(size, weights=files.tensor_bytes))
+    return prints
+
+
+def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int) -> int:
+    """What the process takes beyond what it does now.
+
+    Args:
+        headers: the target's, and the drafter's if it is a model.
+        cell_bytes: of a token in the target's cache.
+    """
+    target, drafts = headers[0], len(headers) > 1
+    template = WORKER_BYTES if "tokenizer.chat_template" in target.metadata else 0
+    return (
+        _LATER_BYTES
+        + template
+        + sum(vocabulary_bytes(header) for header in headers)
+        + noise_bytes(target.n_vocab, drafts=drafts)
+        + scratch_bytes(target.n_vocab)
+        + PART * cell_bytes  # on the move when the cache is compacted
+        + (LEARNED_BYTES if drafts else 0)
+    )

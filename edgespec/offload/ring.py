@@ -1,0 +1,305 @@
+"""The ring: layers come in cyclic order, each into a slot, ahead of the pass that needs them.
+
+Reader threads fill free slots with the layers that come next, round and round. When a layer is done its
+slot is free again, so the first layers of the next pass are read while the drafter works. Reads are
+shared out in pieces, so that several are under way at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from edgespec.errors import StreamError
+from edgespec.kernels.ggml import Address
+from edgespec.models.gguf.file_state import FileState
+from edgespec.models.llama.runtime import DecodeAborted
+from edgespec.offload.layout import Piece, Store, StoredLayer
+from edgespec.offload.memory import Area
+from edgespec.offload.reader import FileReader
+
+_LOOK_EVERY = 0.05  # seconds between looks at whether a wait should end
+
+
+class DamagedPack(StreamError):
+    """The packed file's bytes are not what was written; it has been removed."""
+
+
+class StoreReader:
+    """Reads pieces of a store's layers, and checks them.
+
+    A piece of a packed file is compared with its checksum the first time it is read. A piece of the model's
+    own files has none yet, so it gets one then. Both are compared again when the file's state has changed
+    since (see models/filestate.py): the file may only have been renamed, but it may also have been written
+    to.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._files: list[FileReader] = []
+        self._checked: dict[Piece, tuple[int, FileState | None]] = {}  # checksum, and the file's state
+        try:
+            for path in store.paths:
+                self._files.append(FileReader(path))
+        except StreamError:
+            self.close()
+            raise
+
+    @property
+    def direct(self) -> bool:
+        """Whether reads go past the page cache."""
+        return all(file.direct for file in self._files)
+
+    def read(self, piece: Piece, memory: memoryview) -> None:
+        """Bring one piece.
+
+        Raises:
+            StreamError: see FileReader; or the file's content is not what it was.
+            DamagedPack: the bytes do not match their checksum.
+        """
+        file = self._files[piece.file]
+        before = file.check_unchanged()
+        n_bytes = file.read_into(memory, piece.offset)
+        now = file.check_unchanged()
+        known, state = self._checked.get(piece, (piece.checksum, None))
+        if before == state == now:
+            return
+        with memory[:n_bytes] as read:
+            checksum = zlib.crc32(read)
+        if self.store.packed and checksum != known:
+            path = self.store.paths[piece.file]
+            with suppress(OSError):
+                path.unlink()
+            raise DamagedPack(
+                f"The packed layer file '{path}' is damaged, and was removed.",
+                "Load the model again: the file is then made anew. Check the disk if this happens twice.",
+            )
+        if not self.store.packed and (now != file.opened if known is None else checksum != known):
+            raise file.changed()
+        self._checked[piece] = checksum, now if before == now else None
+
+    def read_layers(
+        self, layers: Sequence[StoredLayer], area: Area, n_threads: int, on_progress: Callable[[float], None]
+    ) -> dict[int, Address]:
+        """Bring layers one behind the other into `area`; where each begins.
+
+        Raises:
+            StreamError: as `read`.
+        """
+        starts: dict[int, int] = {}
+        jobs: list[tuple[Piece, int]] = []
+        end = 0
+        for layer in layers:
+            starts[layer.index] = end
+            jobs += [(piece, end) for piece in layer.pieces]
+            end += layer.n_bytes
+
+        def bring(job: tuple[Piece, int]) -> None:
+            piece, start = job
+            with area.view(start + piece.at, piece.n_bytes) as memory:
+                self.read(piece, memory)
+
+        with ThreadPoolExecutor(n_threads) as pool:
+            for number, _ in enumerate(pool.map(bring, jobs)):
+                on_progress((number + 1) / len(jobs))
+        return {index: area.address + start for index, start in starts.items()}
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+
+class _Load:
+    """One layer on its way into a slot."""
+
+    def __init__(self, layer: StoredLayer, slot: int) -> None:
+        self.layer = layer
+        self.slot = slot
+        self.missing = len(layer.pieces)
+        self.under_way = 0
+        self.dropped = False
+        self.error: BaseException | None = None
+
+
+class LayerRing:
+    """Slots, and the threads that fill them.
+
+    Args:
+        order: the streamed layers in the order that a pass uses them.
+
+    Attributes:
+        waited_s: seconds that passes have waited for layers, in all.
+        read_bytes: bytes read so far.
+        reading_s: seconds in which any of them were on their way.
+    """
+
+    def __init__(self, reader: StoreReader, order: Sequence[int], *, n_slots: int, n_threads: int) -> None:
+        self._reader = reader
+        self._order = [reader.store.layers[index] for index in order]
+        self._position = {index: number for number, index in enumerate(order)}
+        self._slot_bytes = max(layer.n_bytes for layer in self._order)
+        self._area = Area(self._slot_bytes * n_slots)
+        self._changed = threading.Condition()
+        self._free = list(range(n_slots))
+        self._coming: deque[_Load] = deque()  # in order; the first is needed first
+        self._held: dict[int, _Load] = {}
+        self._jobs: deque[tuple[_Load, Piece]] = deque()
+        self._next = 0  # position of the layer that will be asked for next
+        self._closing = False
+        self.waited_s = 0.0
+        self.read_bytes = 0
+        self.reading_s = 0.0
+        self._readers, self._reading_since = 0, 0.0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"edgespec-reader-{n}", daemon=True)
+            for n in range(n_threads)
+        ]
+        with self._changed:
+            self._fill()
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self._area.n_bytes
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes read for one pass."""
+        return sum(layer.n_bytes for layer in self._order)
+
+    def take(self, layer: int, stop: Callable[[], bool]) -> Address:
+        """Where the layer is; waits until it is there. It stays until `give_back`.
+
+        Args:
+            stop: asked while waiting; ends the wait.
+
+        Raises:
+            StreamError: it could not be read.
+            DecodeAborted: `stop` said so.
+        """
+        start = time.perf_counter()
+        with self._changed:
+            try:
+                load = self._held.get(layer) or self._head(layer, stop)
+                while load.missing and load.error is None:
+                    if stop():
+                        raise DecodeAborted
+                    self._changed.wait(_LOOK_EVERY)
+            finally:
+                self.waited_s += time.perf_counter() - start
+            if load.error is not None:
+                self._align(layer)  # the next try reads it anew
+                raise load.error
+            if layer not in self._held:
+                self._held[layer] = self._coming.popleft()
+            return self._area.address + load.slot * self._slot_bytes
+
+    def give_back(self, layer: int) -> None:
+        """The layer is done with; its slot is filled with what comes next."""
+        with self._changed:
+            load = self._held.pop(layer, None)
+            if load is not None:
+                self._free.append(load.slot)
+                self._fill()
+
+    def restart(self) -> None:
+        """End a pass, wherever it is: the first layers come next."""
+        with self._changed:
+            for load in self._held.values():
+                self._free.append(load.slot)
+            self._held.clear()
+            first = self._order[0].index
+            if not self._coming or self._coming[0].layer.index != first:
+                self._align(first)
+            self._fill()
+
+    def close(self) -> None:
+        """End the threads and give the memory back."""
+        with self._changed:
+            self._closing = True
+            self._jobs.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._area.close()
+
+    def _head(self, layer: int, stop: Callable[[], bool]) -> _Load:
+        """The load of a layer, made the first in line."""
+        if all(load.layer.index != layer for load in self._coming):
+            self._align(layer)
+        while self._coming and self._coming[0].layer.index != layer:
+            self._drop(self._coming.popleft())
+            self._fill()
+        while not self._coming:  # every slot still waits for reads that nobody wants any more
+            if stop():
+                raise DecodeAborted
+            self._changed.wait(_LOOK_EVERY)
+            self._fill()
+        return self._coming[0]
+
+    def _align(self, layer: int) -> None:
+        """Drop what is coming, and begin with this layer."""
+        while self._coming:
+            self._drop(self._coming.popleft())
+        self._next = self._position[layer]
+        self._fill()
+
+    def _drop(self, load: _Load) -> None:
+        load.dropped = True
+        self._jobs = deque(job for job in self._jobs if job[0] is not load)
+        if not load.under_way:
+            self._free.append(load.slot)
+
+    def _fill(self) -> None:
+        """Ask for the layers that come next, as long as there are slots."""
+        while self._free and len(self._coming) + len(self._held) < len(self._order):
+            layer = self._order[self._next % len(self._order)]
+            self._next += 1
+            load = _Load(layer, self._free.pop())
+            self._coming.append(load)
+            self._jobs.extend((load, piece) for piece in layer.pieces)
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._jobs and not self._closing:
+                    self._changed.wait()
+                if self._closing:
+                    return
+                load, piece = self._jobs.popleft()
+                load.under_way += 1
+                self._count_readers(+1)
+            error: BaseException | None = None
+            try:
+                with self._area.view(load.slot * self._slot_bytes + piece.at, piece.n_bytes) as memory:
+                    self._reader.read(piece, memory)
+            except BaseException as caught:  # raised where the layer is needed
+                error = caught
+            with self._changed:
+                self._count_readers(-1)
+                self.read_bytes += piece.n_bytes
+                load.under_way -= 1
+                load.missing -= 1
+                load.error = load.error or error
+                if load.dropped:
+                    if not load.under_way:
+                        self._free.append(load.slot)
+                        self._fill()
+                elif not load.missing or load.error:
+                    self._changed.notify_all()
+
+    def _count_readers(self, change: int) -> None:
+        now = time.perf_counter()
+        if self._readers:
+            self.reading_s += now - self._reading_since
+        self._readers += change
+        self._reading_since = now

@@ -1,0 +1,154 @@
+"""What is known of a pair of models: how the target's logits differ from the drafter's.
+
+Three things, all fitted while running by following the likelihood of what the target took:
+
+- the *disagreement*, the scale of the difference in nats. If the target's logits are the drafter's plus
+  independent Gumbel errors of this scale, a target that takes its most likely token takes each candidate
+  with the softmax of logit / scale, and one that samples with shared noise, with the softmax of
+  (logit + temperature x noise) / scale. So one number serves at every temperature;
+- a *bias* of each token: what this drafter proposes too often or too rarely for this target;
+- the same of each token after each other one, in a hashed table.
+
+A drafter is corrected so for what it gets wrong again and again, without a change to it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.speculation.growth import Children
+from edgespec.speculation.learning.tables import Table, TableStore
+from edgespec.speculation.tree import IntArray
+
+_CELLS = 1 << 18
+_SPREAD, _MIX = 1_000_003, 7_919  # of a pair of tokens over the cells
+
+# How large biases are before anything is known of them: standard deviations, in units of the disagreement.
+_SPREAD_OF_TOKENS = 0.5
+_SPREAD_AFTER_TOKENS = 1.2
+_MOST_BIAS = 10.0
+
+_USUAL_NATS, _LEAST_NATS, _MOST_NATS = 0.65, 0.1, 5.0
+_FIRST_INFORMATION = 20.0
+_FADE = 1 - 1 / 2000
+
+
+class Pair:
+    """A target and its drafter.
+
+    Attributes:
+        nats: the disagreement.
+    """
+
+    def __init__(self, store: TableStore | None = None, nats: float = _USUAL_NATS) -> None:
+        self.nats = nats
+        self._store = store or TableStore()
+        self._information = _FIRST_INFORMATION
+        known = self._store.get("disagreement", (2,))
+        if known is not None and _LEAST_NATS <= known[0] <= _MOST_NATS:
+            self.nats = float(known[0])
+            self._information = max(float(known[1]), _FIRST_INFORMATION)
+        self._of_token = _Biases(self._store, "bias of token", _SPREAD_OF_TOKENS)
+        self._after_token = _Biases(self._store, "bias after token", _SPREAD_AFTER_TOKENS)
+        self._changed = False
+
+    def children(self, tokens: IntArray, values: Table, after: IntArray, count: int) -> Children:
+        """The `count` best of the drafter's candidates, with the chances that the target takes them.
+
+        Args:
+            tokens, values: (rows, candidates) the drafter's logits, with the noise of the position.
+            after: (rows,) the token that each row's candidates follow.
+        """
+        scores = values + self._of_token.nats[tokens % _CELLS]
+        scores += self._after_token.nats[_cells(tokens, after)]
+        scores /= self.nats
+        scores -= scores.max(axis=1, keepdims=True)
+        logprobs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        order = np.argsort(-logprobs, axis=1, kind="stable")[:, :count]
+        return Children(
+            np.take_along_axis(tokens, order, axis=1).astype(np.int32),
+            np.take_along_axis(logprobs, order, axis=1).astype(np.float32),
+        )
+
+    def learn(self, children: Children, after: int, token: int) -> None:
+        """Learn from what the target took.
+
+        Args:
+            children: the candidates of one node, as `children` gave them.
+            after: the node's token.
+            token: what the target took; it need not be a candidate.
+        """
+        listed = np.isfinite(children.logprobs[0])
+        if not listed.any():
+            return
+        self._changed = True
+        tokens = children.tokens[:1, listed]
+        logprobs = children.logprobs[0, listed].astype(np.float64)
+        chances = np.exp(logprobs)
+        taken = tokens[0] == token
+        if taken.any():
+            self._fit_nats(logprobs, chances / chances.sum(), taken)
+        else:
+            tokens = np.append(tokens, [[token]], axis=1)
+            chances, taken = np.append(chances, 0.0), np.append(taken, True)
+        of_token, after_token = tokens[0] % _CELLS, _cells(tokens, np.array([after]))[0]
+        self._of_token.learn(of_token, taken - chances, chances, self.nats)
+        self._after_token.learn(after_token, taken - chances, chances, self.nats)
+
+    def keep(self) -> None:
+        """Hand what was learned to the store, if there is something new."""
+        if self._changed:
+            self._store.put("disagreement", np.array([self.nats, self._information]))
+            self._of_token.keep()
+            self._after_token.keep()
+            self._changed = False
+
+    def _fit_nats(self, logprobs: Table, chances: Table, taken: NDArray[np.bool_]) -> None:
+        """A step of natural gradient on 1 / nats.
+
+        Among listed candidates the choice is again a softmax with the same scale, so no others are needed.
+        """
+        # In units of the present 1 / nats: logprobs are logits / nats, up to a constant.
+        mean = float((chances * logprobs).sum())
+        spread = float((chances * logprobs**2).sum()) - mean**2
+        self._information = _FADE * self._information + spread
+        step = np.clip((float(logprobs[taken].sum()) - mean) / self._information, -0.2, 0.2)
+        self.nats = float(np.clip(self.nats / (1 + step), _LEAST_NATS, _MOST_NATS))
+
+
+class _Biases:
+    """Biases by cell, each with how much is known of it: a Gaussian, brought up to date by every choice.
+
+    Attributes:
+        nats: (cells,) added to logits.
+    """
+
+    def __init__(self, store: TableStore, name: str, spread: float) -> None:
+        self._store = store
+        self._name = name
+        self._spread = spread
+        known = store.get(name, (2, _CELLS))
+        self._table = (
+            np.zeros((2, _CELLS), dtype=np.float32) if known is None else known.astype(np.float32, copy=False)
+        )
+        self.nats, self._information = self._table
+        if known is not None:
+            np.clip(self.nats, -_MOST_BIAS, _MOST_BIAS, out=self.nats)
+            np.clip(self._information, 0, None, out=self._information)
+
+    def learn(self, cells: NDArray[np.int64], missed: Table, chances: Table, disagreement: float) -> None:
+        """A step of natural gradient: the less is known of a cell, the longer."""
+        self._information[cells] += chances * (1 - chances) / disagreement**2
+        weight = self._information[cells] + (self._spread * disagreement) ** -2
+        self.nats[cells] = np.clip(self.nats[cells] + missed / disagreement / weight, -_MOST_BIAS, _MOST_BIAS)
+
+    def keep(self) -> None:
+        """Hand the biases to the store."""
+        self._store.put(self._name, self._table)
+
+
+def _cells(tokens: IntArray, after: IntArray) -> NDArray[np.int64]:
+    """Where the table has what is known of tokens after others."""
+    mixed = tokens.astype(np.int64) * _SPREAD + after.astype(np.int64)[:, None] * _MIX
+    return mixed % _CELLS

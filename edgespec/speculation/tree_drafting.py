@@ -1,0 +1,120 @@
+"""How the trees of a rule are drafted: drawn from the drafter's law, or picked as its best guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.speculation.constraint import Constraint
+from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.draws import DrawSource
+from edgespec.speculation.growth import Children, Growth, TreeLimits
+from edgespec.speculation.noise import Stream
+from edgespec.speculation.ranking import ByProbability, Ranking
+from edgespec.speculation.sampled_trees import Drawing, DrawingDrafter, Shape
+from edgespec.speculation.sampling import Sampler
+from edgespec.speculation.tree import FloatArray, IntArray
+from edgespec.speculation.verification.base import Drafted, Law
+
+
+class Drafting(Protocol):
+    """Has a drafter make the kind of tree that a rule needs."""
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+        """A tree below the last token of the text."""
+
+
+@dataclass(frozen=True)
+class Ranked(Drafting):
+    """The best nodes by a ranking, as a tree or as a chain.
+
+    Attributes:
+        growth: score and stop rule, which learns how the text goes on. The default takes the drafter at its
+            word, and nothing that only the text proposes, for rules that weigh the drafter's opinion.
+    """
+
+    ranking: Ranking
+    chain: bool = False
+    constraint: Constraint | None = None
+    growth: Growth = Growth(merges=False, ends=True)  # noqa: RUF009 (frozen)
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+        limits = replace(limits, growth=self.growth)
+        if self.chain:
+            limits = replace(limits, leaves=1, width=1, branching=1)
+        if self.constraint is None:
+            return Drafted(drafter.draft(text, limits, self.ranking))
+        tree = drafter.draft(text, limits, self.constraint.guiding(self.ranking, text))
+        return Drafted(self.constraint.pruned(tree, text))
+
+
+@dataclass(frozen=True)
+class Certain(Drafting):
+    """The best chain, told as draws: each from a law that has only one token.
+
+    Args:
+        n_vocab: the target's.
+    """
+
+    n_vocab: int
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+        tree = Ranked(ByProbability(), chain=True).draft(drafter, text, limits).tree
+        tokens = list(enumerate(tree.tokens[1:].tolist()))
+        return Drafted(
+            tree,
+            {node: [token] for node, token in tokens},
+            {node: self._certain(token) for node, token in tokens},
+        )
+
+    def _certain(self, token: int) -> Law:
+        law = np.zeros(self.n_vocab)
+        law[token] = 1.0
+        return law
+
+
+@dataclass(frozen=True)
+class Drawn(Drafting):
+    """Tokens drawn from the drafter's law, after the same penalties, filters and temperature as the target's.
+
+    Args:
+        shape: how many tokens are drawn, and where, within limits.
+        replacement: whether one may be drawn twice below one node.
+        n_vocab: the target's.
+    """
+
+    shape: Callable[[TreeLimits], Shape]
+    replacement: bool
+    sampler: Sampler
+    n_vocab: int
+    draws: DrawSource
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+        assert isinstance(drafter, DrawingDrafter), "checked where the method was made"
+
+        def law(logits: FloatArray, below: Sequence[int]) -> Law:
+            if len(logits) < self.n_vocab:
+                missing = np.full(self.n_vocab - len(logits), -np.inf, dtype=np.float32)
+                logits = np.concatenate([logits, missing])
+            return self.sampler.law(logits, [*text, *below] if self.sampler.penalizes else text)
+
+        draws = self.draws(Stream.DRAFTING, len(text))
+        drawing = Drawing(self.shape(limits), self.replacement, law, draws, limits.ends)
+        return drafter.draw(text, drawing, limits.width)
+
+
+class WhileSure(Ranking):
+    """Ends a draft where the drafter's first candidate is less likely than a floor (BiLD's fallback)."""
+
+    def __init__(self, floor: float) -> None:
+        self._floor = floor
+
+    def best(
+        self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
+    ) -> Children:
+        children = ByProbability().best(logits, positions, count, after)
+        unsure = np.exp(children.logprobs[:, :1]) < self._floor
+        return Children(children.tokens, np.where(unsure, np.float32(-np.inf), children.logprobs))
