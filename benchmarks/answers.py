@@ -25,7 +25,7 @@ from platformdirs import user_cache_path
 import edgespec
 from benchmarks.workload import PROMPTS, q4_0, smollm2
 from edgespec.bench.rows.capped import run_capped
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import forget_cached
 from edgespec.models.gguf.widen import widen
 from edgespec.speculation.policies import tree_policy

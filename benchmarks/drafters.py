@@ -22,9 +22,10 @@ import edgespec
 from benchmarks.workload import PROMPTS as OTHER_PROMPTS
 from benchmarks.workload import smollm2
 from edgespec.drafting.agreement import PROMPTS, Reader, write_texts
-from edgespec.generation import GenerationConfig, PassRecord
-from edgespec.models.gguf.quantize import make_drafter
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import PassRecord
 from edgespec.models.gguf.widen import widen
+from edgespec.models.llama.quantize import make_drafter
 from edgespec.speculation.policies import tree_policy
 
 FOLDER = user_cache_path("edgespec") / "bench-models"

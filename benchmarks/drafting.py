@@ -19,7 +19,7 @@ import edgespec
 from benchmarks.overhead import timed_decodes
 from benchmarks.workload import PROMPTS, dropped, q4_0
 from edgespec.drafters.model import ModelDrafter
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.noise import GumbelNoise

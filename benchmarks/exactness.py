@@ -22,7 +22,8 @@ import numpy as np
 import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
 from edgespec.engine.engine import Engine
-from edgespec.generation import Generation, GenerationConfig
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
 from edgespec.speculation.policies import tree_policy
 
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 
 import edgespec
 from benchmarks.workload import PROMPTS, dropped_four, q4_0, smollm2
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 
 DRAFTERS = {
     "prompt lookup": "lookup",

@@ -21,7 +21,7 @@ import llama_cpp
 import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
 from edgespec.engine.engine import Engine
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 
 
 def main() -> None:

@@ -29,11 +29,12 @@ from platformdirs import user_cache_path
 import edgespec
 from benchmarks.workload import PROMPTS, dropped_four, q4_0, smollm2
 from edgespec.engine.engine import Engine
-from edgespec.generation import GenerationConfig, PassRecord
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import PassRecord
 from edgespec.machine.probe import usable_cores
 from edgespec.measure.full_profile import survey
-from edgespec.measure.model_plan import Plan, PlanWish, plan_for
 from edgespec.models.gguf.widen import widen
+from edgespec.plans.model_plan import Plan, PlanWish, plan_for
 from edgespec.profiles.stream_rate import StreamRate
 
 CONTEXT = 1024
@@ -204,7 +205,7 @@ def _measured(
         prompts = PROMPTS[::2][: options.prompts if kind else 2]
         records = [record for prompt in prompts for record in _passes(engine, prompt, options)]
         engine.observed.forget()
-        rate = StreamRate(engine.target, since_loading=True).rate
+        rate = StreamRate(engine.target.model.weights, since_loading=True).rate
     return Speed(
         statistics.mean(record.accepted + 1 for record in records),
         statistics.mean(record.draft_s for record in records),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.runtime import Context, Model
 from edgespec.speculation.drafters.expansions import Expansions

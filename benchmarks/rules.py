@@ -18,7 +18,7 @@ from functools import partial
 
 import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
 from edgespec.speculation.draws import SeededDraws
 from edgespec.speculation.growth import TreeLimits

@@ -28,14 +28,14 @@ import edgespec
 from benchmarks.workload import q4_0
 from edgespec.bench.rows.capped import run_capped
 from edgespec.engine.engine import Engine
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
 from edgespec.measure.throughput import sequential_speed
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.widen import widen
 from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.runtime import Context, Model, start_backend
-from edgespec.offload.layout import ModelFiles
 from edgespec.offload.packing.pack import build_pack, pack_path
 
 ROWS = (1, 32, 64)

@@ -40,11 +40,12 @@ import edgespec
 from benchmarks.replay import Contexts, Run, Walk, replay
 from benchmarks.report_trees import report
 from benchmarks.workload import dropped, dropped_four, q4_0, smollm2
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
-from edgespec.models.gguf.quantize import make_drafter
 from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.quantize import make_drafter
 from edgespec.models.llama.runtime import Context, Model
+from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.lookup import LookupDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.learning.tables import TableStore
@@ -181,7 +182,7 @@ def policy_of(method: str, path: Path) -> TreePolicy:
 
 def new_policy(method: str, path: Path | None = None) -> TreePolicy:
     """The policy of a method; without a path it knows nothing."""
-    return tree_policy(method.partition("+")[0], TableStore(path))
+    return tree_policy(method.partition("+")[0], TableFile(path) if path else TableStore())
 
 
 def limits_of(policy: TreePolicy, budget: int, config: GenerationConfig) -> TreeLimits:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from edgespec.models.gguf.quantize import make_drafter
 from edgespec.models.hub import catalog
+from edgespec.models.llama.quantize import make_drafter
 
 PROMPTS = (
     "Why is the sky blue?",

@@ -12,20 +12,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import EdgeSpecError
+from edgespec.version import __version__
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.engine.session import Session
-    from edgespec.generation import GenerationConfig
+    from edgespec.generation.config import GenerationConfig
     from edgespec.loading.load import load
-
-__version__ = "0.1.0"
 
 __all__ = ["EdgeSpecError", "Engine", "GenerationConfig", "Session", "__version__", "load"]
 
 _HOMES = {
     "Engine": "edgespec.engine.engine",
-    "GenerationConfig": "edgespec.generation",
+    "GenerationConfig": "edgespec.generation.config",
     "Session": "edgespec.engine.session",
     "load": "edgespec.loading.load",
 }

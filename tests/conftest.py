@@ -19,7 +19,7 @@ import edgespec
 import edgespec.errors
 from edgespec.kernels import setting as kernels_setting
 from edgespec.kernels.kept import reports_folder, tried_report
-from edgespec.models.gguf.quantize import KEEP, make_drafter
+from edgespec.models.llama.quantize import KEEP, make_drafter
 
 # Before any test moves the user folders. Kept between runs, because the files take seconds to make.
 TEST_MODELS = Path(platformdirs.user_cache_dir("edgespec")) / "test-models"

@@ -17,7 +17,7 @@ from typing import Any
 
 import edgespec
 from edgespec.engine.engine import Engine
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.serving.app import Application
 from edgespec.serving.limits import Limits
 from edgespec.serving.server import Server

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgespec.models.gguf.header import read_header
-from edgespec.offload.layout import FileTensor, ModelFiles
+from edgespec.models.gguf.layers import FileTensor, ModelFiles
 
 _LOOK = 64 << 10
 

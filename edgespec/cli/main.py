@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from edgespec import __version__
 from edgespec.cli import config_file as settings
 from edgespec.cli.commands.bench import bench
 from edgespec.cli.commands.chat import chat
@@ -28,6 +27,7 @@ from edgespec.cli.commands.profile import profile
 from edgespec.cli.commands.serve import serve
 from edgespec.cli.crash import announce_crashes
 from edgespec.errors import EdgeSpecError
+from edgespec.version import __version__
 
 _IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # what runs no native code that may crash
 _HELP = {"-h", "--help"}

@@ -19,7 +19,7 @@ from edgespec.cli.completion import complete_draft, complete_model
 from edgespec.cli.declare import option
 from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig, Grammar
+from edgespec.generation.config import GenerationConfig, Grammar
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -190,9 +190,9 @@ class LoadOptions:
     def load(self, on_progress: Callable[[str, float], None]) -> Engine:
         """Load the target and its drafter; raises what `edgespec.load` raises."""
         arguments = self.arguments()
-        import edgespec
+        from edgespec.loading.load import load
 
-        return edgespec.load(**arguments, on_progress=on_progress)
+        return load(**arguments, on_progress=on_progress)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from edgespec.costs.curves import Curve
+from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.yields import BUDGETS, Yields
-from edgespec.offload.planning.budget import Holding
 
 Bound = Literal["disk", "compute", "drafter"]
 
@@ -78,7 +78,7 @@ class Prediction:
         bound: what most of the time goes to.
     """
 
-    holding: Holding
+    holding: PlannedMemory
     drafter: str
     nodes: int
     tokens_per_pass: float
@@ -120,7 +120,7 @@ class Prediction:
         }
 
 
-def predict(holding: Holding, passes: Passes, drafting: Drafting, nodes: int) -> Prediction:
+def predict(holding: PlannedMemory, passes: Passes, drafting: Drafting, nodes: int) -> Prediction:
     """What trees of so many nodes would give; one node is plain decoding."""
     draft_s = drafting.seconds(nodes)
     compute_s = passes.compute.at(nodes)
@@ -180,7 +180,7 @@ class PromptTime:
         }
 
 
-def predict_prompt(holding: Holding, passes: Passes, tokens: int, rows: int) -> PromptTime:
+def predict_prompt(holding: PlannedMemory, passes: Passes, tokens: int, rows: int) -> PromptTime:
     """What a prompt of so many tokens would take in pieces of so many rows."""
     whole, rest = divmod(tokens, rows)
     pieces = [rows] * whole + ([rest] if rest else [])
@@ -210,7 +210,7 @@ def together(read_s: float, compute_s: float, overlap: float) -> float:
 
 
 def alternatives(
-    holding: Holding, passes: Passes, drafting: Drafting, most: int, budgets: Sequence[int] = BUDGETS
+    holding: PlannedMemory, passes: Passes, drafting: Drafting, most: int, budgets: Sequence[int] = BUDGETS
 ) -> list[Prediction]:
     """Every tree size, up to `most` nodes, one node first."""
     limit = 1 if drafting.yields is None else min(most, max(drafting.yields.tokens))
@@ -245,7 +245,7 @@ def advise(
     passes: Passes,
     drafting: Drafting,
     most: int,
-    more_memory: Sequence[tuple[str, Holding]] = (),
+    more_memory: Sequence[tuple[str, PlannedMemory]] = (),
 ) -> list[Advice]:
     """What would help most, the best first; what gains less than a twentieth is left out.
 
@@ -253,7 +253,7 @@ def advise(
         more_memory: other holdings, by what they are called.
     """
 
-    def speed(holding: Holding, passes: Passes, drafting: Drafting) -> float:
+    def speed(holding: PlannedMemory, passes: Passes, drafting: Drafting) -> float:
         return best(alternatives(holding, passes, drafting, most)).tokens_per_second
 
     holding = chosen.holding

@@ -1,9 +1,4 @@
-"""What trees yield: tokens a pass by the size of the tree, and where the target's choices were found.
-
-One run with large trees tells about all smaller ones. The best nodes of a tree by score are the tree that a
-smaller budget would have grown, so it would have accepted the same path up to its first node that is not
-among them.
-"""
+"""What trees yield: tokens a pass by the size of the tree, and where the target's choices were found."""
 
 from __future__ import annotations
 
@@ -13,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.speculation.tree import IntArray, TokenTree
-
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60, 96, 128)
-_RANKS, _DEPTHS = 8, 16
+RANKS = 8  # candidates of a node that are told apart
 _WIDTH = 8  # nodes that a draft step usually reads at most
 _USUAL_ROWS = 1.7  # nodes that a drafter reads for each of a tree's: seen from 1.6 to 1.8
 _MOST_PASSES = 400  # that the past counts for: texts change
@@ -127,79 +120,11 @@ def typical(agreement: float) -> Yields:
     Of the choices that are not the drafter's first, about half are its second, and so on: close to what was
     seen of real pairs.
     """
-    chances = [agreement * (1 - agreement) ** rank for rank in range(_RANKS)]
+    chances = [agreement * (1 - agreement) ** rank for rank in range(RANKS)]
     scores, depths = _best_nodes(chances, BUDGETS[-1])
     tokens = {b: float(sum(scores[:b])) for b in BUDGETS}
     steps = {b: max(max(depths[:b]), (b - 1) / _WIDTH) for b in BUDGETS}
     return Yields(0, tokens, steps, tuple(chances))
-
-
-def taken_within(tree: TokenTree, path: Sequence[int]) -> IntArray:
-    """Nodes of an accepted path, the root included, that trees of each of BUDGETS nodes would have held.
-
-    Returns:
-        (len(BUDGETS),) counts; the whole path for budgets that the tree does not fill.
-    """
-    places = np.empty(len(tree), dtype=np.int32)
-    places[np.argsort(-tree.logprobs, kind="stable")] = np.arange(len(tree))
-    furthest = np.maximum.accumulate(places[list(path)])
-    return np.searchsorted(furthest, BUDGETS).astype(np.int32)
-
-
-class YieldMeter:
-    """Watches trees and what became of them."""
-
-    def __init__(self) -> None:
-        self.passes = 0
-        self._most = 1
-        self._tokens = np.zeros(len(BUDGETS))
-        self._steps = self._rows = 0
-        self._ranks = np.zeros(_RANKS + 1)
-        self._reached, self._went_on = np.zeros(_DEPTHS), np.zeros(_DEPTHS)
-
-    def add(self, tree: TokenTree, path: Sequence[int], bonus: int, steps: int, rows: int) -> None:
-        """Count a pass.
-
-        Args:
-            path: accepted nodes, from the root.
-            bonus: the target's token behind them.
-            steps, rows: draft steps that the tree took, and nodes read in them.
-        """
-        self.passes += 1
-        self._steps += steps
-        self._rows += rows
-        self._most = max(self._most, len(tree))
-        self._tokens += taken_within(tree, path)
-        tokens = [*(int(tree.tokens[node]) for node in path[1:]), bonus]
-        for depth, (node, token) in enumerate(zip(path, tokens, strict=True)):
-            self._count(tree, int(node), token, depth, depth + 1 < len(path))
-
-    def _count(self, tree: TokenTree, node: int, token: int, depth: int, went_on: bool) -> None:
-        if depth < _DEPTHS:
-            self._reached[depth] += 1
-            self._went_on[depth] += went_on
-        children = np.flatnonzero(tree.parents == node)
-        if not len(children):
-            return
-        ranked = tree.tokens[children[np.argsort(-tree.logprobs[children], kind="stable")]]
-        found = np.flatnonzero(ranked == token)
-        self._ranks[min(int(found[0]), _RANKS) if len(found) else _RANKS] += 1
-
-    def yields(self) -> Yields | None:
-        """The means, for budgets up to the largest tree; None before the first pass."""
-        if not self.passes:
-            return None
-        tokens = dict(zip(BUDGETS, (self._tokens / self.passes).tolist(), strict=True))
-        ranks = self._ranks[:-1] / max(self._ranks.sum(), 1)
-        went_on = self._went_on / np.maximum(self._reached, 1)
-        return Yields(
-            self.passes,
-            {budget: mean for budget, mean in tokens.items() if budget <= self._most},
-            {self._most: self._steps / self.passes},
-            tuple(ranks.tolist()),
-            tuple(went_on[self._reached > 0].tolist()),
-            {self._most: self._rows / self.passes},
-        )
 
 
 def _between(known: Mapping[int, float], budget: int) -> float:

@@ -85,7 +85,7 @@ class Facts:
 
     def to_json(self) -> dict[str, Any]:
         """What scripts see, but for the problems."""
-        from edgespec import __version__
+        from edgespec.version import __version__
 
         model = self.model
         return {

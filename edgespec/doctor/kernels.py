@@ -60,7 +60,8 @@ class KernelFacts:
 
 def look_at_kernels() -> KernelFacts:
     """Try the layouts, if that was not done yet or ended in something that may have passed."""
-    from edgespec.kernels.kept import compile_again, known_report, layouts_in_use, tried_report
+    from edgespec.kernels.compiling import compile_again
+    from edgespec.kernels.kept import known_report, layouts_in_use, tried_report
     from edgespec.kernels.layouts import available_layouts
     from edgespec.kernels.report import ROWS
     from edgespec.kernels.setting import kernels_setting

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.engine.engine import Engine
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.machine.cores import default_threads
 from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.runtime import Context, Model
-from edgespec.profiles.stream_rate import StreamRate, streamed_bytes
+from edgespec.profiles.stream_rate import StreamRate
 
 Progress = Callable[[str, float], None]
 
@@ -103,7 +103,7 @@ def write_texts(
     """Let the target answer prompts greedily, `n_tokens` tokens at most each."""
     texts, passes = [], []
     config = GenerationConfig(max_tokens=n_tokens)
-    arriving = StreamRate(engine.target)
+    arriving = StreamRate(engine.target.model.weights)
     for number, prompt in enumerate(prompts):
         if on_progress is not None:
             on_progress("The target writes text to compare with", number / len(prompts))
@@ -112,7 +112,7 @@ def write_texts(
         passes += [record.verify_s for record in answer.passes]
         texts.append(Text(tuple(tokens), tuple(answer.tokens)))
     # Not the bytes over the seconds of a pass: the disk stands still while a pass is bound by its arithmetic.
-    cost = PassCost(statistics.median(passes), streamed_bytes(engine.target), arriving.rate)
+    cost = PassCost(statistics.median(passes), engine.target.model.weights.streamed_bytes, arriving.rate)
     return Written(tuple(texts), cost)
 
 
@@ -214,9 +214,9 @@ def measure(target: str | os.PathLike[str], drafter: Path, on_progress: Progress
     Raises:
         EdgeSpecError: one of them cannot be loaded.
     """
-    import edgespec
+    from edgespec.loading.load import load
 
-    with edgespec.load(target, draft="lookup", context=1024, on_progress=on_progress) as engine:
+    with load(target, draft="lookup", context=1024, on_progress=on_progress) as engine:
         written = write_texts(engine, PROMPTS[len(PROMPTS) // 2 :], 64, on_progress)
     if on_progress is not None:
         on_progress("The drafter reads it", 0.0)

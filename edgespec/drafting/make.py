@@ -17,11 +17,11 @@ from edgespec.drafting.agreement import PROMPTS, Agreement, PassCost, Reader, Wr
 from edgespec.drafting.recipe_search import CostModel, Judged, Recipe, search
 from edgespec.drafting.recipes import State, Workshop
 from edgespec.errors import BackendError, OutputError, UsageError
-from edgespec.files import remove_abandoned
+from edgespec.files.writing import remove_abandoned
 from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
-from edgespec.models.gguf.quantize import KEEP, QUANTIZATIONS, make_drafter
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
 from edgespec.offload.planning.budget import memory_room
 
 Progress = Callable[[str, float], None]
@@ -186,9 +186,9 @@ def _check(options: MakeOptions) -> None:
 def _let_write(
     header: GGUFHeader, options: MakeOptions, prompts: Sequence[str], tokens: int, tell: Progress
 ) -> Written:
-    import edgespec
+    from edgespec.loading.load import load
 
-    with edgespec.load(
+    with load(
         header.path,
         draft="lookup",
         context=_CONTEXT,

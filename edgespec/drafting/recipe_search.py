@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.drafting.agreement import Agreement
-from edgespec.models.gguf.quantize import KEEP
+from edgespec.models.llama.quantize import KEEP
 
 _TRIED = 4  # of the least important layers, measured together with those that are gone
 _PATIENCE = 3  # sizes in a row that do not get better

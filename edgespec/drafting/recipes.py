@@ -18,10 +18,10 @@ from edgespec.drafting.agreement import STEP_ROWS, Agreement, PassCost, Reader, 
 from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.recipe_search import Recipe
 from edgespec.errors import OutputError
-from edgespec.files import written_whole
+from edgespec.files.writing import written_whole
 from edgespec.models.gguf.footprint import readable
 from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
-from edgespec.models.gguf.quantize import KEEP, make_drafter
+from edgespec.models.llama.quantize import KEEP, make_drafter
 
 Progress = Callable[[str, float], None]
 

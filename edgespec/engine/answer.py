@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.generation import FinishReason, Generation
+from edgespec.generation.result import FinishReason, Generation
 from edgespec.models.llama.vocabulary import Vocabulary
 from edgespec.models.text.stream import TextStream
 

@@ -22,14 +22,8 @@ from edgespec.engine.answer import AnswerBuilder
 from edgespec.engine.target import Target
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
-from edgespec.generation import (
-    Chunk,
-    FinishReason,
-    Generation,
-    GenerationConfig,
-    MemoryUse,
-    PassRecord,
-)
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
 from edgespec.machine.probe import peak_rss
 from edgespec.models.llama.runtime import AbortFlag, DecodeAborted
 from edgespec.models.text.encoding import Encoder, Prompt
@@ -310,7 +304,7 @@ class Engine:
             stack.callback(self.target.close)
             stack.callback(self.drafter.close)
             stack.callback(self.encoder.close)
-            self.observed.keep(self.target)
+            self.observed.keep(self.target.model.weights)
 
     def __enter__(self) -> Engine:
         return self

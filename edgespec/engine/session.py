@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from edgespec.engine.engine import Engine
 from edgespec.engine.session_file import Conversation, SessionFile
 from edgespec.errors import SessionError
-from edgespec.generation import Chunk, Generation, GenerationConfig
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Chunk, Generation
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.text.encoding import Encoded
 

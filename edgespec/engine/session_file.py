@@ -19,7 +19,7 @@ from typing import Any
 from platformdirs import user_data_path
 
 from edgespec.errors import SessionError
-from edgespec.files import written_whole
+from edgespec.files.writing import written_whole
 from edgespec.models.text.encoding import Encoded
 
 _FORMAT = 1

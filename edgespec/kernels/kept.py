@@ -15,7 +15,8 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
-from edgespec.files import written_whole
+from edgespec.files.writing import written_whole
+from edgespec.kernels.compiling import compile_again
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, allowed_layouts, kernels_setting
 from edgespec.kernels.trial import TRIAL_TIMEOUT_S, run_trial
@@ -102,19 +103,6 @@ def notes(report: Report) -> list[str]:
         f"could be. To mend it: {compile_again(layout)}"
         for layout, problem in report.problems.items()
     ]
-
-
-def compile_again(layout: str = "") -> str:
-    """The command that compiles llama.cpp anew so that a layout's kernels work."""
-    script = Path(__file__).parents[2] / "scripts" / "setup.py"
-    if layout == "AMX" and script.exists():
-        return f"python3 {os.path.relpath(script)}"
-    # GCC's bug 114098: it drops stores that AMX's instructions read.
-    flags = 'CXXFLAGS="-fno-tree-dse -fno-dse" ' if layout == "AMX" else ""
-    return (
-        f'{flags}CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --force-reinstall --no-deps --no-cache-dir '
-        f"--no-binary llama-cpp-python llama-cpp-python=={llama_cpp.__version__}"
-    )
 
 
 def _path() -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.errors import BackendError
+from edgespec.kernels.compiling import compile_again
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import PLAIN
 from edgespec.processes.exit_status import crash, killed
@@ -115,8 +116,6 @@ def _reason(returncode: int | None, error: str, timeout_s: float) -> tuple[str, 
 
 
 def _broken(what: str) -> BackendError:
-    from edgespec.kernels.kept import compile_again
-
     return BackendError(
         f"llama.cpp does not work on this processor: trying it, it {what}. It was probably compiled for "
         "another processor, or by a compiler that is at fault.",

@@ -14,7 +14,7 @@ from edgespec.costs.curves import Costs
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
-from edgespec.generation import MemoryUse
+from edgespec.generation.result import MemoryUse
 from edgespec.kernels.kept import known_report, notes, tried_report
 from edgespec.machine.cores import default_threads, thread_counts
 from edgespec.machine.probe import available_memory
@@ -22,32 +22,32 @@ from edgespec.measure.initial_costs import starting_costs
 from edgespec.measure.threads import choose_threads, known_threads
 from edgespec.models.gguf import header as gguf
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, Footprint, readable
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import drafter_to_take
 from edgespec.models.hub.registry import Registry
 from edgespec.models.llama.build import current_build
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.states import prompt_store
-from edgespec.models.llama.guards.vetting import require_loadable
 from edgespec.models.llama.pairing import differs
 from edgespec.models.llama.prompt_pieces import LongPieces, outcomes_path
 from edgespec.models.llama.row_rule import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.llama.runtime import AbortFlag, Context, DecodeAborted, Model
+from edgespec.models.llama.trials.vetting import require_loadable
 from edgespec.models.llama.vocabulary import Vocabulary
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
-from edgespec.offload.layout import ModelFiles
+from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.paging import PagedWeights, try_paging
 from edgespec.offload.planning.budget import MemoryPlan, MemoryWish, bytes_needed, memory_room, plan_memory
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, ContextWish, Needs, measure_needs
 from edgespec.offload.planning.stream import open_streamed_model
 from edgespec.offload.ring import DamagedPack
-from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles.store import Keys
+from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.drafters.lookup import LookupDrafter
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.tree import MAX_LEAVES
 
@@ -314,10 +314,9 @@ class _Loader:
 
     def _allow_long_pieces(self, target: Target, fingerprint: str) -> None:
         """Let a streamed target's prompts be read in long pieces, if these turn out to be exact."""
-        weights = target.model.weights
-        if target.rule is None or self._wish.gpu_layers or not isinstance(weights, StreamedWeights):
+        if target.rule is None or self._wish.gpu_layers or not target.model.weights.streamed_bytes:
             return
-        if weights.keep_row_attention():
+        if keep_row_attention(target.context):
             path = outcomes_path(user_cache_path("edgespec") / "rows", fingerprint, target.identity)
             target.pieces = LongPieces(target.rule, target.context.n_rows, path)
 
@@ -372,7 +371,7 @@ class _Loader:
     def _policy(self, fingerprints: list[str]) -> TreePolicy:
         """The tree policy, with what it learned of this pair in earlier runs."""
         folder = user_cache_path("edgespec") / "acceptance"
-        return tree_policy(self._wish.tree, TableStore.for_pair(folder, fingerprints))
+        return tree_policy(self._wish.tree, TableFile.for_pair(folder, fingerprints))
 
     @property
     def _cells(self) -> int:
@@ -408,7 +407,7 @@ class _Loader:
 
     def _memory_use(self, prints: list[Footprint], model: Model) -> MemoryUse:
         use = MemoryUse(budget_bytes=self._plan.budget, resident_bytes=sum(p.weights for p in prints))
-        if self._plan.stream is not None and isinstance(model.weights, StreamedWeights):
+        if self._plan.stream is not None and model.weights.resident_bytes:
             layers = model.weights.resident_bytes
             use.resident_bytes += self._plan.stream.other_bytes + layers - prints[0].weights
             use.streamed_bytes_per_pass = model.weights.streamed_bytes

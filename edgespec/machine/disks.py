@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 
 from edgespec.errors import StreamError
+from edgespec.files.direct_reader import FileReader
 from edgespec.machine.groups import ROOT, number, text
-from edgespec.offload.reader import FileReader
 
 NVME, SSD, HDD, VIRTUAL = "nvme", "ssd", "hdd", "virtual"
 NETWORK, TMPFS, OVERLAY, UNKNOWN = "network", "tmpfs", "overlay", "unknown"

@@ -11,7 +11,8 @@ from typing import Any
 from edgespec.costs.yields import Yields
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
-from edgespec.generation import GenerationConfig, PassRecord
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import PassRecord
 from edgespec.measure.profiler import (
     Watched,
     measure_passes,
@@ -21,7 +22,7 @@ from edgespec.measure.profiler import (
 )
 from edgespec.measure.throughput import measure_reading, memory_bandwidth
 from edgespec.profiles.store import DiskProfile, DraftProfile, PassProfile, ProfileStore, disk_key
-from edgespec.profiles.stream_rate import StreamRate, streamed_bytes
+from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.drafters.base import NoDrafter
 
 Progress = Callable[[str, float], None]
@@ -99,7 +100,7 @@ def survey(
     begun = time.perf_counter()
     drafts = not isinstance(engine.drafter, NoDrafter)
     file = _streamed_file(engine)
-    arriving = StreamRate(engine.target)
+    arriving = StreamRate(engine.target.model.weights)
     try:
         disk = measure_reading(file, seconds * _DISK, on_progress)
         store.put(disk_key(file), disk)
@@ -142,7 +143,7 @@ def survey(
         exact=engine.target.rule is not None,
         threads=keys.threads,
         passes=passes,
-        streamed_bytes=streamed_bytes(engine.target),
+        streamed_bytes=engine.target.model.weights.streamed_bytes,
         bandwidth=bandwidth,
         disk=disk,
         drafts=steps,
@@ -155,8 +156,8 @@ def survey(
 
 def _streamed_file(engine: Engine) -> Path:
     """The file that weights come from."""
-    paths = getattr(engine.target.model.weights, "paths", None)
-    return paths[0] if paths else engine.target.model.path
+    model = engine.target.model
+    return next(iter(model.weights.paths), model.path)
 
 
 def _with_steps(watched: Watched, small: Watched) -> Yields | None:

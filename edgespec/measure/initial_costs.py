@@ -8,7 +8,6 @@ from edgespec.costs.curves import Costs
 from edgespec.engine.target import Target
 from edgespec.measure.profiler import quick_passes, quick_steps
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
-from edgespec.profiles.stream_rate import streamed_bytes
 from edgespec.speculation.drafters.base import Drafter
 
 _ROWS = 32  # of a usual tree
@@ -39,7 +38,7 @@ def starting_costs(
     """
     store = store or ProfileStore()
     passes, drafts = store.passes(keys.passes), store.drafts(keys.drafts)
-    n_bytes = streamed_bytes(target)
+    n_bytes = target.model.weights.streamed_bytes
     if passes is None or passes.disturbed or (n_bytes and not passes.read_rate):
         on_progress("Measuring this machine (once a model)", 0.0)
         measured = quick_passes(target, _PATIENCE_S)

@@ -17,19 +17,21 @@ import numpy as np
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.planner import together
-from edgespec.costs.yields import YieldMeter, Yields
+from edgespec.costs.yields import Yields
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
-from edgespec.generation import GenerationConfig, PassRecord
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import PassRecord
 from edgespec.machine.busy import Watch
 from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.profiles.store import USUAL_OVERLAP, DraftProfile, PassProfile
-from edgespec.profiles.stream_rate import StreamRate, streamed_bytes
+from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
 from edgespec.speculation.policies import tree_policy
 from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.yield_meter import YieldMeter
 
 Progress = Callable[[str, float], None]
 
@@ -80,7 +82,7 @@ def quick_passes(target: Target, seconds: float) -> PassProfile | None:
         DecodeAborted: stopped from outside.
     """
     rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
-    timed, whole, arriving = Timed(), Timed(), StreamRate(target)
+    timed, whole, arriving = Timed(), Timed(), StreamRate(target.model.weights)
     watch = Watch(target.context.n_threads)
     _time_passes(target, rows[:1], timed, whole, 1, seconds)
     expected = whole.seconds[1][0] * 2 * len(rows)
@@ -118,7 +120,7 @@ def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tup
         r for r in sizes if r <= _most_rows(target) and (r <= target.max_nodes or target.reads_at_once(r))
     ]
     for attempt in range(2):
-        timed, whole, arriving = Timed(), Timed(), StreamRate(target)
+        timed, whole, arriving = Timed(), Timed(), StreamRate(target.model.weights)
         watch = Watch(target.context.n_threads)
         _time_passes(target, rows, timed, whole, _ROUNDS, seconds, on_progress)
         profile = replace(_profile(target, timed, whole, arriving.rate), busy=watch.pressure)
@@ -341,7 +343,7 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
 
 def _profile(target: Target, timed: Timed, whole: Timed, read_rate: float) -> PassProfile:
     """What the passes tell."""
-    n_bytes = streamed_bytes(target)
+    n_bytes = target.model.weights.streamed_bytes
     return PassProfile(
         timed.curve(),
         timed.spread,

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.errors import StreamError
+from edgespec.files.direct_reader import BLOCK, FileReader
 from edgespec.offload.memory import Area
-from edgespec.offload.reader import BLOCK, FileReader
 from edgespec.profiles.store import DiskProfile
 
 _BLOCKS = (1 << 20, 4 << 20, 16 << 20)

@@ -10,8 +10,11 @@ can then be read in one pass over the weights, and still get the bits that it wo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Shape
+from edgespec.models.llama.runtime import Context
 
 MOST_ROWS = 60  # of a stream; ggml's tiles begin at 64
 _QUERIES, _MASK = 0, 3  # among a node's sources
@@ -29,8 +32,24 @@ class RowAttention:
         self._operation = ggml.attention_operation()
         self._before: dict[Address, Shape] = {}
 
-    def on_node(self, node: Address) -> None:
-        """Look at a node that is about to be computed, and change it if it is attention over many rows."""
+    def begin(self, stop: Callable[[], bool]) -> None:
+        """A pass begins."""
+
+    def reached(self, node: Address) -> bool:
+        """Change a node that is about to be computed if it is attention over many rows."""
+        self._divide(node)
+        return False
+
+    def computed(self) -> None:
+        """Nothing to do: the graph is never stopped for this."""
+
+    def end(self, *, completed: bool) -> None:
+        """The pass is over: give the nodes their shapes back, as llama.cpp may use the graph again."""
+        while self._before:
+            tensor, shape = self._before.popitem()
+            ggml.set_shape(tensor, shape)
+
+    def _divide(self, node: Address) -> None:
         if ggml.operation_of(node) != self._operation:
             return
         sources = ggml.read_node(node)
@@ -50,12 +69,21 @@ class RowAttention:
                 ggml.set_shape(tensor, shapes[tensor].in_streams(dimension, per_stream))
         self.changed += 1
 
-    def end(self) -> None:
-        """The pass is over: give the nodes their shapes back, as llama.cpp may use the graph again."""
-        while self._before:
-            tensor, shape = self._before.popitem()
-            ggml.set_shape(tensor, shape)
-
 
 def _most_that_divides(rows: int) -> int:
     return max(size for size in range(1, MOST_ROWS + 1) if rows % size == 0)
+
+
+def keep_row_attention(context: Context) -> bool:
+    """Keep attention's rounding from depending on the rows of a pass, where a context's graph is watched.
+
+    Returns:
+        Whether that is so now.
+    """
+    if not context.graph.installed:
+        return False
+    try:
+        context.graph.add(RowAttention())
+    except ggml.UnsupportedBuild:
+        return False
+    return True

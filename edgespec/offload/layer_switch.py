@@ -1,7 +1,6 @@
-"""Handing layers over while a graph is computed.
+"""Switching layers while a graph is computed: one layer's weights leave memory, the next one's arrive.
 
-llama.cpp asks about every node before it computes a run of nodes, and where the answer is yes, it stops
-behind that node and tells. The rule needs no names of any architecture: a node belongs to the layer
+The rule needs no names of any architecture: a node belongs to the layer
 whose weights it reads. The first time a graph of some shape is met, it is stopped behind the first node
 that reads a layer's weights, which therefore must be there before; from then on one node earlier, so
 that a layer is computed while the next one is on its way. A node whose weights are not there is never
@@ -12,14 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import llama_cpp
 
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.offload.attention import RowAttention
 from edgespec.offload.ring import LayerRing
 
 _VIEW, _VIEW_OFFSET, _NAME = 10, 11, 13  # behind the ten sources
@@ -35,15 +30,11 @@ class _Stop:
     enter: int | None
 
 
-class HandOver:
-    """The eval callback of a context.
+class LayerSwitch:
+    """Brings a layer's weights before the first node that reads them, and lets them go behind the last.
 
     Args:
         tensors: layer to its tensors' addresses and offsets in the slot.
-
-    Attributes:
-        attention: keeps attention's rounding from depending on the rows of a pass; None leaves it alone.
-        error: what went wrong in the callback, which C cannot pass on.
     """
 
     def __init__(self, ring: LayerRing, tensors: Mapping[int, Mapping[Address, int]]) -> None:
@@ -53,32 +44,20 @@ class HandOver:
         self._known = frozenset(self._layer_of)
         self._stops: dict[int, _Stop] = {}
         self._stop_asked: Callable[[], bool] = lambda: False
-        self.attention: RowAttention | None = None
-        self.error: BaseException | None = None
-        self._begin()
-        callback = llama_cpp.ggml_backend_sched_eval_callback
-        self.callback: Any = callback(self._on_node)
+        self._reset()
 
-    def start(self, stop: Callable[[], bool]) -> None:
-        """A pass begins.
-
-        Args:
-            stop: whether it shall end early.
-        """
+    def begin(self, stop: Callable[[], bool]) -> None:
+        """A pass begins."""
         self._stop_asked = stop
-        self.error = None
-        self._begin()
+        self._reset()
 
-    def end(self) -> BaseException | None:
-        """The pass is over; what went wrong in it, if anything."""
+    def end(self, *, completed: bool) -> None:
+        """The pass is over."""
         self._ring.restart()
-        if self.attention is not None:
-            self.attention.end()
-        if self.error is None:
+        if completed:
             self._learn_exits()
-        return self.error
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._at = -1
         self._previous = b""
         self._current: int | None = None
@@ -87,23 +66,9 @@ class HandOver:
         self._gone: set[int] = set()
         self._last_use: dict[int, tuple[int, bytes]] = {}
 
-    def _on_node(self, node: Address, ask: bool, _data: object) -> bool:
-        try:
-            if self.error is not None:
-                return ask  # stop here, and go no further
-            if ask:
-                return self._asked(node)
-            self._done()
-            return True
-        except BaseException as error:
-            self.error = error
-            return ask
-
-    def _asked(self, node: Address) -> bool:
-        """Whether the graph shall stop behind this node."""
+    def reached(self, node: Address) -> bool:
+        """Whether the graph must stop behind this node."""
         self._at += 1
-        if self.attention is not None:
-            self.attention.on_node(node)
         fields = ggml.read_node(node)
         name: bytes = fields[_NAME]
         stop = self._stops.get(self._at)
@@ -136,8 +101,8 @@ class HandOver:
         self._enter(layer)
         return True
 
-    def _done(self) -> None:
-        """The graph is computed up to and with the node that was asked about last."""
+    def computed(self) -> None:
+        """The graph is computed up to the node that was reached last, which included."""
         if self._leaving is not None:
             self._leave(self._leaving)
             self._leaving = None

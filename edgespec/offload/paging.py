@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
-from edgespec.offload.layout import ModelFiles, Piece, plain_store
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.residency import BufferTypes
+from edgespec.offload.layout import Piece, plain_store
 
 _AHEAD = 1  # layers behind the one that begins; more would push out what was read before it is used
 _N_READERS = 2
@@ -29,7 +29,7 @@ _LAYER_OF_NODE = re.compile(rb".*-(\d+)")
 
 
 class PagedWeights:
-    """The mapped weights of one model, for a `models.runtime.Model` that is opened with a memory map.
+    """The mapped weights of one model, read ahead: a `Residency`, and the observer that it needs.
 
     Attributes:
         waited_s: 0; the time that the system spends on paging cannot be told from arithmetic.
@@ -40,14 +40,15 @@ class PagedWeights:
         OSError: a file cannot be opened.
     """
 
-    waited_s = 0.0
+    resident_bytes = streamed_bytes = 0
+    waited_s = reading_s = 0.0
 
     def __init__(self, files: ModelFiles) -> None:
         self._name_of: Callable[[Address], bytes] = ggml.functions()["ggml_get_name"]
         layers = plain_store(files, files.layers()).layers
         if not layers:
             raise UnsupportedBuild(f"'{files.paths[0].name}' has no layers")
-        self._path = files.paths[0]
+        self.paths = files.paths
         self._order = sorted(layers)
         self._pieces = {index: layer.pieces for index, layer in layers.items()}
         self._changed = threading.Condition()
@@ -56,7 +57,7 @@ class PagedWeights:
         self._layer = -1
         self._closing = False
         self.read_bytes = 0
-        self.callback: Any = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
+        self.observers = [self]
         self._files = [path.open("rb", buffering=0) for path in files.paths]
         self._threads = [
             threading.Thread(target=self._work, name=f"edgespec-pager-{n}", daemon=True)
@@ -66,18 +67,17 @@ class PagedWeights:
             thread.start()
 
     @contextmanager
-    def loading(self, _params: Any, _patterns: list[tuple[str, Address]]) -> Iterator[Path]:
-        """Around llama_model_load_from_file: nothing to amend."""
-        yield self._path
+    def loading(self, path: Path, _params: Any, _buffer_types: BufferTypes) -> Iterator[Path]:
+        """Nothing to amend: what is mapped stays as it is in the file."""
+        yield path
 
     def loaded(self) -> None:
         """The model is loaded."""
 
-    def attach(self, params: Any) -> None:
-        """Amend the parameters of a context of this model."""
-        params.cb_eval = self.callback
+    def amend_context(self, params: Any) -> None:
+        """Nothing to amend."""
 
-    def start_pass(self, _stop: Callable[[], bool]) -> None:
+    def begin(self, stop: Callable[[], bool]) -> None:
         """A decode begins: the first layers are read."""
         with self._changed:
             self._layer = -1
@@ -85,7 +85,7 @@ class PagedWeights:
             self._jobs.clear()
         self._ask_for(self._order[0])
 
-    def end_pass(self) -> None:
+    def end(self, *, completed: bool) -> None:
         """The decode has returned."""
         with self._changed:
             self._jobs.clear()
@@ -100,10 +100,11 @@ class PagedWeights:
         for file in self._files:
             file.close()
 
-    def _on_node(self, node: Address, ask: bool, _data: object) -> bool:
+    def computed(self) -> None:
+        """Nothing to do: stopping is what it was about."""
+
+    def reached(self, node: Address) -> bool:
         """Whether to stop behind this node, which is where another layer begins."""
-        if not ask:
-            return True
         match = _LAYER_OF_NODE.fullmatch(self._name_of(node) or b"")
         layer = int(match[1]) if match else self._layer
         if layer == self._layer or layer not in self._pieces:

@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from edgespec.errors import StreamError
+from edgespec.files.direct_reader import FileReader
+from edgespec.files.state import FileState
 from edgespec.kernels.ggml import Address
-from edgespec.models.gguf.file_state import FileState
 from edgespec.models.llama.runtime import DecodeAborted
 from edgespec.offload.layout import Piece, Store, StoredLayer
 from edgespec.offload.memory import Area
-from edgespec.offload.reader import FileReader
 
 _LOOK_EVERY = 0.05  # seconds between looks at whether a wait should end
 

@@ -1,8 +1,4 @@
-"""A model's layers, kept outside llama.cpp: some in memory for good, the others streamed.
-
-This is what `models.runtime` sees of streaming: it amends the parameters of a model and of its context,
-is told when the model is loaded and when a pass begins and ends, and is closed after the model.
-"""
+"""A model's layers, kept outside llama.cpp: some in memory for good, the others streamed."""
 
 from __future__ import annotations
 
@@ -16,9 +12,11 @@ from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, HollowType
 from edgespec.kernels.layouts import kernel_layouts
-from edgespec.offload.attention import RowAttention
-from edgespec.offload.layer_switch import HandOver
-from edgespec.offload.layout import ModelFiles, Store, pattern_of
+from edgespec.models.gguf.layers import ModelFiles, pattern_of
+from edgespec.models.llama.graph import GraphObserver
+from edgespec.models.llama.residency import BufferTypes
+from edgespec.offload.layer_switch import LayerSwitch
+from edgespec.offload.layout import Store
 from edgespec.offload.memory import Area
 from edgespec.offload.ring import LayerRing, StoreReader
 
@@ -26,7 +24,7 @@ N_READERS = 2
 
 
 class StreamedWeights:
-    """The layers of one model.
+    """The layers of one model: a `Residency`.
 
     Args:
         store: where the layers are read from.
@@ -64,7 +62,7 @@ class StreamedWeights:
         self._types: dict[str, HollowType] = {}
         self._resident: Area | None = None
         self._ring: LayerRing | None = None
-        self._hand_over: HandOver | None = None
+        self._switch: LayerSwitch | None = None
         self._reader = StoreReader(store)
 
     @property
@@ -107,13 +105,14 @@ class StreamedWeights:
         """Seconds in which any of them were on their way."""
         return self._ring.reading_s if self._ring else 0.0
 
-    @contextmanager
-    def loading(self, params: Any, others: list[tuple[str, Address]]) -> Iterator[Path]:
-        """Around llama_model_load_from_file: amends its parameters, and gives the path to load.
+    @property
+    def observers(self) -> Sequence[GraphObserver]:
+        """What brings the streamed layers."""
+        return [self._switch] if self._switch is not None else []
 
-        Args:
-            others: (pattern, buffer type) for weights that are not kept here.
-        """
+    @contextmanager
+    def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> Iterator[Path]:
+        """Have llama.cpp create the layers' tensors without memory, and load the rest."""
         kernel_types = {layout.name: layout.address for layout in kernel_layouts()}
         groups: dict[str, list[str]] = {}
         for layer in self._store.layers.values():
@@ -123,9 +122,9 @@ class StreamedWeights:
         for kernel, names in groups.items():
             self._types[kernel] = HollowType(kernel_types[kernel] if kernel else None)
             patterns += [(pattern, self._types[kernel].address) for pattern in pattern_of(names)]
-        table = ggml.overrides(patterns + others)
+        table = ggml.overrides(patterns + buffer_types)
         params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
-        yield self._files.paths[0]
+        yield path
         params.tensor_buft_overrides = None
 
     def loaded(self) -> None:
@@ -153,36 +152,12 @@ class StreamedWeights:
             self._ring = LayerRing(
                 self._reader, sorted(streamed), n_slots=self._n_slots, n_threads=self._n_readers
             )
-            self._hand_over = HandOver(self._ring, streamed)
+            self._switch = LayerSwitch(self._ring, streamed)
 
-    def attach(self, params: Any) -> None:
-        """Amend the parameters of a context of this model."""
-        if self._hand_over is not None:
-            params.cb_eval = self._hand_over.callback
-            params.op_offload = False  # would copy weights before their layer's turn
-
-    def keep_row_attention(self) -> bool:
-        """Keep attention's rounding from depending on the rows of a pass, where passes are watched.
-
-        Returns:
-            Whether that is so now.
-        """
-        if self._hand_over is None:
-            return False
-        try:
-            self._hand_over.attention = RowAttention()
-        except ggml.UnsupportedBuild:
-            return False
-        return True
-
-    def start_pass(self, stop: Callable[[], bool]) -> None:
-        """A decode begins; `stop` is asked during waits whether it shall end."""
-        if self._hand_over is not None:
-            self._hand_over.start(stop)
-
-    def end_pass(self) -> BaseException | None:
-        """The decode has returned; what went wrong in the stream, if anything."""
-        return self._hand_over.end() if self._hand_over is not None else None
+    def amend_context(self, params: Any) -> None:
+        """Keep llama.cpp from copying weights to a device, which it would do before their layer's turn."""
+        if self._switch is not None:
+            params.op_offload = False
 
     def close(self) -> None:
         """Free everything; the model must be freed before."""
@@ -190,7 +165,7 @@ class StreamedWeights:
             self._ring.close()
         if self._resident is not None:
             self._resident.close()
-        self._ring = self._resident = self._hand_over = None
+        self._ring = self._resident = self._switch = None
         for hollow in self._types.values():
             hollow.close()
         self._types = {}

@@ -23,7 +23,7 @@ from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import Yields
-from edgespec.files import written_whole
+from edgespec.files.writing import written_whole
 from edgespec.machine.busy import DISTURBED
 from edgespec.machine.cores import probe_cores
 

@@ -13,13 +13,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.costs.yields import BUDGETS, Yields, taken_within
-from edgespec.engine.target import Target
-from edgespec.generation import PassRecord
+from edgespec.costs.yields import BUDGETS, Yields
+from edgespec.generation.result import PassRecord
 from edgespec.machine.busy import Watch
+from edgespec.models.llama.residency import Residency
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
-from edgespec.profiles.stream_rate import StreamRate, streamed_bytes
+from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.yield_meter import taken_within
 
 _ENOUGH_PASSES = 4  # whose bytes tell how fast the disk is
 _OUTWEIGHED = 8  # passes of a run that count as much as a profile made in a hurry
@@ -134,11 +135,11 @@ class Observed:
         self._seconds.clear()
         self._watch = None
 
-    def keep(self, target: Target) -> None:
+    def keep(self, weights: Residency) -> None:
         """Move what is kept towards what was seen."""
         if self._keys is None:
             return
-        self._keep_rate(target, self._keys)
+        self._keep_rate(weights, self._keys)
         self._keep_seconds(self._keys)
         for temperature, seen in self._seen.items():
             key = self._keys.yields(temperature)
@@ -156,9 +157,9 @@ class Observed:
             return  # this run is no better
         self._store.put(keys.passes, outweighed(passes, self._seconds))
 
-    def _keep_rate(self, target: Target, keys: Keys) -> None:
-        arriving = StreamRate(target, since_loading=True)
-        if arriving.n_bytes < _ENOUGH_PASSES * streamed_bytes(target) or not arriving.n_bytes:
+    def _keep_rate(self, weights: Residency, keys: Keys) -> None:
+        arriving = StreamRate(weights, since_loading=True)
+        if arriving.n_bytes < _ENOUGH_PASSES * weights.streamed_bytes or not arriving.n_bytes:
             return
         passes = self._store.passes(keys.passes)
         if passes is not None:

@@ -19,7 +19,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.generation import Generation, GenerationConfig
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
 from edgespec.serving import protocol
 from edgespec.serving.bodies import Bodies, Body, parse
 from edgespec.serving.limits import Limits

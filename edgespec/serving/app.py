@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.serving import protocol
 from edgespec.serving.answering import Answering, Reply
 from edgespec.serving.limits import Limits

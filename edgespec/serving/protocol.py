@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec.generation import Generation
+from edgespec.generation.result import Generation
 
 
 class Reply:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import ContextLengthError, UsageError
-from edgespec.generation import MAX_SEED, GenerationConfig, Grammar
+from edgespec.generation.config import MAX_SEED, GenerationConfig, Grammar
 from edgespec.models.text.encoding import Prompt
 from edgespec.serving.limits import MOST_WHOLE, Limits
 from edgespec.serving.refusals import Refusal

@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from edgespec.engine.engine import Engine
-from edgespec.generation import Chunk, GenerationConfig
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Chunk
 from edgespec.serving.refusals import QueueFull, ShuttingDown, Unavailable, is_clients_fault
 
 Open = Callable[[Callable[[str, float], None]], Engine]

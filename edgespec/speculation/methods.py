@@ -7,7 +7,8 @@ from functools import partial
 from typing import Protocol
 
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.rules import Rule
 from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.draws import DrawSource, SeededDraws
@@ -26,7 +27,6 @@ from edgespec.speculation.verification.ksequential import KSequential
 from edgespec.speculation.verification.longest import TopKGap, Typical
 from edgespec.speculation.verification.rejection import Rejection
 from edgespec.speculation.verification.rollback import Rollback
-from edgespec.speculation.verification.rules import Rule
 
 # Nodes a pass where the person asks for no number. What is drafted takes part in the text under these rules,
 # so a size that followed the clock would make the text differ from run to run.

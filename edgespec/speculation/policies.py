@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.growth import Growth, TreeLimits
 from edgespec.speculation.learning.acceptance import Calibrated
 from edgespec.speculation.learning.pair import Pair

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.learning.tables import Table

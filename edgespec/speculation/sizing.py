@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 
 from edgespec.costs.curves import Costs, Curve
-from edgespec.generation import PassRecord
+from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
 
 _FIRST_BUDGET = 16  # before anything is known

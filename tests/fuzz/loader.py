@@ -32,8 +32,8 @@ def main() -> None:
 
 def _load(path: Path) -> None:
     from edgespec.models.llama.batch import Batch
-    from edgespec.models.llama.guards.vetting import require_loadable
     from edgespec.models.llama.runtime import Context, Model
+    from edgespec.models.llama.trials.vetting import require_loadable
 
     _say("start")
     try:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.quantize import make_drafter
-from edgespec.offload.layout import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.quantize import make_drafter
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.weights import StreamedWeights
 from tests.integration.test_streaming import load_streamed

@@ -15,7 +15,7 @@ import edgespec
 from edgespec import Engine, GenerationConfig, Session
 from edgespec.engine.session_file import SessionFile
 from edgespec.errors import MemoryLimitError, ModelFileError, StreamError
-from edgespec.models.gguf import file_state as filestate
+from edgespec.files import state as filestate
 from edgespec.models.llama.runtime import Model
 from tests.tamper import rearrange
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.generation import Generation
+from edgespec.generation.result import Generation
 from tests.desk import STORY, Desk
 
 PROGRAM = [sys.executable, "-m", "edgespec"]

@@ -22,7 +22,7 @@ import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.engine.session_file import SessionFile
 from edgespec.errors import BackendError, MemoryLimitError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.runtime import Context, Model
 from tests.tiny import write_tiny

@@ -13,10 +13,10 @@ from edgespec.drafting.agreement import PROMPTS, Reader, Text, write_texts
 from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.make import MakeOptions, make_for
 from edgespec.errors import OutputError, UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.quantize import KEEP, make_drafter
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry, drafters_folder
+from edgespec.models.llama.quantize import KEEP, make_drafter
 
 PROMPT = "Why is the sky blue?"
 CONFIG = GenerationConfig(max_tokens=40)

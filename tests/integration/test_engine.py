@@ -21,7 +21,7 @@ from edgespec.errors import (
     TemplateError,
     UsageError,
 )
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.batch import Batch
 
 QUESTION = "Why is the sky blue?"

@@ -9,7 +9,8 @@ import pytest
 
 import edgespec
 from edgespec.engine.engine import Engine
-from edgespec.generation import Generation, GenerationConfig
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
 
 PROMPTS = [
     "Write a short story about a fox and a crow who share a house.",

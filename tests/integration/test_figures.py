@@ -11,7 +11,8 @@ import pytest
 import edgespec
 from edgespec.bench.rows.child import answers
 from edgespec.engine.engine import Engine
-from edgespec.generation import Generation, GenerationConfig
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking

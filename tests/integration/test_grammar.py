@@ -11,7 +11,8 @@ import edgespec
 from edgespec import GenerationConfig
 from edgespec.cli.main import main
 from edgespec.errors import UsageError
-from edgespec.generation import Generation, Grammar
+from edgespec.generation.config import Grammar
+from edgespec.generation.result import Generation
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification.base import Acceptance
 

@@ -18,8 +18,8 @@ import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
-from edgespec.generation import GenerationConfig
-from edgespec.models.gguf.quantize import make_drafter
+from edgespec.generation.config import GenerationConfig
+from edgespec.models.llama.quantize import make_drafter
 from tests.interrupting import Intruder, Intrusion
 from tests.tiny import write_tiny
 from tests.tiny_mamba import write_mamba

@@ -17,10 +17,10 @@ from edgespec.kernels.layouts import kernel_layout, kernel_layouts, kernels_iden
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import PLAIN, VARIABLE
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.directing import directed
 from edgespec.models.llama.runtime import Context, Model, start_backend
-from edgespec.offload.layout import ModelFiles
 from edgespec.offload.planning.stream import open_streamed_model, plan_stream
 
 # Runs in every Python that is started, and spoils one layout in the process that tries them.

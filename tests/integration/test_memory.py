@@ -17,16 +17,16 @@ import pytest
 import edgespec
 from edgespec.bench.rows.capped import cap_kind, run_capped
 from edgespec.errors import MemoryLimitError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.machine.disks import TMPFS, disk_of
 from edgespec.models.gguf.footprint import work_bytes
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.widen import widen
 from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.cache.tree_cache import PART, BranchingCache
-from edgespec.models.llama.dry_run import AllocationStore, Shape, dry_run
 from edgespec.models.llama.runtime import Context, Model
-from edgespec.offload.layout import ModelFiles
+from edgespec.models.llama.trials.dry_run import AllocationStore, Shape, dry_run
 from edgespec.offload.packing.pack import gains_from_packing
 from tests.conftest import made_once
 
@@ -150,7 +150,7 @@ from pathlib import Path
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.runtime import start_backend
 from edgespec.kernels.layouts import kernel_layout
-from edgespec.offload.layout import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.packing import pack
 start_backend()
 files = ModelFiles.of(read_header(Path({str(wide_path)!r})))

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.main import main
-from edgespec.measure.model_plan import PlanWish, plan_for
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.inspection import look_at
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
+from edgespec.plans.model_plan import PlanWish, plan_for
 from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
 

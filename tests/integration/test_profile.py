@@ -15,7 +15,7 @@ import pytest
 import edgespec
 from edgespec.cli.main import main
 from edgespec.costs.yields import BUDGETS
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.machine.cores import usable_cores
 from edgespec.models.hub.removal import plan_removal
 from edgespec.offload.weights import StreamedWeights

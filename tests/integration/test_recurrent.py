@@ -10,7 +10,7 @@ import pytest
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.cache.chain_cache import ChainCache
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.speculation.drafters.base import NoDrafter

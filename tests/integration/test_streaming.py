@@ -20,15 +20,16 @@ from platformdirs import user_cache_path
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError, StreamError
-from edgespec.generation import Generation, GenerationConfig
+from edgespec.files.direct_reader import FileReader
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
 from edgespec.kernels import ggml
 from edgespec.models.gguf.header import read_header
-from edgespec.offload.layer_switch import HandOver
-from edgespec.offload.layout import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.offload.layer_switch import LayerSwitch
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights
 from edgespec.offload.planning import stream as opening
-from edgespec.offload.reader import FileReader
 from edgespec.offload.weights import StreamedWeights
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -249,15 +250,15 @@ def test_an_exception_in_the_callback_is_not_lost(
     streamed: Engine, resident: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = generate(resident).tokens
-    asked, countdown = HandOver._asked, [2000]
+    asked, countdown = LayerSwitch.reached, [2000]
 
-    def failing(self: HandOver, node: int) -> bool:
+    def failing(self: LayerSwitch, node: int) -> bool:
         countdown[0] -= 1
         if countdown[0] == 0:
             raise KeyboardInterrupt
         return asked(self, node)
 
-    monkeypatch.setattr(HandOver, "_asked", failing)
+    monkeypatch.setattr(LayerSwitch, "reached", failing)
     streamed.target.rewind(0)
     with pytest.raises(KeyboardInterrupt):
         streamed.generate(PROMPT, GREEDY)

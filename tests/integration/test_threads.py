@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import edgespec
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.measure import threads as threads_module
 from edgespec.measure.threads import choose_threads
 from edgespec.profiles.store import ProfileStore

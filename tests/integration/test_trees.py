@@ -14,7 +14,7 @@ import edgespec
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.growth import Chances, Children, Growth
 from edgespec.speculation.learning.acceptance import Calibrated
 from edgespec.speculation.learning.pair import Pair

@@ -14,7 +14,8 @@ import edgespec
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
-from edgespec.generation import Generation, GenerationConfig
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
 from edgespec.speculation.draws import SeededDraws
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for

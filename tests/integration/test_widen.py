@@ -9,10 +9,10 @@ import pytest
 
 import edgespec
 from edgespec.errors import ModelFileError, OutputError, UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.quantize import make_drafter
 from edgespec.models.gguf.widen import widen
+from edgespec.models.llama.quantize import make_drafter
 
 PROMPT = "Why is the sky blue?"
 CONFIG = GenerationConfig(max_tokens=24)

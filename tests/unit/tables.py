@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.methods import Method, method_for

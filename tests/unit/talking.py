@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ContextLengthError
-from edgespec.generation import Chunk, Generation, GenerationConfig, PassRecord
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Chunk, Generation, PassRecord
 
 ANSWER = "Blue as ever."
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.offload.planning.budget import LEARNED_BYTES
+from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.growth import Children
 from edgespec.speculation.learning.acceptance import Calibrated
 from edgespec.speculation.learning.pair import Pair
@@ -97,7 +98,7 @@ def test_what_the_text_proposes_has_chances_of_its_own() -> None:
 
 def test_what_was_learned_is_there_in_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "pair.npz"
-    first = Calibrated(TableStore(path), "greedy")
+    first = Calibrated(TableFile(path), "greedy")
     row = _row([0.5, 0.3])
     before = _chances(first, row)
     for _ in range(300):
@@ -106,21 +107,21 @@ def test_what_was_learned_is_there_in_the_next_run(tmp_path: Path) -> None:
     assert learned[0] < 0.2 < 0.8 < learned[1]
     first.keep()
     assert [entry.name for entry in path.parent.iterdir()] == ["pair.npz"]
-    again = Calibrated(TableStore(path), "greedy")
+    again = Calibrated(TableFile(path), "greedy")
     assert _chances(again, row) == pytest.approx(learned, abs=1e-3)
     assert again.pair.nats == pytest.approx(first.pair.nats, abs=1e-3)
-    assert _chances(Calibrated(TableStore(path), "sampled"), row) == before, "each has its own"
+    assert _chances(Calibrated(TableFile(path), "sampled"), row) == before, "each has its own"
 
 
 def test_a_store_keeps_what_others_put_there(tmp_path: Path) -> None:
     path = tmp_path / "pair.npz"
     for name in ("greedy", "sampled"):
-        one = Calibrated(TableStore(path), name)
+        one = Calibrated(TableFile(path), name)
         for _ in range(50):
             _learn(one, _row([0.5]), -1)
         one.keep()
     for name in ("greedy", "sampled"):
-        assert _chances(Calibrated(TableStore(path), name), _row([0.5]))[0] < 0.3
+        assert _chances(Calibrated(TableFile(path), name), _row([0.5]))[0] < 0.3
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.sampled_from([(7,), (3, 5), (2, 6, 5)]))
@@ -129,11 +130,11 @@ def test_tables_are_kept_whatever_is_in_them(seed: int, share: float, shape: tup
     table = (rng.normal(size=shape) * (rng.random(shape) < share)).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pair.npz"
-        store = TableStore(path)
+        store = TableFile(path)
         store.put("a", table)
         store.put("b", np.ones(2))
         store.keep()
-        again = TableStore(path)
+        again = TableFile(path)
     kept, other = again.get("a", shape), again.get("b", (2,))
     assert kept is not None
     assert other is not None
@@ -147,7 +148,7 @@ def test_what_is_learned_of_a_pair_is_in_the_memory_budget(tmp_path: Path) -> No
     path = tmp_path / "pair.npz"
     for _ in range(2):
         tracemalloc.start()
-        pair = Pair(TableStore(path))
+        pair = Pair(TableFile(path))
         for biases in (pair._of_token, pair._after_token):
             biases._table += 1
         policy = Calibrated(pair._store, "greedy", pair)
@@ -201,34 +202,34 @@ _SOUND = _with([1.0, 30.0])
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pair.npz"
     path.write_bytes(content)
-    calibrated = Calibrated(TableStore(path), "x")
+    calibrated = Calibrated(TableFile(path), "x")
     row = _row([0.7, 0.2])
     assert _chances(calibrated, row) == _chances(Calibrated(TableStore(), "x"), row)
     assert calibrated.pair.nats == Pair().nats
     _learn(calibrated, row, 0)
     calibrated.keep()
-    assert TableStore(path).get("disagreement", (2,)) is not None
+    assert TableFile(path).get("disagreement", (2,)) is not None
 
 
 def test_counts_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "pair.npz"
-    store = TableStore(path)
+    store = TableFile(path)
     for table in (np.full((2, 6, 5, 15), -3.0), np.stack([np.zeros((6, 5, 15)), np.full((6, 5, 15), 1e6)])):
         store.put("x map", table)
         store.keep()
-        assert _chances(Calibrated(TableStore(path), "x"), _row([0.5])) == pytest.approx([0.5], abs=0.01)
+        assert _chances(Calibrated(TableFile(path), "x"), _row([0.5])) == pytest.approx([0.5], abs=0.01)
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    calibrated = Calibrated(TableStore(tmp_path / "file" / "pair.npz"), "x")
+    calibrated = Calibrated(TableFile(tmp_path / "file" / "pair.npz"), "x")
     _learn(calibrated, _row([0.5]), 0)
     calibrated.keep()
 
 
 def test_pairs_have_files_of_their_own(tmp_path: Path) -> None:
     for pair in (("a", "b"), ("a", "c"), ("b", "a")):
-        store = TableStore.for_pair(tmp_path, pair)
+        store = TableFile.for_pair(tmp_path, pair)
         store.put("x", np.ones(1))
         store.keep()
     assert len(list(tmp_path.iterdir())) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.engine.answer import AnswerBuilder
-from edgespec.generation import Generation
+from edgespec.generation.result import Generation
 
 END = 99
 

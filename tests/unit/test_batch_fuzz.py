@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgespec.cli.batch.lines import read_jobs
 from edgespec.cli.main import main
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from tests.unit.talking import TalkingEngine, records
 
 FIELDS = [*GenerationConfig.__dataclass_fields__, "id", "n", "prompt", "messages", "json_schema", "grammar"]

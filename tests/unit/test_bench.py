@@ -23,7 +23,11 @@ import pytest
 
 from edgespec.bench.report import plots
 from edgespec.bench.report.document import check_writable, make_document, write_whole
-from edgespec.bench.report.figures import (
+from edgespec.bench.report.page import make_page
+from edgespec.bench.report.tables import format_rows
+from edgespec.bench.rows import capped, llamacpp
+from edgespec.bench.rows.capped import Capped, Killable, run_capped
+from edgespec.bench.rows.figures import (
     Disk,
     Row,
     at,
@@ -33,10 +37,6 @@ from edgespec.bench.report.figures import (
     knee,
     spread,
 )
-from edgespec.bench.report.page import make_page
-from edgespec.bench.report.tables import format_rows
-from edgespec.bench.rows import capped, llamacpp
-from edgespec.bench.rows.capped import Capped, Killable, run_capped
 from edgespec.bench.rows.job import context_for
 from edgespec.bench.rows.runner import Measured, Plan, Runner, why_it_failed
 from edgespec.bench.rows.setting import Setting, Wishes, rows_for
@@ -44,8 +44,8 @@ from edgespec.bench.rows.synthetic import remove_leftovers
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.cli.main import main
 from edgespec.errors import BackendError, OutputError, UsageError
-from edgespec.files import open_claimed
-from edgespec.generation import GenerationConfig
+from edgespec.files.writing import open_claimed
+from edgespec.generation.config import GenerationConfig
 
 # Questions
 

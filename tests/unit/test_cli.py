@@ -15,14 +15,15 @@ import pytest
 import typer.main
 
 import edgespec
-from edgespec.cli.batch.origin import NO_ORIGIN
 from edgespec.cli.main import app, main
 from edgespec.cli.options import LoadOptions, parse_size
+from edgespec.cli.origin import NO_ORIGIN
 from edgespec.cli.screen.terminal import (
     in_columns,
 )
 from edgespec.errors import UsageError
-from edgespec.generation import Generation, GenerationConfig
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
 from tests.unit.talking import TalkingEngine, records
 
 SLOW_TO_IMPORT = [

@@ -13,7 +13,8 @@ import pytest
 
 from edgespec.cli.batch.lines import read_jobs
 from edgespec.cli.main import main
-from edgespec.generation import Generation, GenerationConfig
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
 from tests.unit.talking import ANSWER, TalkingEngine, records, write_lines
 
 

@@ -19,8 +19,9 @@ from edgespec.cli.screen.terminal import (
     ResultStream,
     Terminal,
 )
-from edgespec.generation import Chunk, GenerationConfig
-from edgespec.speculation.verification.rules import KINDS
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Chunk
+from edgespec.generation.rules import KINDS
 from tests.unit.talking import ANSWER, TalkingEngine
 
 CONVERT = "Convert it first, for example with: iconv -f WINDOWS-1252 -t UTF-8"

@@ -17,7 +17,7 @@ from edgespec.cli.screen.terminal import (
     details,
     format_statistics,
 )
-from edgespec.generation import Generation
+from edgespec.generation.result import Generation
 from tests.unit.talking import TalkingEngine, write_lines
 
 

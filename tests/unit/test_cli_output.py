@@ -11,7 +11,7 @@ from edgespec.cli.screen import status as status_line
 from edgespec.cli.screen.status import Status, aside, format_prefill
 from edgespec.cli.screen.terminal import ResultStream, format_statistics
 from edgespec.errors import OutputError
-from edgespec.generation import Generation, PassRecord
+from edgespec.generation.result import Generation, PassRecord
 
 
 class FakeTerminal(io.StringIO):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.main import main
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from tests.unit.talking import TalkingEngine
 
 

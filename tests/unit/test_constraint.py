@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import GrammarError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.noise import GumbelNoise

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import BackendError, ModelFileError, OutputError, UsageError
-from edgespec.models.gguf.quantize import KEEP, QUANTIZATIONS, make_drafter
+from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
 from tests.tiny import N_LAYER, write_tiny
 
 LAYERS = 30
@@ -181,7 +181,7 @@ def test_write_that_fails_midway_leaves_nothing(smol_path: Path, tmp_path: Path)
         import resource
         from pathlib import Path
         from edgespec.errors import OutputError
-        from edgespec.models.gguf.quantize import make_drafter
+        from edgespec.models.llama.quantize import make_drafter
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000_000, 20_000_000))
         try:
@@ -206,7 +206,7 @@ def test_a_signal_ends_the_quantizer_and_leaves_nothing(smol_path: Path, tmp_pat
     # iq3_s takes long, so that the interrupt comes in the middle.
     script = f"""
         from pathlib import Path
-        from edgespec.models.gguf.quantize import make_drafter
+        from edgespec.models.llama.quantize import make_drafter
 
         target, output = Path({str(smol_path)!r}), Path({str(tmp_path / "d.gguf")!r})
         make_drafter(target, output, quantization="iq3_s")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files import cleaned_up, open_claimed, remove_abandoned, written_whole
+from edgespec.files.writing import cleaned_up, open_claimed, remove_abandoned, written_whole
 
 
 def test_the_new_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_killed_writer_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"old")
     program = (
-        "import os, signal, sys; from pathlib import Path; from edgespec.files import written_whole\n"
+        "import os, signal, sys; from pathlib import Path; from edgespec.files.writing import written_whole\n"
         "with written_whole(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -76,7 +76,7 @@ def test_only_files_that_nobody_writes_are_abandoned(tmp_path: Path) -> None:
 
 ENDING = """
 import signal, sys
-from edgespec.files import cleaned_up
+from edgespec.files.writing import cleaned_up
 
 way, name = sys.argv[1:]
 number = getattr(signal, name)

@@ -10,14 +10,8 @@ from typing import Any
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.generation import (
-    MAX_SEED,
-    Generation,
-    GenerationConfig,
-    MemoryUse,
-    PassRecord,
-    Timings,
-)
+from edgespec.generation.config import MAX_SEED, GenerationConfig
+from edgespec.generation.result import Generation, MemoryUse, PassRecord, Timings
 
 
 @pytest.mark.parametrize(

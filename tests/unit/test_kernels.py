@@ -19,10 +19,10 @@ from edgespec.kernels.layouts import (
 )
 from edgespec.kernels.setting import SETTINGS, VARIABLE, allowed_layouts
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.row_rule import THOROUGH, RowRuleStore
 from edgespec.models.llama.runtime import Model, build_identity, start_backend
-from edgespec.offload.layout import ModelFiles
 from edgespec.offload.packing.pack import pack_path
 
 Q4_0 = 2

@@ -9,9 +9,10 @@ import gguf
 import numpy as np
 import pytest
 
+from edgespec.files.direct_reader import BLOCK
 from edgespec.models.gguf.header import read_header
-from edgespec.offload.layout import ModelFiles, StoredLayer, pattern_of, plain_store
-from edgespec.offload.reader import BLOCK
+from edgespec.models.gguf.layers import ModelFiles, pattern_of
+from edgespec.offload.layout import StoredLayer, plain_store
 
 ROWS, COLUMNS = 96, 256  # 26 KB as Q8_0: not small
 

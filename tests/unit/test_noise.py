@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.generation import MAX_SEED
+from edgespec.generation.config import MAX_SEED
 from edgespec.speculation.noise import KEPT_BYTES, GumbelNoise, KeptNoise
 
 _VOCABULARY = 50

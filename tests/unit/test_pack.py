@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import OutputError, StreamError
-from edgespec.files import remove_abandoned
+from edgespec.files import state as filestate
+from edgespec.files.writing import remove_abandoned
 from edgespec.kernels import ggml
 from edgespec.kernels.layouts import kernel_layout
-from edgespec.models.gguf import file_state as filestate
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime import start_backend
-from edgespec.offload.layout import ModelFiles, Store
+from edgespec.offload.layout import Store
 from edgespec.offload.packing import pack
 from edgespec.offload.packing.pack import StalePack, build_pack, open_pack
 from tests.tamper import rearrange
@@ -216,7 +217,7 @@ import sys, time
 from pathlib import Path
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.runtime import start_backend
-from edgespec.offload.layout import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.packing.pack import build_pack
 
 def hold(fraction):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.growth import Children
 from edgespec.speculation.learning.pair import Pair
-from edgespec.speculation.learning.tables import TableStore
 
 _VOCABULARY = 12
 
@@ -95,12 +95,12 @@ def test_whatever_happens_chances_stay_chances(events: list[tuple[int, int]]) ->
 def test_it_is_the_same_in_the_next_run(tmp_path: Path) -> None:
     bias = np.zeros((_VOCABULARY, _VOCABULARY))
     bias[:, 3] = 2.0
-    store = TableStore(tmp_path / "pair.npz")
+    store = TableFile(tmp_path / "pair.npz")
     pair = Pair(store)
     _led_by(pair, 1.0, bias, 300)
     pair.keep()
     store.keep()
-    again = Pair(TableStore(tmp_path / "pair.npz"))
+    again = Pair(TableFile(tmp_path / "pair.npz"))
     logits = np.random.default_rng(1).normal(size=_VOCABULARY)
     known, found = _candidates(pair, logits), _candidates(again, logits)
     assert found.tokens.tolist() == known.tokens.tolist()
@@ -108,7 +108,7 @@ def test_it_is_the_same_in_the_next_run(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_where_nothing_was_learned(tmp_path: Path) -> None:
-    store = TableStore(tmp_path / "pair.npz")
+    store = TableFile(tmp_path / "pair.npz")
     Pair(store).keep()
     store.keep()
     assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.costs.curves import Curve
+from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import (
     Drafting,
     Passes,
@@ -20,10 +21,9 @@ from edgespec.costs.planner import (
     together,
 )
 from edgespec.costs.yields import typical
-from edgespec.offload.planning.budget import Holding
 
-IN_MEMORY = Holding(budget=8 << 30, needed=4 << 30, resident_bytes=3 << 30)
-STREAMED = Holding(
+IN_MEMORY = PlannedMemory(budget=8 << 30, needed=4 << 30, resident_bytes=3 << 30)
+STREAMED = PlannedMemory(
     budget=2_000_000_000,
     needed=4_000_000_000,
     resident_bytes=1_000_000_000,

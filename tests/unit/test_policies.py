@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.growth import Children, Frontier, Growth, TreeLimits, grow
 from edgespec.speculation.learning.published import ByRank
 from edgespec.speculation.learning.tables import TableStore

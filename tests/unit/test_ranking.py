@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.ranking import ByAgreement, ByProbability

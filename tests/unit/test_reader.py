@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import StreamError
-from edgespec.offload.reader import BLOCK, FileReader
+from edgespec.files.direct_reader import BLOCK, FileReader
 
 SIZE = 5 * BLOCK + 123
 CONTENT = bytes(os.urandom(SIZE))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.rules import KINDS, parse_rule
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.drafters.lookup import LookupDrafter
 from edgespec.speculation.draws import SeededDraws
@@ -21,7 +22,6 @@ from edgespec.speculation.tree_drafting import WhileSure
 from edgespec.speculation.verification.base import Acceptance, Drafted, Verifier
 from edgespec.speculation.verification.longest import TopKGap, Typical
 from edgespec.speculation.verification.rollback import Rollback
-from edgespec.speculation.verification.rules import KINDS, parse_rule
 from tests.unit.chance import ScriptedDraws, law_of
 from tests.unit.tables import PROMPT, PickingDrafter, TableDrafter, Text, fixed, limits, one_pass
 

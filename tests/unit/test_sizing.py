@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgespec.costs.curves import Costs, Curve
-from edgespec.generation import PassRecord
+from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import StreamError
+from edgespec.files.direct_reader import BLOCK
 from edgespec.offload.layout import Piece, Store
-from edgespec.offload.reader import BLOCK
 from edgespec.offload.ring import DamagedPack, StoreReader
 from tests.tamper import time_put_back
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification import Acceptance, sample_and_look_up

@@ -9,7 +9,7 @@ import pytest
 import edgespec
 from edgespec.errors import ModelFileError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.guards.vetting import is_familiar, require_loadable
+from edgespec.models.llama.trials.vetting import is_familiar, require_loadable
 from tests.fuzz.headers import Entry, Header, small_model
 from tests.tiny import ARCHITECTURES, write_tiny
 
@@ -87,7 +87,7 @@ def test_a_file_that_ends_a_child_is_refused_and_remembered(
             edgespec.load(path)
         assert caught.value.what == f"llama.cpp ends by SIGABRT when it loads {path}."
         assert "another conversion" in caught.value.hint
-        monkeypatch.setattr("edgespec.models.llama.guards.vetting.attempt_in_child", _no_child)
+        monkeypatch.setattr("edgespec.models.llama.trials.vetting.attempt_in_child", _no_child)
 
 
 def test_unfamiliar_files_are_tried_once(
@@ -98,7 +98,7 @@ def test_unfamiliar_files_are_tried_once(
     header = read_header(written(model, tmp_path))
     assert not is_familiar(header)
     require_loadable([header])
-    monkeypatch.setattr("edgespec.models.llama.guards.vetting.attempt_in_child", _no_child)
+    monkeypatch.setattr("edgespec.models.llama.trials.vetting.attempt_in_child", _no_child)
     require_loadable([header])
     model.entries.append(Entry(b"llama.another_one", UINT32, 1))
     with pytest.raises(AssertionError, match="a child"):
@@ -108,7 +108,7 @@ def test_unfamiliar_files_are_tried_once(
 def test_familiar_models_are_not_tried(
     smol_path: Path, gemma_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.models.llama.guards.vetting.attempt_in_child", _no_child)
+    monkeypatch.setattr("edgespec.models.llama.trials.vetting.attempt_in_child", _no_child)
     tiny = [write_tiny(tmp_path / f"{name}.gguf", name, smol_path) for name in ARCHITECTURES]
     for path in (smol_path, gemma_path, *tiny):
         require_loadable([read_header(path)])

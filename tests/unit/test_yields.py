@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.costs.yields import BUDGETS, YieldMeter, Yields, typical
+from edgespec.costs.yields import BUDGETS, Yields, typical
 from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.yield_meter import YieldMeter
 from tests.unit.strategies import distinct_trees
 
 

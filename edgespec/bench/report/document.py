@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgespec.bench.report.figures import broken_promises, knee
+from edgespec.bench.rows.figures import broken_promises, knee
 from edgespec.bench.rows.runner import Measured
 from edgespec.errors import OutputError
 

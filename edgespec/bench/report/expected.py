@@ -8,7 +8,7 @@ from edgespec.bench.rows.setting import AUTO, PLAIN, Setting
 from edgespec.costs.planner import best
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.cores import default_threads
-from edgespec.measure.model_plan import Plan, PlanWish, plan_for
+from edgespec.plans.model_plan import Plan, PlanWish, plan_for
 
 _CONTEXT = 4096  # as when loading
 

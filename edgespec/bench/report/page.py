@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from edgespec.bench.report.figures import Row
 from edgespec.bench.report.plots import plots
 from edgespec.bench.report.tables import shown_columns
+from edgespec.bench.rows.figures import Row
 from edgespec.models.gguf.footprint import readable
 
 _STYLE = """

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edgespec.bench.report.figures import Row
+from edgespec.bench.rows.figures import Row
 from edgespec.errors import BackendError
 
 # Colours that are written into the SVG, and the page's variables that take their place.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.bench.report.figures import Row
+from edgespec.bench.rows.figures import Row
 
 FORMATS = ("md", "csv", "json", "jsonl")
 

@@ -22,7 +22,8 @@ from edgespec.errors import ContextLengthError, EdgeSpecError
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
-    from edgespec.generation import Generation, GenerationConfig
+    from edgespec.generation.config import GenerationConfig
+    from edgespec.generation.result import Generation
 
 Report = Callable[[str, float], None]
 
@@ -64,8 +65,8 @@ def _report(what: str, fraction: float) -> None:
 def prepare(task: dict[str, Any]) -> dict[str, Any]:
     """Load once, so that nothing is packed or found out while rows are measured; and profile the pair."""
     from edgespec.models.gguf.header import read_header
+    from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub.removal import packs_folder
-    from edgespec.offload.layout import ModelFiles
     from edgespec.offload.packing.pack import pack_path
 
     task["load"].pop("tree_budget", None)  # a profile watches trees of all sizes
@@ -109,7 +110,7 @@ def disk(task: dict[str, Any]) -> dict[str, Any]:
 
 def answers(task: dict[str, Any]) -> dict[str, Any]:
     """A row: the same answers again and again, after one that is not counted."""
-    from edgespec.generation import GenerationConfig
+    from edgespec.generation.config import GenerationConfig
 
     config = GenerationConfig(**task["config"])
     start = time.perf_counter()
@@ -259,9 +260,9 @@ def _speed(group: list[Generation]) -> float:
 
 
 def _load(task: dict[str, Any], report: Report) -> Engine:
-    import edgespec
+    from edgespec.loading.load import load
 
-    return edgespec.load(**task["load"], on_progress=report)
+    return load(**task["load"], on_progress=report)
 
 
 def _rendered(engine: Engine, prompts: list[str]) -> list[str]:

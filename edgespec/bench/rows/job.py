@@ -17,15 +17,16 @@ from edgespec.bench.rows.setting import Setting, Wishes, rows_for
 from edgespec.bench.rows.synthetic import widened_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.loading.load import DEFAULT_CONTEXT
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint, readable
 from edgespec.models.gguf.header import GGUFHeader, read_header
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import drafter_to_take
-from edgespec.offload.layout import ModelFiles, round_up
+from edgespec.offload.layout import round_up
 from edgespec.offload.planning.budget import bytes_needed
 
 Progress = Callable[[str, float], None]

@@ -12,8 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.bench.report.figures import Row, spread
 from edgespec.bench.rows.capped import Capped
+from edgespec.bench.rows.figures import Row, spread
 from edgespec.bench.rows.setting import PLAIN, Setting
 from edgespec.errors import UsageError
 

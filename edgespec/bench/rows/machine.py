@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import edgespec
 from edgespec.machine.cores import probe_cores
 from edgespec.machine.disks import disk_of
 from edgespec.machine.memory import probe_memory
+from edgespec.version import __version__
 
 
 def describe_machine(path: Path) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def describe_machine(path: Path) -> dict[str, Any]:
 def versions() -> dict[str, str | None]:
     """Of EdgeSpec, of llama.cpp's bindings, and of Python."""
     return {
-        "edgespec": edgespec.__version__,
+        "edgespec": __version__,
         "llama-cpp-python": _version("llama-cpp-python"),
         "python": platform.python_version(),
     }

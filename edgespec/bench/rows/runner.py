@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgespec.bench.report.figures import Disk, Row, fill_identical, fill_shares, spread
 from edgespec.bench.rows.capped import Capped, Killable, run_capped
+from edgespec.bench.rows.figures import Disk, Row, fill_identical, fill_shares, spread
 from edgespec.bench.rows.setting import Setting, preparing
-from edgespec.generation import GenerationConfig
+from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import forget_cached
 from edgespec.models.gguf.footprint import readable
 from edgespec.processes.exit_status import crash, told

@@ -14,14 +14,14 @@ import psutil
 from platformdirs import user_cache_path
 
 from edgespec.errors import OutputError, UsageError
-from edgespec.files import remove_abandoned
+from edgespec.files.writing import remove_abandoned
 from edgespec.models.gguf.footprint import readable
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.quantize import make_drafter
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.widen import widen
 from edgespec.models.hub.removal import packs_folder
+from edgespec.models.llama.quantize import make_drafter
 from edgespec.models.llama.runtime import start_backend
-from edgespec.offload.layout import ModelFiles
 from edgespec.offload.packing.pack import gains_from_packing, pack_path
 
 Progress = Callable[[str, float], None]

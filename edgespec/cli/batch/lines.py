@@ -10,7 +10,7 @@ from typing import Any
 
 from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig, Grammar, shortened
+from edgespec.generation.config import GenerationConfig, Grammar, shortened
 
 MOST_ANSWERS = 1000
 MOST_DEEP = 200  # levels of JSON in a line; Python's own limit is a few times that

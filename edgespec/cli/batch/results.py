@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edgespec.cli.batch.origin import compact
+from edgespec.cli.origin import compact
 from edgespec.cli.screen.terminal import ResultStream
 from edgespec.errors import OutputError
 

@@ -19,10 +19,10 @@ import typer
 
 from edgespec.cli.batch.earlier import EarlierAnswers
 from edgespec.cli.batch.lines import Job, Messages, read_jobs
-from edgespec.cli.batch.origin import NO_ORIGIN, ModelMark, Origin, model_mark
 from edgespec.cli.batch.results import Key, ResultFile, refused_key
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.options import LoadOptions
+from edgespec.cli.origin import NO_ORIGIN, ModelMark, Origin, model_mark
 from edgespec.cli.screen.status import Status, format_seconds
 from edgespec.cli.screen.terminal import ResultStream, Terminal
 from edgespec.errors import (
@@ -35,7 +35,8 @@ from edgespec.errors import (
     StreamError,
     UsageError,
 )
-from edgespec.generation import MAX_SEED, Generation, GenerationConfig
+from edgespec.generation.config import MAX_SEED, GenerationConfig
+from edgespec.generation.result import Generation
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine

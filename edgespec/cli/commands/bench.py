@@ -18,7 +18,7 @@ from edgespec.cli.screen.terminal import Terminal, results
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgespec.bench.report.figures import Row
+    from edgespec.bench.rows.figures import Row
     from edgespec.bench.rows.job import Request
     from edgespec.bench.rows.runner import Measured
 
@@ -221,8 +221,8 @@ class _Bench:
 
     def _hand_out(self, measured: Measured, about: dict[str, Any]) -> None:
         from edgespec.bench.report.document import make_document, write_whole
-        from edgespec.bench.report.figures import broken_promises
         from edgespec.bench.report.tables import format_rows
+        from edgespec.bench.rows.figures import broken_promises
 
         document = make_document(measured, about)
         for note in document["notes"]:

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.batch.lines import MOST_ANSWERS
-from edgespec.cli.batch.origin import ModelMark, Origin, model_mark
 from edgespec.cli.batch.results import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
 from edgespec.cli.declare import is_on_command_line, option, with_options
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions
+from edgespec.cli.origin import ModelMark, Origin, model_mark
 from edgespec.cli.piped import whole_prompt
 from edgespec.cli.screen.terminal import ResultStream, Terminal
 from edgespec.cli.utf8 import checked
 from edgespec.cli.words import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.errors import EdgeSpecError, UsageError
-from edgespec.generation import MAX_SEED, GenerationConfig
+from edgespec.generation.config import MAX_SEED, GenerationConfig
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine

@@ -133,7 +133,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
 def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
     """What is expected of the model here, if its passes were measured."""
     from edgespec.errors import MemoryLimitError
-    from edgespec.measure.model_plan import PlanWish, plan_for
+    from edgespec.plans.model_plan import PlanWish, plan_for
     from edgespec.profiles.store import ProfileStore
 
     if not any(ProfileStore().all_passes(model=fingerprint)):

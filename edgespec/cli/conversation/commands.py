@@ -19,8 +19,8 @@ from edgespec.cli.utf8 import checked
 from edgespec.errors import ContextLengthError, EdgeSpecError, SessionError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.cli.commands.chat import Talk
     from edgespec.cli.conversation.prompting import Keyboard
+    from edgespec.cli.conversation.talk import Talk
 
 _ALIASES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/regen": "/retry", "/read": "/file"}
 _KEYS = (

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.generation import GenerationConfig
-from edgespec.speculation.verification.rules import KINDS
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.rules import KINDS
 
 _DEFAULTS = {name: value for name, value in asdict(GenerationConfig()).items() if name != "grammar"}
 _BUDGET = ("budget", "tree_budget")

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from edgespec.cli.batch.origin import NO_ORIGIN
 from edgespec.cli.interrupt import Cancellable, cancelling
+from edgespec.cli.origin import NO_ORIGIN
 from edgespec.cli.screen.status import Status, aside
 from edgespec.errors import OutputError
-from edgespec.generation import Generation
+from edgespec.generation.result import Generation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from edgespec.cli.options import LoadOptions
     from edgespec.engine.engine import Engine
-    from edgespec.speculation.verification.rules import Rule
+    from edgespec.generation.rules import Rule
 
 # A model's text must not move the cursor, change colours or write the clipboard of a terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -25,7 +25,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError, OutputError, UsageError
-from edgespec.files import cleaned_up, open_claimed
+from edgespec.files.writing import cleaned_up, open_claimed
 
 Bytes = NDArray[np.uint8]
 

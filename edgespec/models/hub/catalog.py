@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ModelFileError
-from edgespec.models.hub.names import HubName, parse_hub_name
+from edgespec.models.hub.names import Found, HubName, parse_hub_name
 
 if TYPE_CHECKING:
     from edgespec.models.hub.repository import Hub
@@ -58,14 +58,6 @@ class Entry:
         row["bytes"] = row.pop("n_bytes")
         row["drafters"] = list(self.drafters)
         return row
-
-
-@dataclass(frozen=True)
-class Found:
-    """A model's first or only file, and what was chosen for the person who asked."""
-
-    path: Path
-    notes: tuple[str, ...] = ()
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.files import remove_abandoned
+from edgespec.files.writing import remove_abandoned
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import drafters_folder
 from edgespec.models.hub.removal import packs_folder

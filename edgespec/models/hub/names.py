@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 _PREFIXES = ("https://", "hf://", "huggingface.co/", "hf.co/")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -141,3 +141,11 @@ def group_files(files: Iterable[tuple[str, int]]) -> tuple[ModelFile, ...]:
         for (_, count), parts in sorted(groups.items())
         if len(parts) == count
     )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model's first or only file, and what was chosen for the person who asked."""
+
+    path: Path
+    notes: tuple[str, ...] = ()

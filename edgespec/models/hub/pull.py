@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.errors import HubError
-from edgespec.models.hub.catalog import Found
 from edgespec.models.hub.choice import choose, listing
-from edgespec.models.hub.names import HubName, ModelFile, normal
+from edgespec.models.hub.names import Found, HubName, ModelFile, normal
 from edgespec.models.hub.repository import Hub, cached_models, look_up
 
 Progress = Callable[[str, float], None]

@@ -16,7 +16,7 @@ from typing import Any
 from platformdirs import user_data_path
 
 from edgespec.errors import OutputError
-from edgespec.files import written_whole
+from edgespec.files.writing import written_whole
 
 REGISTERED, MADE = "registered", "made"
 

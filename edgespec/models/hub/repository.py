@@ -57,7 +57,7 @@ class Hub:
         """Who we are, and the token."""
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-        from edgespec import __version__
+        from edgespec.version import __version__
 
         headers: dict[str, str] = build_hf_headers(
             token=self.token or False, library_name="edgespec", library_version=__version__

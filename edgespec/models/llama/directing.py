@@ -8,7 +8,7 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.layouts import follows_ggml, kernel_layouts, supporting_layouts, weight_layout
 from edgespec.models.gguf.header import read_header
-from edgespec.offload.layout import ModelFiles, pattern_of
+from edgespec.models.gguf.layers import ModelFiles, pattern_of
 
 _OUTPUT = "output.weight"
 

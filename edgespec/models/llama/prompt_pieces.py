@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from edgespec.files import written_whole
+from edgespec.files.writing import written_whole
 from edgespec.models.llama.row_rule import RowRule, file_stem, files_about
 
 # Multiples of 32, so that attention can be cut into equal streams; close enough that little is padded.

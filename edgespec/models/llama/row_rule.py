@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.files import written_whole
+from edgespec.files.writing import written_whole
 from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.runtime import Context, build_identity
 

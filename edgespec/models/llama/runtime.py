@@ -12,24 +12,25 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, ContextLengthError, MemoryLimitError, ModelFileError
-from edgespec.kernels.ggml import overrides
+from edgespec.files.state import FileState, states_of
 from edgespec.kernels.layouts import kernels_identity, offer_to_loader
-from edgespec.models.gguf.file_state import FileState, states_of
 from edgespec.models.gguf.header import parts_by_name
 from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.directing import directed
+from edgespec.models.llama.graph import GraphCallback
 from edgespec.models.llama.guards import forks
 from edgespec.models.llama.guards.signals import SignalsWait
+from edgespec.models.llama.residency import AllInMemory, Residency
 from edgespec.models.llama.vocabulary import Vocabulary
 
 FloatArray = NDArray[np.float32]
@@ -155,29 +156,6 @@ class AbortFlag:
         params.abort_callback_data = ctypes.addressof(self._text)
 
 
-class OutsideWeights(Protocol):
-    """Weights that llama.cpp does not hold itself; see offload.weights."""
-
-    @property
-    def waited_s(self) -> float: ...
-    def loading(self, params: Any, patterns: list[tuple[str, int]]) -> AbstractContextManager[Path]: ...
-    def loaded(self) -> None: ...
-    def attach(self, params: Any) -> None: ...
-    def start_pass(self, stop: Callable[[], bool]) -> None: ...
-    def end_pass(self) -> BaseException | None: ...
-    def close(self) -> None: ...
-
-
-@contextmanager
-def _directing(path: Path, params: Any, patterns: list[tuple[str, int]]) -> Iterator[Path]:
-    """While a model is loaded: weights whose names match go into these buffer types."""
-    table = overrides(patterns)
-    if patterns:
-        params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
-    yield path
-    params.tensor_buft_overrides = None
-
-
 class Model:
     """The weights of one GGUF file.
 
@@ -189,8 +167,8 @@ class Model:
         may_be_rewritten: somebody writes to the mapped file on purpose.
         repack: copy weights into the kernel layouts in use (see offload.kernels).
         on_progress: told the fraction that is loaded.
-        weights: holds the layers' weights in llama.cpp's stead; closed with the model, or by the caller
-            if the model cannot be loaded.
+        weights: where the weights are; None leaves them all to llama.cpp. Closed with the model, or by the
+            caller if the model cannot be loaded.
         vocabulary_only: load the vocabulary and no weights; nothing can be computed.
         allocate: False plans memory instead of taking it, for the model and its contexts; nothing can be
             computed.
@@ -214,7 +192,7 @@ class Model:
         may_be_rewritten: bool = False,
         repack: bool = True,
         on_progress: Callable[[float], None] | None = None,
-        weights: OutsideWeights | None = None,
+        weights: Residency | None = None,
         vocabulary_only: bool = False,
         allocate: bool = True,
     ) -> None:
@@ -222,7 +200,7 @@ class Model:
             forks.check_computing()
         start_backend()
         self.path = path
-        self.weights = weights
+        self.weights: Residency = weights or AllInMemory()
         self._handle: Any = None
         self._files = tuple(part.absolute() for part in parts_by_name(path))
         self.states = _states_now(self._files)
@@ -256,12 +234,7 @@ class Model:
 
         params.progress_callback = report
         try:
-            with (
-                signals,
-                weights.loading(params, patterns)
-                if weights
-                else _directing(path, params, patterns) as load_path,
-            ):
+            with signals, self.weights.loading(path, params, patterns) as load_path:
                 self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(load_path), params)
             if failed:
                 raise failed[0]
@@ -282,8 +255,7 @@ class Model:
                     "Let its download or copy finish first.",
                 )
             self.vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(self._handle))
-            if weights is not None:
-                weights.loaded()
+            self.weights.loaded()
         except BaseException:
             self.close()
             raise
@@ -361,8 +333,7 @@ class Model:
                 self.vocabulary.close()
             handle, self._handle = self._handle, None
             llama_cpp.llama_model_free(handle)
-            if self.weights is not None:
-                self.weights.close()
+            self.weights.close()
 
     def __enter__(self) -> Model:
         return self
@@ -393,6 +364,7 @@ class Context:
         n_outputs: most rows of one decode call whose logits can be read.
         n_sequences: sequence ids, 0 .. n_sequences - 1.
         n_threads: CPU threads.
+        graph: what is told of the nodes that are computed.
 
     Raises:
         MemoryLimitError: llama.cpp cannot allocate the context.
@@ -431,8 +403,9 @@ class Context:
         params.no_perf = True
         if abort is not None:
             abort.install(params)
-        if model.weights is not None:
-            model.weights.attach(params)
+        model.weights.amend_context(params)
+        self.graph = GraphCallback(model.weights.observers)
+        self.graph.install(params)
         _log.errors.clear()
         self._handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not self._handle:
@@ -487,17 +460,16 @@ class Context:
         forks.has_computed()
         struct, keep_alive = batch.to_llama()
         _log.errors.clear()
-        weights = self.model.weights
         error: BaseException | None = None
-        if weights is None:
+        if not self.graph.installed:
             code = llama_cpp.llama_decode(handle, struct)
         else:
             with SignalsWait(self._interrupt):
-                weights.start_pass(self._stopped)
+                self.graph.begin(self._stopped)
                 try:
                     code = llama_cpp.llama_decode(handle, struct)
                 finally:
-                    error = weights.end_pass()
+                    error = self.graph.end()
         error = error or self.model.change()
         del keep_alive
         if error is not None or code == 2:
@@ -515,7 +487,7 @@ class Context:
     @property
     def waited_s(self) -> float:
         """Seconds that decodes have waited for weights from disk, in all."""
-        return self.model.weights.waited_s if self.model.weights is not None else 0.0
+        return self.model.weights.waited_s
 
     def _stopped(self) -> bool:
         return self._abort is not None and self._abort.is_set

@@ -12,7 +12,7 @@ from typing import Any
 import llguidance
 
 from edgespec.errors import GrammarError
-from edgespec.generation import Grammar
+from edgespec.generation.config import Grammar
 from edgespec.models.text.forms import source_of
 
 _END = 256

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from edgespec.errors import GrammarError
-from edgespec.generation import Grammar
+from edgespec.generation.config import Grammar
 
 MOST_BYTES = 256 << 10
 MOST_DEPTH = 100  # llguidance reads JSON to a depth of 128, and wraps a schema before it reads it

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import GrammarError, UsageError
-from edgespec.generation import Grammar
+from edgespec.generation.config import Grammar
 from edgespec.models.llama.vocabulary import Vocabulary
 from edgespec.models.text.forms import NAMES, check, is_plain, source_of, wrong
 from edgespec.processes.trial import attempt_in_child

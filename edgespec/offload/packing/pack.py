@@ -27,21 +27,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from edgespec.errors import OutputError
-from edgespec.files import cleaned_up, open_claimed
+from edgespec.files.direct_reader import BLOCK, FileReader
+from edgespec.files.writing import cleaned_up, open_claimed
 from edgespec.kernels.ggml import address_of_map
 from edgespec.kernels.layouts import weight_layout
 from edgespec.kernels.setting import AUTO, kernels_setting
+from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
 from edgespec.models.llama.runtime import build_identity
-from edgespec.offload.layout import (
-    PIECE_BYTES,
-    FileTensor,
-    Layer,
-    ModelFiles,
-    Store,
-    StoredLayer,
-    pieces,
-    round_up,
-)
+from edgespec.offload.layout import PIECE_BYTES, Store, StoredLayer, pieces, round_up
 from edgespec.offload.packing.sources import (
     LayerHash,
     Sources,
@@ -50,7 +43,6 @@ from edgespec.offload.packing.sources import (
     header_fingerprint,
     recall_sources,
 )
-from edgespec.offload.reader import BLOCK, FileReader
 
 _MAGIC = b"EDGEPACK"
 _VERSION = 2

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import StreamError
-from edgespec.files import written_whole
-from edgespec.models.gguf.file_state import FileState, states_of
-from edgespec.offload.layout import PIECE_BYTES, Layer, ModelFiles, pieces, round_up
-from edgespec.offload.reader import BLOCK, FileReader
+from edgespec.files.direct_reader import BLOCK, FileReader
+from edgespec.files.state import FileState, states_of
+from edgespec.files.writing import written_whole
+from edgespec.models.gguf.layers import Layer, ModelFiles
+from edgespec.offload.layout import PIECE_BYTES, pieces, round_up
 
 _HASH_BYTES = 16
 _N_READERS = 4

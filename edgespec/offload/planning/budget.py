@@ -8,11 +8,12 @@ from pathlib import Path
 
 import psutil
 
+from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.footprint import Footprint, readable
-from edgespec.offload.layout import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.placement import place
 from edgespec.offload.planning.stream import StreamPlan, largest_beside, plan_stream, stored_sizes, tied_bytes
 
@@ -166,27 +167,9 @@ def _second_copy(files: ModelFiles) -> int:
         return 0
 
 
-@dataclass(frozen=True)
-class Holding:
-    """Where a target's weights would live.
-
-    Attributes:
-        budget: bytes that may be used in all.
-        needed: bytes for everything, all weights included.
-        resident_bytes: of the target's weights that stay.
-        streamed_bytes: read from disk in every pass; 0 if all stay.
-        slot_bytes: of a slot of the ring, of which there are `n_slots`.
-    """
-
-    budget: int
-    needed: int
-    resident_bytes: int
-    streamed_bytes: int = 0
-    slot_bytes: int = 0
-    n_slots: int = 0
-
-
-def foresee(prints: list[Footprint], files: ModelFiles, budget: int, *, streams: bool = False) -> Holding:
+def foresee(
+    prints: list[Footprint], files: ModelFiles, budget: int, *, streams: bool = False
+) -> PlannedMemory:
     """Where weights would live under a budget, found without reading or writing any.
 
     Args:
@@ -199,7 +182,7 @@ def foresee(prints: list[Footprint], files: ModelFiles, budget: int, *, streams:
     whole = bytes_needed(prints)
     layers = stored_sizes(files)
     if (budget >= whole and not streams) or not layers:
-        return Holding(budget, whole, files.tensor_bytes)
+        return PlannedMemory(budget, whole, files.tensor_bytes)
     in_layers = sum(layer.n_bytes for layer in files.layers())
     beside = files.tensor_bytes - in_layers + tied_bytes(files)
     placement = place(
@@ -211,7 +194,7 @@ def foresee(prints: list[Footprint], files: ModelFiles, budget: int, *, streams:
     streamed = sum(layers[index] for index in placement.streamed)
     slot = max(layers.values())
     resident = files.tensor_bytes - in_layers + sum(layers[index] for index in placement.resident)
-    return Holding(budget, whole, resident, streamed, slot, placement.n_slots)
+    return PlannedMemory(budget, whole, resident, streamed, slot, placement.n_slots)
 
 
 def process_bytes(prints: list[Footprint]) -> int:

@@ -12,14 +12,15 @@ from pathlib import Path
 from filelock import FileLock
 
 from edgespec.errors import MemoryLimitError, OutputError
-from edgespec.files import remove_abandoned
+from edgespec.files.writing import remove_abandoned
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout
 from edgespec.machine.disks import TMPFS, disk_of
 from edgespec.models.gguf.footprint import readable
+from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.models.llama.runtime import Model, start_backend
-from edgespec.offload.layout import Layer, ModelFiles, Store, plain_store
+from edgespec.offload.layout import Store, plain_store
 from edgespec.offload.packing.pack import (
     StalePack,
     build_pack,

@@ -1,6 +1,6 @@
 """The child process of factory.py: llama.cpp's quantizer, run once.
 
-    python -m edgespec.models.gguf.quantize_worker REQUEST
+    python -m edgespec.models.llama.quantize_worker REQUEST
 
 REQUEST is a JSON object: `target` and `partial` (paths), `ftype` (the name of a constant of
 llama.cpp, or null to keep the types), `dropped` (layers, in order) and `threads` (0: all).

@@ -11,6 +11,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
+from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import (
     Advice,
     Drafting,
@@ -28,14 +29,14 @@ from edgespec.measure.threads import known_threads
 from edgespec.measure.throughput import measure_reading
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
 from edgespec.models.gguf.header import GGUFHeader
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import Seen, look_at
 from edgespec.models.llama.prompt_pieces import LENGTHS, lengths_that_differ
 from edgespec.models.llama.row_rule import MOST_ROWS
-from edgespec.offload.layout import ModelFiles
 from edgespec.offload.packing.pack import gains_from_packing
-from edgespec.offload.planning.budget import Holding, foresee, memory_room
+from edgespec.offload.planning.budget import foresee, memory_room
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows
 from edgespec.profiles.store import (
     USUAL_OVERLAP,
@@ -157,7 +158,9 @@ class _Planning:
         plain_holding = foresee([target], files, budget, streams=wish.streams)
         passes = self._passes(seen, plain_holding)
         most = MOST_ROWS if plain_holding.streamed_bytes else USUAL_NODES
-        found: list[tuple[Drafting, Holding, Footprint | None]] = [(Drafting("none"), plain_holding, None)]
+        found: list[tuple[Drafting, PlannedMemory, Footprint | None]] = [
+            (Drafting("none"), plain_holding, None)
+        ]
         for drafting, size in self._draftings(seen):
             try:
                 held = foresee([target, size], files, budget, streams=wish.streams) if size else plain_holding
@@ -219,7 +222,7 @@ class _Planning:
             f"{without.tokens_per_second:.2f} tokens/s."
         )
 
-    def _prompt(self, header: GGUFHeader, holding: Holding, passes: Passes) -> dict[str, PromptTime]:
+    def _prompt(self, header: GGUFHeader, holding: PlannedMemory, passes: Passes) -> dict[str, PromptTime]:
         """What reading a prompt takes, bit-exact and not."""
         tokens = min(_PROMPT_TOKENS, self._wish.context // 2)
         exact, longest = MOST_ROWS, MOST_PROMPT_ROWS
@@ -238,7 +241,7 @@ class _Planning:
         cells = self._wish.context + SPARE_CELLS
         return footprint(header, n_cells=cells, n_outputs=USUAL_NODES, n_rows=rows)
 
-    def _passes(self, seen: Seen, holding: Holding) -> Passes:
+    def _passes(self, seen: Seen, holding: PlannedMemory) -> Passes:
         """The target's passes: its own, or derived from those of another model."""
         streams = holding.streamed_bytes > 0
         known = list(self._store.all_passes(**self._machine, model=seen.headers[0].fingerprint))
@@ -266,10 +269,10 @@ class _Planning:
         """The model measured in memory here that is nearest in size; the default model, if none was yet."""
         known = self._measured_in_memory()
         if not known:
-            import edgespec
+            from edgespec.loading.load import load
 
             self._on_progress("Measuring this machine with the default model (once)", 0.0)
-            edgespec.load(draft="lookup", threads=self._threads, context=512).close()
+            load(draft="lookup", threads=self._threads, context=512).close()
             known = self._measured_in_memory()
         size = _parameters(seen.headers)
         return min(
@@ -352,7 +355,7 @@ class _Planning:
 
     def _more_memory(
         self, prints: list[Footprint], files: ModelFiles, chosen: Prediction
-    ) -> list[tuple[str, Holding]]:
+    ) -> list[tuple[str, PlannedMemory]]:
         """Half as much memory again, and enough for everything."""
         holding = chosen.holding
         if not holding.streamed_bytes:

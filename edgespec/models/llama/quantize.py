@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, OutputError, UsageError
-from edgespec.files import cleaned_up, open_claimed
+from edgespec.files.writing import cleaned_up, open_claimed
 from edgespec.processes.exit_status import told
 
 KEEP = "keep"
@@ -118,7 +118,7 @@ def _run_worker(request: dict[str, Any]) -> dict[str, Any]:
     # On an abort llama.cpp would attach a debugger to print a backtrace nobody reads.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "GGML_NO_BACKTRACE": "1"}
     child = subprocess.run(
-        [sys.executable, "-m", "edgespec.models.gguf.quantize_worker", json.dumps(request)],
+        [sys.executable, "-m", "edgespec.models.llama.quantize_worker", json.dumps(request)],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgespec.files import written_whole
+from edgespec.files.writing import written_whole
 from edgespec.models.gguf.header import GGUFHeader
 from edgespec.models.llama.runtime import Context, Model, build_identity, info_lines
 

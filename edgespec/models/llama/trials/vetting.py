@@ -16,7 +16,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from edgespec.errors import ModelFileError
-from edgespec.files import written_whole
+from edgespec.files.writing import written_whole
 from edgespec.models.gguf.header import GGUFHeader
 from edgespec.models.gguf.types import ArrayInfo
 from edgespec.models.llama.runtime import build_identity
@@ -102,7 +102,7 @@ def _heads_fit(header: GGUFHeader) -> bool:
 def _try_out(path: Path) -> str:
     """What ends a process that loads the file; empty if nothing does."""
     verdict = attempt_in_child(
-        "edgespec.models.llama.guards.load_trial",
+        "edgespec.models.llama.trials.load_trial",
         {"path": str(path.resolve())},
         cpu_s=_MOST_S,
         stack_bytes=8 << 20,

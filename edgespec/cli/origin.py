@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgespec.errors import EdgeSpecError
-from edgespec.generation import GenerationConfig, Grammar
+from edgespec.generation.config import GenerationConfig, Grammar
 
 _DEFAULTS = asdict(GenerationConfig())
 # The same fields, of a result that nothing was made for.

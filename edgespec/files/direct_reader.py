@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import StreamError
-from edgespec.models.gguf.file_state import FileState
+from edgespec.files.state import FileState
 
 # Direct reads begin and end at multiples of this in the file and in memory.
 BLOCK = 4096

@@ -1,0 +1,144 @@
+"""A conversation at work: questions in, answers shown as they come."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from edgespec.cli.conversation.echo import without_echo
+from edgespec.cli.interrupt import Interruption, cancelling
+from edgespec.cli.options import exact_contradicts
+from edgespec.cli.screen.markdown import MarkdownWriter
+from edgespec.cli.screen.terminal import ResultStream, Terminal, shows_colour
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.session import Resumed, Session
+
+
+class Talk:
+    """Asks, shows the answers as they come, and tells how they went.
+
+    Attributes:
+        config: how answers are generated.
+        budget: the tree budget; None is auto.
+        exact: somebody asked for exact decoding.
+        last_answer: the latest answer of this program.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        engine: Engine,
+        config: GenerationConfig,
+        terminal: Terminal,
+        results: ResultStream,
+        *,
+        budget: int | None = None,
+        exact: bool = False,
+    ) -> None:
+        self.session = session
+        self.config = config
+        self.terminal = terminal
+        self.results = results
+        self.budget = budget
+        self.exact = exact
+        self.last_answer: Generation | None = None
+        self._engine = engine
+        self._told_unsaved = False
+        self._markdown = MarkdownWriter(results, _window) if shows_colour(sys.stdout) else None
+
+    @property
+    def context(self) -> int:
+        """Tokens that the context holds."""
+        return self._engine.context
+
+    @property
+    def description(self) -> str:
+        """Target, drafter and mode in one line."""
+        return self._engine.description
+
+    def ask(self, text: str, *, as_json: bool = False) -> Interruption:
+        """One turn; returns whether a signal cut it short.
+
+        Raises:
+            EdgeSpecError: there is no answer; the conversation is as it was.
+        """
+        answer = None
+        try:
+            with without_echo(), cancelling(self._engine) as interruption, self.terminal.status() as status:
+                status.waiting("Reading the prompt")
+                for chunk in self.session.ask(text, self.config, on_prefill=status.prefill):
+                    status.clear()
+                    if not as_json:
+                        (self._markdown or self.results).text(chunk.text)
+                    answer = chunk.generation
+        finally:
+            if self._markdown is not None:
+                self._markdown.end()
+            self.results.end_line()
+        assert answer is not None, "the last chunk carries the answer"
+        self.last_answer = answer
+        if as_json:
+            self.results.record(answer.to_json(text))
+        if answer.passes:
+            self.terminal.statistics(answer)
+        if self.session.unsaved and not self._told_unsaved:
+            self._told_unsaved = True
+            self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")
+        return interruption
+
+    def set_config(self, config: GenerationConfig) -> None:
+        """Generate so from now on.
+
+        Raises:
+            UsageError: the rule of `verify` contradicts --exact.
+        """
+        if self.exact and not config.rule.kind.invariant:
+            raise exact_contradicts(config.verify)
+        self.config = config
+        self.terminal.rule(config.rule)
+
+    def set_budget(self, budget: int | None) -> None:
+        """Size the trees from now on; raises UsageError if the engine cannot."""
+        self._engine.set_tree_budget(budget)
+        self.budget = budget
+
+    def tell_resumed(self, resumed: Resumed | None) -> None:
+        """Say how a saved conversation was taken up."""
+        if resumed is None or not (resumed.turns or resumed.pending):
+            return
+        turns = f"{resumed.turns} turn{'' if resumed.turns == 1 else 's'}"
+        if resumed.reason:
+            how = f"{resumed.reason}, so the next question reads it again"
+        else:
+            how = f"{resumed.restored} of {resumed.tokens} tokens put back"
+        self.terminal.note(f"Going on with a conversation of {turns}. {how[0].upper()}{how[1:]}.")
+        if resumed.pending:
+            question = " ".join(resumed.pending.split())
+            short = question if len(question) <= 60 else question[:59] + "…"
+            self.terminal.note(f"The last question got no answer: {short} /retry asks it again.")
+
+    def draw_last_tree(self, columns: int) -> bool:
+        """Draw the latest tree; False if there is none."""
+        if self._engine.last_round is None:
+            return False
+        from edgespec.cli.screen.tree_drawing import draw_tree
+
+        tree, accepted = self._engine.last_round
+        vocabulary = self._engine.target.model.vocabulary
+        lines = draw_tree(tree, accepted, lambda token: vocabulary.piece(token, control=True), columns)
+        for line in lines:
+            self.terminal.show(line)
+        return True
+
+
+def _window() -> os.terminal_size:
+    try:  # what is so now; the variables COLUMNS and LINES do not follow a window that changes its size
+        return os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return shutil.get_terminal_size()

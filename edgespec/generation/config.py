@@ -1,0 +1,180 @@
+"""How an answer is generated: sampling settings, limits and the form it must have."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from edgespec.errors import GrammarError, UsageError
+from edgespec.generation.rules import Rule, parse_rule
+
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A form that answers must have.
+
+    Attributes:
+        kind: of the text: "json_schema", "grammar" (GBNF as llama.cpp has it, or Lark) or "regex".
+    """
+
+    kind: Literal["json_schema", "grammar", "regex"]
+    text: str
+
+    @classmethod
+    def of_schema(cls, schema: object) -> Grammar:
+        """The form of a JSON schema that has been parsed already.
+
+        Raises:
+            GrammarError: it is nested too deeply to be written as JSON again, or is none.
+        """
+        try:
+            return cls("json_schema", json.dumps(schema))
+        except RecursionError:
+            raise GrammarError(
+                "The JSON schema is nested too deeply.", 'Flatten it with "$defs" and "$ref".'
+            ) from None
+        except (TypeError, ValueError) as error:
+            raise GrammarError(f"The JSON schema is not JSON: {error}.", "Correct it.") from error
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How one answer is generated.
+
+    The filters apply in llama.cpp's order: penalties, top-k, top-p, min-p, temperature.
+
+    Attributes:
+        max_tokens: most tokens to generate; None means until the context is full.
+        temperature: 0 takes the most likely token (greedy); above 0 samples.
+        top_k: sample among the k most likely tokens; 0 means all.
+        top_p: smallest set of tokens whose probability reaches top_p; 1 means all.
+        min_p: drop tokens less likely than min_p x the most likely one; 0 means none.
+        repeat_penalty: divides the positive logits of tokens seen before (Keskar et al. 2019); 1 is off.
+        frequency_penalty: subtracted from a token's logit for every time it was seen; 0 is off.
+        presence_penalty: subtracted once from the logit of every token seen before; 0 is off.
+        penalty_window: how many of the last tokens the penalties look at; 0 means all.
+        seed: fixes the sampled text, whatever the drafter or the tree; None picks one and reports it.
+        stop: the answer ends before the first of these strings.
+        grammar: the form that the answer must have.
+        verify: the rule by which drafted tokens are accepted, NAME or NAME:PARAMETER=VALUE,...; "auto" is
+            greedy at temperature 0 and shared noise above.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_window: int = 64
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+    verify: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "top_k", "penalty_window", "seed"):
+            value = getattr(self, name)
+            _check(not isinstance(value, float), name, value, "a whole number")
+        _check(
+            self.max_tokens is None or self.max_tokens >= 1,
+            "max_tokens",
+            self.max_tokens,
+            "at least 1",
+        )
+        _check(_within(self.temperature, 0, 100), "temperature", self.temperature, "from 0 to 100")
+        _check(self.top_k >= 0, "top_k", self.top_k, "0 (all tokens) or more")
+        _check(
+            _within(self.top_p, 0, 1) and self.top_p > 0,
+            "top_p",
+            self.top_p,
+            "above 0 and at most 1",
+        )
+        _check(_within(self.min_p, 0, 1), "min_p", self.min_p, "from 0 to 1")
+        _check(
+            _within(self.repeat_penalty, 0.01, 100),
+            "repeat_penalty",
+            self.repeat_penalty,
+            "from 0.01 to 100",
+        )
+        _check(
+            _within(self.frequency_penalty, -100, 100),
+            "frequency_penalty",
+            self.frequency_penalty,
+            "from -100 to 100",
+        )
+        _check(
+            _within(self.presence_penalty, -100, 100),
+            "presence_penalty",
+            self.presence_penalty,
+            "from -100 to 100",
+        )
+        _check(
+            self.penalty_window >= 0,
+            "penalty_window",
+            self.penalty_window,
+            "0 (everything) or more",
+        )
+        _check(
+            self.seed is None or 0 <= self.seed <= MAX_SEED,
+            "seed",
+            self.seed,
+            f"from 0 to {MAX_SEED}",
+        )
+        _check(not isinstance(self.stop, str), "stop", repr(self.stop), "a list of texts")
+        _check(all(self.stop), "stop", "''", "a text that is not empty")
+        if parse_rule(self.verify).name == "greedy" and not self.greedy:
+            raise UsageError(
+                f"The rule 'greedy' takes the likeliest token, and temperature is {self.temperature}.",
+                "Leave out one of them.",
+            )
+
+    @property
+    def rule(self) -> Rule:
+        """The rule in force at this temperature."""
+        return parse_rule(self.verify).in_force(greedy=self.greedy)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken every time."""
+        return self.temperature == 0
+
+    def with_(self, **changes: Any) -> GenerationConfig:
+        """A copy with some values changed.
+
+        Raises:
+            UsageError: a name is unknown, or a value is of the wrong kind or out of its range.
+        """
+        known = {f.name for f in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise UsageError(
+                    f"There is no setting '{name}'.",
+                    f"The settings are {', '.join(sorted(known))}.",
+                )
+        try:
+            return replace(self, **changes)
+        except TypeError as error:
+            raise UsageError(f"A setting has a value of the wrong kind: {changes}.") from error
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """The text, or the beginning of a long one: values in messages may have thousands of digits."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    return low <= value <= high  # so not for NaN; math.isfinite fails for whole numbers beyond any float
+
+
+def _check(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise UsageError(f"{name} is {shortened(str(value))}.", f"It must be {wanted}.")

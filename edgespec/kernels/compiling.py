@@ -1,0 +1,21 @@
+"""How llama.cpp is compiled again when its kernels do not work on this processor."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import llama_cpp
+
+
+def compile_again(layout: str = "") -> str:
+    """The command that compiles llama.cpp anew so that a layout's kernels work."""
+    script = Path(__file__).parents[2] / "scripts" / "setup.py"
+    if layout == "AMX" and script.exists():
+        return f"python3 {os.path.relpath(script)}"
+    # GCC's bug 114098: it drops stores that AMX's instructions read.
+    flags = 'CXXFLAGS="-fno-tree-dse -fno-dse" ' if layout == "AMX" else ""
+    return (
+        f'{flags}CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --force-reinstall --no-deps --no-cache-dir '
+        f"--no-binary llama-cpp-python llama-cpp-python=={llama_cpp.__version__}"
+    )

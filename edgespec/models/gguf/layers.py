@@ -1,0 +1,111 @@
+"""The files of a model, and the layers in them whose weights can be streamed.
+
+By rule, not by list: a layer is everything named `blk.N.`, and its matrices can be streamed. Norms, biases
+and other small tensors stay in memory, and so does all that belongs to no layer: embeddings, output, rotation
+factors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.models.gguf.header import GGUFHeader, TensorInfo, read_header, split_paths
+
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(.+)\.weight")
+_SMALL = 16 << 10
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A weight in the model's files: `shape` begins with the row length, `file` counts from 0."""
+
+    name: str
+    type_id: int
+    shape: tuple[int, ...]
+    file: int
+    offset: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The streamable weights of one layer, in file order."""
+
+    index: int
+    tensors: tuple[FileTensor, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its weights as they are in the file."""
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model's files, in order, with their headers."""
+
+    headers: tuple[GGUFHeader, ...]
+
+    @classmethod
+    def of(cls, header: GGUFHeader) -> ModelFiles:
+        """All files of the model that `header` is the first or only file of.
+
+        Raises:
+            ModelFileError: a part is missing or damaged.
+        """
+        paths = split_paths(header)
+        return cls(tuple(header if path == header.path else read_header(path) for path in paths))
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files."""
+        return tuple(header.path for header in self.headers)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(header.tensor_bytes for header in self.headers)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers that have streamable weights, in order."""
+        found: dict[int, list[FileTensor]] = {}
+        for number, header in enumerate(self.headers):
+            for tensor in header.tensors:
+                match = _LAYER_TENSOR.fullmatch(tensor.name)
+                if match and _streams(tensor):
+                    found.setdefault(int(match[1]), []).append(
+                        FileTensor(
+                            tensor.name, tensor.type_id, tensor.shape, number, tensor.offset, tensor.n_bytes
+                        )
+                    )
+        return tuple(
+            Layer(index, tuple(sorted(found[index], key=lambda t: (t.file, t.offset))))
+            for index in sorted(found)
+        )
+
+
+def pattern_of(names: Iterable[str]) -> list[str]:
+    """Regular expressions that match exactly these layer tensors, few and short.
+
+    llama.cpp compiles each anew for every tensor, so layers with the same tensors share one.
+    """
+    kinds: dict[int, set[str]] = {}
+    for name in names:
+        match = _LAYER_TENSOR.fullmatch(name)
+        if match is None:
+            raise ValueError(f"{name} is no layer tensor")
+        kinds.setdefault(int(match[1]), set()).add(match[2])
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index, found in sorted(kinds.items()):
+        groups.setdefault(tuple(sorted(found)), []).append(index)
+    return [
+        rf"^blk\.({'|'.join(map(str, group))})\.({'|'.join(re.escape(kind) for kind in kind_group)})\.weight$"
+        for kind_group, group in groups.items()
+    ]
+
+
+def _streams(tensor: TensorInfo) -> bool:
+    return len(tensor.shape) >= 2 and min(tensor.shape[:2]) > 1 and tensor.n_bytes >= _SMALL

@@ -1,0 +1,90 @@
+"""Where a model's weights are while it computes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from edgespec.kernels.ggml import Address, overrides
+from edgespec.models.llama.graph import GraphObserver
+
+BufferTypes = list[tuple[str, Address]]  # regular expressions over weights' names, and their buffer types
+
+
+class Residency(Protocol):
+    """Holds the weights of one model, or leaves them to llama.cpp; see `offload` for what streams them.
+
+    Attributes:
+        paths: the files that weights are read from during a pass; none if nothing is read.
+        resident_bytes: memory taken by what this holds itself.
+        streamed_bytes: read from disk in every pass.
+        waited_s: seconds that passes have waited for weights, in all.
+        read_bytes, reading_s: bytes read for passes, and seconds in which any were on their way, in all.
+        observers: what must be told of the graph's nodes, in every context of the model.
+    """
+
+    @property
+    def paths(self) -> Sequence[Path]: ...
+    @property
+    def resident_bytes(self) -> int: ...
+    @property
+    def streamed_bytes(self) -> int: ...
+    @property
+    def waited_s(self) -> float: ...
+    @property
+    def read_bytes(self) -> int: ...
+    @property
+    def reading_s(self) -> float: ...
+    @property
+    def observers(self) -> Sequence[GraphObserver]: ...
+
+    def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> AbstractContextManager[Path]:
+        """Around llama_model_load_from_file: amends its parameters, and gives the path to load.
+
+        Args:
+            path: the model's first file.
+            buffer_types: for weights that are left to llama.cpp.
+        """
+        ...
+
+    def loaded(self) -> None:
+        """llama.cpp has loaded the model."""
+        ...
+
+    def amend_context(self, params: Any) -> None:
+        """Amend the parameters of a context of the model."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; the model has been freed before."""
+        ...
+
+
+class AllInMemory:
+    """All weights are llama.cpp's own: in memory, on a device, or mapped."""
+
+    paths: Sequence[Path] = ()
+    resident_bytes = streamed_bytes = read_bytes = 0
+    waited_s = reading_s = 0.0
+    observers: Sequence[GraphObserver] = ()
+
+    @contextmanager
+    def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> Iterator[Path]:
+        """Put weights whose names match into their buffer types."""
+        table = overrides(buffer_types)
+        if buffer_types:
+            params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
+        yield path
+        params.tensor_buft_overrides = None
+
+    def loaded(self) -> None:
+        """Nothing to do."""
+
+    def amend_context(self, params: Any) -> None:
+        """Nothing to amend."""
+
+    def close(self) -> None:
+        """Nothing to free."""
