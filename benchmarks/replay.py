@@ -20,7 +20,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.runtime import Context, Model
 from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.drafters.lookup import LookupDrafter
+from edgespec.speculation.drafters.lookup import PromptLookup
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, growing
 from edgespec.speculation.learning.acceptance import Calibrated
 from edgespec.speculation.learning.pair import Pair
@@ -215,7 +215,7 @@ class Walk:
     """
 
     def __init__(
-        self, contexts: Contexts, start: int, limits: TreeLimits, lookup: LookupDrafter | None = None
+        self, contexts: Contexts, start: int, limits: TreeLimits, lookup: PromptLookup | None = None
     ) -> None:
         self.run = Run(tokens=len(contexts.text) - start)
         self.at = start
@@ -237,7 +237,7 @@ class Walk:
         while self.at < len(text):
             begun = time.perf_counter()
             within = replace(self._limits, depth=min(self._limits.depth, len(text) - self.at - 1))
-            looked_up = self._lookup.continuations(text[: self.at], within.depth) if self._lookup else None
+            looked_up = self._lookup.propose(text[: self.at], within.depth) if self._lookup else None
             expansions = Expansions()
             keys: dict[int, Key] = {0: (self.at, ())}
             search = growing(text[self.at - 1], within)

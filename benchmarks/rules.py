@@ -18,6 +18,7 @@ from functools import partial
 
 import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0
+from edgespec.engine.target import TextTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
 from edgespec.speculation.draws import SeededDraws
@@ -102,8 +103,9 @@ def tokens_of(engine: edgespec.Engine, methods: list[Method], budget: int, text:
     limits = TreeLimits(budget, depth=budget - 1)
     engine.target.prefill(text[:-1])
     guess = methods[0].drafting.draft(engine.drafter, text, limits)
-    logits = engine.target.verify(guess.tree).copy()
-    engine.target.commit(guess.tree, [0])
+    trees = [TextTree(text, guess.tree)]
+    logits = engine.target.verify(trees).verified[0].logits.copy()
+    engine.target.commit(trees, [[0]])
     shared = methods[0].rule.name == "shared-noise"
     added: list[int] = []
     for method in methods[:1] if shared else methods:

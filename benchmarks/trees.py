@@ -46,7 +46,7 @@ from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.models.llama.runtime import Context, Model
 from edgespec.profiles.table_file import TableFile
-from edgespec.speculation.drafters.lookup import LookupDrafter
+from edgespec.speculation.drafters.lookup import PromptLookup
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.policies import NAMES, TreePolicy, tree_policy
@@ -156,7 +156,7 @@ def replay_all(
     walks = {}
     for method, budget in wanted:
         policy = policy_of(method, learned / f"{method} {budget}.npz")
-        lookup = LookupDrafter() if method == MERGED else None
+        lookup = PromptLookup() if method == MERGED else None
         walks[f"{method} {budget}"] = Walk(
             contexts, len(text.prompt), limits_of(policy, budget, config), lookup
         )
@@ -286,7 +286,7 @@ def check(options: argparse.Namespace) -> None:
                     real = engine.generate(prompt, config)
                     # The text that was written in this run: at near-ties it depends on the rows of passes.
                     contexts.start(prompt, real.tokens, config, question.number)
-                    lookup = LookupDrafter() if method == MERGED else None
+                    lookup = PromptLookup() if method == MERGED else None
                     known = Walk(contexts, len(prompt), limits_of(replayed, budget, config), lookup)
                     replay(contexts, [known])
                     print(

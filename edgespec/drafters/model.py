@@ -17,7 +17,7 @@ from edgespec.models.llama.cache.text_cache import common_prefix, open_cache
 from edgespec.models.llama.runtime import Context, Model
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.drafters.lookup import Continuations, LookupDrafter
+from edgespec.speculation.drafters.proposers import Proposals, Proposer, proposals_of
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
@@ -56,8 +56,8 @@ class ModelDrafter(Drafter):
     Whatever a call raises and wherever it was interrupted, the next one first drops what it left.
 
     Args:
-        lookup: merge the text's own continuations into the tree (SpecInfer's collective tree, Miao et al.
-            2024, section 3); None leaves the model alone.
+        proposers: what they propose is merged into the tree (SpecInfer's collective tree, Miao et al. 2024,
+            section 3).
 
     Attributes:
         cache: what the drafter has read.
@@ -70,20 +70,20 @@ class ModelDrafter(Drafter):
         model: Model,
         context: Context,
         target_vocabulary: int,
-        lookup: LookupDrafter | None = None,
+        proposers: Sequence[Proposer] = (),
     ) -> None:
-        self.name = model.path.stem + (f" and {lookup.name}" if lookup else "")
+        self.name = " and ".join([model.path.stem, *(proposer.name for proposer in proposers)])
         self._model = model
         self._context = context
         self.cache = open_cache(context, ordered=False)
         # Padding at the end of one vocabulary is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
-        self._lookup = lookup
+        self._proposers = proposers
         self._read: list[int] = []
         self._pending: list[int] = []
         self._branches = _Branches()
         self._store: StateStore | None = None
-        self._continuations: Continuations | None = None
+        self._proposals: Proposals | None = None
         self._expansions = Expansions()
         self._text: list[int] = []
         self._ranking: Ranking | None = None
@@ -103,8 +103,8 @@ class ModelDrafter(Drafter):
         if limits.allows_drafting:
             self._catch_up(text, ranking, limits.branching)
             self._limits, self._ranking = limits, ranking
-            lookup = self._lookup if limits.growth.merges else None
-            self._continuations = lookup.continuations(text, limits.depth) if lookup else None
+            merged = self._proposers if limits.growth.merges else ()
+            self._proposals = proposals_of(merged, text, limits.depth) if merged else None
             tree = grow(text[-1], self._expand, limits)
         self._changing = False
         return tree
@@ -251,9 +251,9 @@ class ModelDrafter(Drafter):
         """One draft step."""
         assert self._limits is not None
         children = self._candidates(frontier, self._limits.branching)
-        if self._continuations is not None:
+        if self._proposals is not None:
             assert self._ranking is not None
-            children = self._ranking.screened(frontier, self._continuations.join(frontier, children))
+            children = self._ranking.screened(frontier, self._proposals.join(frontier, children))
         self._expansions.add(frontier, children)
         return children
 

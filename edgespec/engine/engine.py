@@ -1,24 +1,21 @@
-"""The engine: draft, verify, accept, commit.
+"""The engine: prompts in, answers out, one at a time.
 
-A pass of the target is expensive, and costs about the same for one token as for a tree of them. So a
-drafter guesses how the text goes on, as a tree; the target reads the whole tree in one pass; the path it
-agrees with is accepted; and the target's own choice after that path comes on top. Decoding without a
-drafter is the same loop with a tree of one node.
+What happens between the first token and the last is in `loop.py`.
 """
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import TracebackType
 
 from edgespec.costs.curves import Costs
 from edgespec.engine.answer import AnswerBuilder
+from edgespec.engine.loop import Loop, Sizer
 from edgespec.engine.target import Target
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
@@ -57,7 +54,7 @@ class Engine:
         notes: what a person might wonder about, in plain sentences.
         warnings: what a person must know, such as where something else is done than was asked for.
         last_generation: the latest answer.
-        last_round: the latest tree that held drafts, and what became of it.
+        loop: draft, verify, accept, commit.
     """
 
     def __init__(
@@ -80,13 +77,11 @@ class Engine:
         exact: bool = False,
     ) -> None:
         self.target = target
-        self.drafter = drafter
         self.encoder = encoder
         self.context = context
         self.notes = list(notes)
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
-        self.last_round: tuple[TokenTree, Acceptance] | None = None
         most = limits or TreeLimits(budget=target.max_nodes)
         most = replace(
             most,
@@ -104,8 +99,8 @@ class Engine:
         self.keys = keys
         self.observed = Observed(keys)
         self._costs = costs
-        self._sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs)
-        self._plain_s = costs.verify.at(1) if costs else 0.0
+        sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs)
+        self.loop = Loop(target, drafter, sizer, plain_s=costs.verify.at(1) if costs else 0.0)
         self.load_s = self._load_s = load_s
         self._memory = memory or MemoryUse()
         self._abort = abort
@@ -124,56 +119,24 @@ class Engine:
         mode = "exact" if self.target.rule else "not bit-exact"
         return f"{self.target.model.path.name}, drafted by {self.drafter.name}, {mode}"
 
-    def passes(self, text: list[int], method: Method, max_tokens: int) -> Iterator[PassRecord]:
-        """The loop: appends accepted tokens to `text` and yields a record of each pass.
+    @property
+    def drafter(self) -> Drafter:
+        """What guesses how texts go on."""
+        return self.loop.drafter
 
-        The cache must hold all of `text` but its last token, which becomes the root of the first tree.
-        """
-        sizer = self._sizer_for(method)
-        end = len(text) + max_tokens
-        while len(text) < end:
-            limits = sizer.limits()
-            # The bonus token comes on top of the path, so the path may be one shorter than what is left.
-            limits = replace(limits, depth=min(limits.depth, end - len(text) - 1))
-            record = self._pass(text, limits, method)
-            sizer.record(record)
-            if record.nodes == 1:
-                self._plain_s = min(record.seconds, 1.05 * (self._plain_s or math.inf))
-            yield record
+    @drafter.setter
+    def drafter(self, drafter: Drafter) -> None:
+        self.loop.drafter = drafter
 
-    def _sizer_for(self, method: Method) -> FixedSizer | AdaptiveSizer:
-        if method.nodes is None or isinstance(self._sizer, FixedSizer):
-            return self._sizer
+    @property
+    def last_round(self) -> tuple[TokenTree, Acceptance] | None:
+        """The latest tree that held drafts, and what became of it; None before there is one."""
+        return self.loop.last_round
+
+    def _sizer_for(self, method: Method) -> Sizer:
+        if method.nodes is None or isinstance(self.loop.sizer, FixedSizer):
+            return self.loop.sizer
         return FixedSizer(replace(self.limits, budget=min(method.nodes, self.limits.budget)))
-
-    def _pass(self, text: list[int], limits: TreeLimits, method: Method) -> PassRecord:
-        """Draft, verify, accept, commit."""
-        start = time.perf_counter()
-        guess = method.drafting.draft(self.drafter, text, limits)
-        tree = guess.tree
-
-        drafted = time.perf_counter()
-        waited = self.target.context.waited_s
-        logits = self.target.verify(tree)
-        waited = self.target.context.waited_s - waited
-
-        verified = time.perf_counter()
-        accepted = method.accept(guess, logits, text)
-        self.drafter.learn(text)
-        self.target.commit(tree, accepted.path)
-        if len(tree) > 1:
-            self.last_round = tree, accepted
-        return PassRecord(
-            nodes=len(tree),
-            accepted=len(accepted.path) - 1,
-            promised=tree.expected_accepted,
-            draft_s=drafted - start,
-            verify_s=verified - drafted,
-            accept_s=time.perf_counter() - verified,
-            wait_s=waited,
-            draft_steps=self.drafter.steps,
-            draft_rows=self.drafter.rows,
-        )
 
     def stream(
         self,
@@ -276,7 +239,8 @@ class Engine:
                 f"It must be from 1 to {self.target.max_nodes} now, or auto.",
             )
         most = self.limits
-        self._sizer = FixedSizer(replace(most, budget=budget)) if budget else AdaptiveSizer(most, self._costs)
+        fixed = FixedSizer(replace(most, budget=budget)) if budget else None
+        self.loop.sizer = fixed or AdaptiveSizer(most, self._costs)
 
     def close(self) -> None:
         """Free the models and their caches; safe from any thread, and more than once.
@@ -341,7 +305,7 @@ class Engine:
             finally:
                 timings.prefill_s = time.perf_counter() - start
             self._usage.check()  # what was told of the progress may have closed the engine
-            for record in self.passes(text, method, most):
+            for record in self.loop.passes(text, method, most, self._sizer_for(method)):
                 yield self._taken(record, text[len(prompt) + builder.count :], builder, config)
                 if builder.ended or self._abort.is_set:
                     break
@@ -357,7 +321,7 @@ class Engine:
             with self._usage.held_anyway() as there:
                 if there:
                     self.target.settle(len(prompt) + builder.tokens_to_cache)
-            answer.plain_pass_s = self._plain_s
+            answer.plain_pass_s = self.loop.plain_s
             self.policy.keep()
             answer.context_full = reason == "length" and len(answer.tokens) == room
             answer.memory.peak_rss_bytes = peak_rss()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,38 @@ from edgespec.models.llama.prompt_pieces import LongPieces
 from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime import Context, FloatArray, Model
 from edgespec.speculation.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class TextTree:
+    """A text, and a tree of how it may go on; the root is the text's last token."""
+
+    text: Sequence[int]
+    tree: TokenTree
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a pass says about one tree.
+
+    Attributes:
+        logits: (nodes, n_vocab) after each node; a view, valid until the next pass.
+    """
+
+    logits: FloatArray
+
+
+@dataclass(frozen=True)
+class TargetPass:
+    """One pass of the target.
+
+    Attributes:
+        verified: for each tree, in the order in which they were given.
+        waited_s: seconds that the pass waited for weights to arrive.
+    """
+
+    verified: tuple[Verified, ...]
+    waited_s: float
 
 
 class Target:
@@ -156,33 +189,41 @@ class Target:
         self._changing = False
         return known
 
-    def verify(self, tree: TokenTree) -> FloatArray:
-        """One pass over the tree behind the cached text.
+    def verify(self, trees: Sequence[TextTree]) -> TargetPass:
+        """One pass over trees, each behind its text. The cache must hold the text but its last token.
 
-        Returns:
-            (nodes, n_vocab) logits after each node; a view, valid until the next pass.
+        Args:
+            trees: of different texts; the cache holds one text, so there is exactly one for now.
 
         Raises:
             DecodeAborted: stopped from outside; the text is as it was before.
         """
         self._begin()
-        n_paths = len(tree.leaves)
-        self.cache.open(n_paths)
+        (text_tree,) = trees
+        tree = text_tree.tree
+        waited = self.context.waited_s
+        self.cache.open(len(tree.leaves))
         batch = tree_batch(tree, self.cache.length)
         self.cache.try_branches(batch, self._padded(len(tree)), certain=1)
         logits = self.context.logits()
         self._guessing = True
         self._changing = False
-        return logits
+        return TargetPass((Verified(logits),), self.context.waited_s - waited)
 
-    def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
-        """Keep the nodes of `path`, which begins at the root, and drop the rest of the tree."""
+    def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None:
+        """Keep the accepted nodes of the trees that were verified last, and drop the others.
+
+        Args:
+            paths: for each tree the nodes to keep, from its root on.
+        """
         self._changing = True
-        numbers, offsets = tree.sequences
-        leaf = int(numbers[offsets[path[-1]]])
-        accepted = [int(tree.tokens[node]) for node in path]
-        self.cache.commit(leaf, len(path), used_paths=len(tree.leaves), n_rows=len(tree))
-        self._tokens.extend(accepted)
+        for text_tree, path in zip(trees, paths, strict=True):
+            tree = text_tree.tree
+            numbers, offsets = tree.sequences
+            leaf = int(numbers[offsets[path[-1]]])
+            accepted = [int(tree.tokens[node]) for node in path]
+            self.cache.commit(leaf, len(path), used_paths=len(tree.leaves), n_rows=len(tree))
+            self._tokens.extend(accepted)
         self._guessing = self._changing = False
 
     def rewind(self, length: int) -> None:

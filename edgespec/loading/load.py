@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,7 +46,9 @@ from edgespec.offload.ring import DamagedPack
 from edgespec.profiles.store import Keys
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
-from edgespec.speculation.drafters.lookup import LookupDrafter
+from edgespec.speculation.drafters.lookup import PromptLookup
+from edgespec.speculation.drafters.proposers import Proposer
+from edgespec.speculation.drafters.proposing import lookup_drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.tree import MAX_LEAVES
@@ -278,11 +280,11 @@ class _Loader:
         if draft_path is not None:
             limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
             limits = policy.within(limits, wish.tree_depth, wish.tree_width)
-            lookup = None if kind == "model" else LookupDrafter()
-            drafter = self._open_drafter(draft_path, model.vocabulary, limits, lookup)
+            proposers = [] if kind == "model" else [PromptLookup()]
+            drafter = self._open_drafter(draft_path, model.vocabulary, limits, proposers)
         else:
             limits = policy.within(limits, wish.tree_depth, wish.tree_width)
-            drafter = NoDrafter() if draft == "none" else LookupDrafter()
+            drafter = NoDrafter() if draft == "none" else lookup_drafter()
             if draft == "auto":
                 self._notes.append(
                     "No drafter is known for this target; drafting from the text itself. "
@@ -449,7 +451,7 @@ class _Loader:
         path: Path,
         vocabulary: Vocabulary,
         limits: TreeLimits,
-        lookup: LookupDrafter | None,
+        proposers: Sequence[Proposer],
     ) -> Drafter:
         model = self._open_model(path, self._plan.memory_map)
         differ = differs(vocabulary, model.vocabulary)
@@ -473,7 +475,7 @@ class _Loader:
             return RetokenizedDrafter(model, context, vocabulary)
         from edgespec.drafters.model import ModelDrafter
 
-        return ModelDrafter(model, context, vocabulary.n_tokens, lookup)
+        return ModelDrafter(model, context, vocabulary.n_tokens, proposers)
 
     def _row_rule(self, context: Context, fingerprint: str) -> RowRule | None:
         self._on_progress("Finding the rule for exact decoding (once a model)", 0.0)

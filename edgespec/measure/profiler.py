@@ -19,7 +19,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.planner import together
 from edgespec.costs.yields import Yields
 from edgespec.engine.engine import Engine
-from edgespec.engine.target import Target
+from edgespec.engine.target import Target, TextTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
 from edgespec.machine.busy import Watch
@@ -330,9 +330,10 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
     waited = target.context.waited_s
     begun = time.perf_counter()
     if rows <= target.max_nodes:
-        target.verify(TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]))
+        trees = [TextTree(tokens[:_TEXT], TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]))]
+        target.verify(trees)
         taken = time.perf_counter() - begun
-        target.commit(TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]), [0])
+        target.commit(trees, [[0]])
     else:  # only prompts are read in such pieces
         target.prefill(tokens[: _TEXT + rows])
         taken = time.perf_counter() - begun

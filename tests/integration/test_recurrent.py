@@ -63,7 +63,7 @@ def test_a_pass_of_one_node_saves_no_state(engine: Engine, monkeypatch: pytest.M
     answer = engine.generate(PROMPT, GenerationConfig(max_tokens=20), raw=True)
     assert len(answer.passes) == 20
     assert saved == [], "nothing of one node can be rejected"
-    list(engine.passes([*engine.encoder.encode(PROMPT, raw=True)], _guessing(engine), 6))
+    list(engine.loop.passes([*engine.encoder.encode(PROMPT, raw=True)], _guessing(engine), 6))
     assert saved, "a guess can"
 
 

@@ -51,12 +51,12 @@ def engine(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_text_does_not_depend_on_the_policy(engine: Engine, texts: list[list[int]], name: str) -> None:
     engine.policy = tree_policy(name)
-    sizer = engine._sizer
-    engine._sizer = type(sizer)(engine.policy.within(sizer.limits()))
+    sizer = engine.loop.sizer
+    engine.loop.sizer = type(sizer)(engine.policy.within(sizer.limits()))
     try:
         answers = [engine.generate(PROMPT, config) for config in CONFIGS]
     finally:
-        engine._sizer = sizer
+        engine.loop.sizer = sizer
     assert [answer.tokens for answer in answers] == texts
     assert all(answer.tokens_per_pass > 1.5 for answer in answers)
     assert all(record.draft_steps for record in answers[0].passes[:-1])
@@ -116,7 +116,7 @@ def test_what_a_person_types_is_no_evidence(engine: Engine, monkeypatch: pytest.
     learned = len(watched.evidence)
     assert watched.evidence[-1] in itertools.pairwise([*tree.tokens[list(accepted.path)], accepted.bonus])
     drafter = engine.drafter
-    limits = engine._sizer.limits()
+    limits = engine.loop.sizer.limits()
     ranking = engine.policy.ranking(CONFIGS[0], GumbelNoise(0, 49152))
     guess = drafter.draft([*prompt, *answer.tokens], replace(limits, growth=Growth(watched)), ranking)
     typed = [int(guess.tokens[node]) for node in guess.path(int(guess.leaves[0]))[1:]]
@@ -132,7 +132,7 @@ def test_a_merged_drafter_leaves_out_what_only_the_text_proposes(
         drafter = engine.drafter
         assert isinstance(drafter, ModelDrafter)
         text = engine.encoder.encode("red zebra, blue zebra, red zebra, blue zebra, red", raw=True)
-        limits = replace(engine._sizer.limits(), depth=1, branching=2, growth=Growth(merges=merges))
+        limits = replace(engine.loop.sizer.limits(), depth=1, branching=2, growth=Growth(merges=merges))
         tree = drafter.draft([*text[:-1], text[-1], text[0] + 1, text[-1]], limits, ByProbability())
         found = set(tree.tokens[1:].tolist())
         drafter._lookup = None
@@ -151,7 +151,7 @@ def test_picking_goes_on_where_drawing_ended(smol_path: Path, q4_drafter_path: P
         text = engine.encoder.encode(PROMPT, raw=True)
         assert len(text) < 40
         chances = _Watched(Calibrated(TableStore(), "sampled"))
-        limits = replace(engine._sizer.limits(), growth=Growth(chances))
+        limits = replace(engine.loop.sizer.limits(), growth=Growth(chances))
         sampled = GenerationConfig(temperature=1.0, verify="specinfer")
         drawing = method_for(sampled, 49152, 5, drafter).drafting
         ranking = ByProbability()
@@ -168,7 +168,8 @@ def test_picking_goes_on_where_drawing_ended(smol_path: Path, q4_drafter_path: P
         drafter._read.clear()
         drafter._branches = type(drafter._branches)()
         fresh = drafter.draft(text[:-1], limits, ranking)
-        # Its kernels depend on the rows: 0.27 was seen over a path of several tokens.
+        # The fresh cache holds its cells in another order, and attention sums values in half precision in the
+        # order of the cells: the same text in other cells has been seen to differ by 0.3.
         assert_same_but_for_rounding(tree, fresh, rounding=0.5)
 
 
@@ -194,7 +195,7 @@ def test_a_searched_node_that_the_target_chose_is_not_read_again(engine: Engine)
     config = CONFIGS[0]
     ranking = policy.ranking(config, GumbelNoise(0, 49152))
     text = engine.encoder.encode(PROMPT)
-    limits = policy.within(engine._sizer.limits())
+    limits = policy.within(engine.loop.sizer.limits())
     tree = drafter.draft(text, limits, ranking)
     steps = drafter.steps
     searched = [node for node in range(1, len(tree)) if tree.depths[node] == 1]

@@ -13,6 +13,7 @@ import torch
 import edgespec
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
+from edgespec.engine.target import TextTree
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
@@ -77,9 +78,9 @@ class RealTables:
     def _target(self, text: Text) -> FloatArray:
         whole = [*self._prompt, *text]
         self._engine.target.prefill(whole[:-1])
-        tree = TokenTree.root_only(whole[-1])
-        row: FloatArray = self._engine.target.verify(tree)[0].copy()
-        self._engine.target.commit(tree, [0])
+        trees = [TextTree(whole, TokenTree.root_only(whole[-1]))]
+        row: FloatArray = self._engine.target.verify(trees).verified[0].logits[0].copy()
+        self._engine.target.commit(trees, [[0]])
         return row
 
     def _drafter(self, text: Text) -> FloatArray:

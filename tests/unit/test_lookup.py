@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.speculation.drafters.lookup import LookupDrafter
+from edgespec.speculation.drafters.proposing import lookup_drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import ByProbability
 from edgespec.speculation.tree import TokenTree
@@ -23,7 +23,7 @@ _TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=60) | st.lists(
 
 
 def _draft(text: list[int], limits: TreeLimits = _WIDE) -> TokenTree:
-    return LookupDrafter().draft(text, limits, _RANKING)
+    return lookup_drafter().draft(text, limits, _RANKING)
 
 
 def _found(text: list[int], depth: int) -> dict[tuple[int, ...], float]:
@@ -86,7 +86,7 @@ def test_the_best_continuations_fill_the_budget(text: list[int], budget: int, le
 def test_a_rewound_or_replaced_text_is_drafted_like_a_new_one(
     edits: list[tuple[int, list[int]]],
 ) -> None:
-    drafter = LookupDrafter()
+    drafter = lookup_drafter()
     text = [0]
     for keep, new in edits:
         text = [*text[: max(keep, 1)], *new]
@@ -95,14 +95,14 @@ def test_a_rewound_or_replaced_text_is_drafted_like_a_new_one(
 
 @given(_TEXTS)
 def test_a_text_that_grows_token_by_token_is_drafted_like_a_new_one(text: list[int]) -> None:
-    drafter = LookupDrafter()
+    drafter = lookup_drafter()
     for end in range(1, len(text) + 1):
         grown = drafter.draft(text[:end], _WIDE, _RANKING)
     assert texts_of(grown) == texts_of(_draft(text))
 
 
 def test_the_callers_text_may_change_after_the_call() -> None:
-    drafter = LookupDrafter()
+    drafter = lookup_drafter()
     text = [1, 2, 3, 1]
     drafter.draft(text, _WIDE, _RANKING)
     text[0] = 9

@@ -12,7 +12,7 @@ from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import KINDS, parse_rule
 from edgespec.speculation.drafters.base import NoDrafter
-from edgespec.speculation.drafters.lookup import LookupDrafter
+from edgespec.speculation.drafters.proposing import lookup_drafter
 from edgespec.speculation.draws import SeededDraws
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
@@ -95,15 +95,15 @@ def test_every_rule_has_a_method_with_every_drafter_or_says_why_not(name: str) -
     for drafter in (TableDrafter(fixed([0.5, 0.5])), NoDrafter()):
         assert method_for(config, 2, 1, drafter).rule == config.rule
     if name not in ("specinfer", "spectr", "recursive"):
-        assert method_for(config, 2, 1, LookupDrafter()).rule == config.rule
+        assert method_for(config, 2, 1, lookup_drafter()).rule == config.rule
         return
     with pytest.raises(UsageError) as refused:
-        method_for(config, 2, 1, LookupDrafter())
+        method_for(config, 2, 1, lookup_drafter())
     assert str(refused.value) == (
         f"The rule '{name}' needs tokens that a model draws, and prompt lookup draws none. "
         "Name a small model with --draft PATH, or use --verify specexec."
     )
-    assert method_for(config.with_(temperature=0.0), 2, 1, LookupDrafter()).rule.name == "greedy"
+    assert method_for(config.with_(temperature=0.0), 2, 1, lookup_drafter()).rule.name == "greedy"
 
 
 def test_only_rules_whose_text_no_size_can_change_are_sized_by_the_clock() -> None:

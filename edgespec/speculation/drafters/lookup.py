@@ -12,17 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.speculation.drafters.base import Drafter
-from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
-from edgespec.speculation.ranking import Ranking
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.drafters.proposers import Proposals, Proposer
+from edgespec.speculation.growth import Children, Frontier
 
 _LONGEST = 4
 _MOST_PLACES = 8  # places of one n-gram that are remembered: the latest say the most
 
 
-class Continuations:
+class Continuations(Proposals):
     """What followed earlier occurrences of a text's end, as a tree that grows on request.
 
     Expanding nodes in any order gives each the tokens that followed it, with the length of the match: the
@@ -60,40 +57,16 @@ class Continuations:
         return len(self._children)
 
 
-class LookupDrafter(Drafter):
-    """Drafts the continuations of earlier occurrences of the text's end."""
+class PromptLookup(Proposer):
+    """Proposes the continuations of earlier occurrences of the text's end."""
 
     name = "prompt lookup"
-    steps = 0
 
     def __init__(self) -> None:
         self._text: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        self._last = Expansions()
-        self._limits: TreeLimits | None = None
 
-    def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        """The tree of what followed earlier occurrences of the text's last tokens."""
-        self._last, self._limits = Expansions(), limits
-        if not limits.allows_drafting:
-            return TokenTree.root_only(text[-1])
-        found = self.continuations(text, limits.depth)
-
-        def expand(frontier: Frontier) -> Children:
-            children = found.join(frontier, Children.none(len(frontier.nodes), 0))
-            children = ranking.screened(frontier, children)
-            self._last.add(frontier, children)
-            return children
-
-        return grow(text[-1], expand, limits)
-
-    def learn(self, text: Sequence[int]) -> None:
-        """Tell the policy which continuations of the last tree the target took."""
-        if self._limits is not None and list(text[: len(self._text)]) == self._text:
-            self._last.teach(self._limits.growth.chances, text[len(self._text) :])
-        self._last = Expansions()  # each is evidence once
-
-    def continuations(self, text: Sequence[int], depth: int) -> Continuations:
+    def propose(self, text: Sequence[int], depth: int) -> Continuations:
         """What followed earlier occurrences of the text's last tokens."""
         self._index(text)
         paths: list[tuple[Sequence[int], int]] = []
@@ -104,9 +77,6 @@ class LookupDrafter(Drafter):
                     seen.add(place)
                     paths.append((text[place : place + depth], length))
         return Continuations(paths)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _index(self, text: Sequence[int]) -> None:
         """Bring the index up to date with the text: usually a few tokens more than last time."""
@@ -127,12 +97,13 @@ def _joined(children: Children, proposals: list[tuple[int, dict[int, int]]]) -> 
     """Candidates with the matches of those the text proposes, and columns for those only it proposes."""
     width, listed = children.tokens.shape
     extra: list[tuple[int, int, int]] = []  # row, token, match
-    matches = np.zeros((width, listed), dtype=np.int32)
+    known = children.proposed
+    matches = np.zeros((width, listed), np.int32) if children.matches is None else children.matches.copy()
     for row, proposed in proposals:
         left = dict(proposed)
         for column, token in enumerate(children.tokens[row].tolist()):
-            if children.logprobs[row, column] > -np.inf and token in left:
-                matches[row, column] = left.pop(token)
+            if known[row, column] and token in left:
+                matches[row, column] = max(matches[row, column], left.pop(token))
         extra += [(row, token, match) for token, match in sorted(left.items(), key=lambda item: -item[1])]
     columns = max(np.bincount([row for row, _, _ in extra], minlength=1)) if extra else 0
     tokens = np.pad(children.tokens, ((0, 0), (0, columns)))

@@ -1,0 +1,56 @@
+"""A drafter without a model: the tree is grown from what proposers say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drafters.expansions import Expansions
+from edgespec.speculation.drafters.lookup import PromptLookup
+from edgespec.speculation.drafters.proposers import Proposer, proposals_of
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
+from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.tree import TokenTree
+
+
+class ProposingDrafter(Drafter):
+    """Drafts what proposers propose."""
+
+    steps = 0
+
+    def __init__(self, proposers: Sequence[Proposer]) -> None:
+        self.name = " and ".join(proposer.name for proposer in proposers)
+        self._proposers = proposers
+        self._text: list[int] = []
+        self._last = Expansions()
+        self._limits: TreeLimits | None = None
+
+    def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
+        """The tree of what may follow the text's last tokens."""
+        self._last, self._limits = Expansions(), limits
+        if not limits.allows_drafting:
+            return TokenTree.root_only(text[-1])
+        self._text = list(text)
+        proposals = proposals_of(self._proposers, text, limits.depth)
+
+        def expand(frontier: Frontier) -> Children:
+            children = proposals.join(frontier, Children.none(len(frontier.nodes), 0))
+            children = ranking.screened(frontier, children)
+            self._last.add(frontier, children)
+            return children
+
+        return grow(text[-1], expand, limits)
+
+    def learn(self, text: Sequence[int]) -> None:
+        """Tell the policy which candidates of the last tree the target took."""
+        if self._limits is not None and list(text[: len(self._text)]) == self._text:
+            self._last.teach(self._limits.growth.chances, text[len(self._text) :])
+        self._last = Expansions()  # each is evidence once
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def lookup_drafter() -> ProposingDrafter:
+    """Prompt lookup alone."""
+    return ProposingDrafter([PromptLookup()])
