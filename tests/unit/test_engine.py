@@ -1,0 +1,163 @@
+"""The engine around a fake target and a fake drafter: what it promises whatever they do."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import BackendError, ContextLengthError, UsageError
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
+from edgespec.speculation.drafters.base import NoDrafter
+from edgespec.speculation.drafters.proposing import lookup_drafter
+from tests.unit.fakes import CONTEXT, END, N_VOCAB, FakeDrafter, fake_engine, logits_after
+
+PROMPT = [5, 6, 7]
+
+seeds = st.integers(0, 2**16)
+prompts = st.lists(st.integers(1, N_VOCAB - 1), min_size=1, max_size=6)
+configs = st.builds(
+    GenerationConfig,
+    max_tokens=st.integers(1, 40),
+    temperature=st.sampled_from([0.0, 0.7, 1.3]),
+    top_k=st.sampled_from([0, 5]),
+    repeat_penalty=st.sampled_from([1.0, 1.3]),
+    stop=st.sampled_from([(), ("c",), ("gh", "b")]),
+    seed=seeds,
+)
+
+
+def plain(seed: int, prompt: list[int], config: GenerationConfig) -> Generation:
+    return fake_engine(NoDrafter(), seed)[0].generate(prompt, config)
+
+
+@settings(max_examples=60)
+@given(seeds, prompts, configs, st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.sampled_from([None, 1, 2, 4, 16]))
+def test_the_text_is_that_of_plain_decoding(
+    seed: int, prompt: list[int], config: GenerationConfig, accuracy: float, tree_budget: int | None
+) -> None:
+    expected = plain(seed, prompt, config)
+    for drafter in (FakeDrafter(seed, accuracy), lookup_drafter()):
+        engine, target = fake_engine(drafter, seed, tree_budget=tree_budget)
+        answer = engine.generate(prompt, config)
+        assert (answer.tokens, answer.text) == (expected.tokens, expected.text)
+        assert answer.finish_reason == expected.finish_reason
+        # The cache is left as plain decoding leaves it, so that a conversation goes on from there.
+        read = [*prompt, *answer.tokens]
+        assert target.tokens == read[: len(target.tokens)]
+        assert len(target.tokens) >= len(read) - 1
+
+
+@settings(max_examples=30)
+@given(seeds, configs, st.sampled_from([0.5, 1.0]))
+def test_figures_count_the_tokens_of_the_answer(seed: int, config: GenerationConfig, accuracy: float) -> None:
+    engine, target = fake_engine(FakeDrafter(seed, accuracy), seed, tree_budget=8)
+    chunks = list(engine.stream(PROMPT, config))
+    answer = chunks[-1].generation
+    assert answer is not None
+    assert len(answer.passes) == target.passes
+    ended = len(target.tokens) == len(PROMPT) + len(answer.tokens)  # by an end token, which is counted
+    yielded = sum(record.accepted + 1 for record in answer.passes)
+    assert yielded in (len(answer.tokens), len(answer.tokens) + ended)
+    assert sum((list(chunk.tokens) for chunk in chunks), []) == answer.tokens
+    assert "".join(chunk.text for chunk in chunks) == answer.text
+
+
+def test_a_drafter_that_is_right_saves_passes() -> None:
+    config = GenerationConfig(max_tokens=40)
+    engine, _ = fake_engine(FakeDrafter(3, 1.0), 3, tree_budget=4, never_ends=True)
+    answer = engine.generate(PROMPT, config)
+    assert answer.tokens_per_pass == 4.0
+    assert len(answer.passes) == 10
+
+
+def test_a_drafter_is_told_what_the_target_chose() -> None:
+    drafter = FakeDrafter(1, 0.7)
+    engine, _ = fake_engine(drafter, 1, tree_budget=4, never_ends=True)
+    answer = engine.generate(PROMPT, GenerationConfig(max_tokens=12))
+    whole = [*PROMPT, *answer.tokens]
+    assert len(drafter.learned) == len(answer.passes)
+    assert all(text == whole[: len(text)] for text in drafter.learned)
+
+
+@pytest.mark.parametrize("where", ["draft", "pass"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError])
+def test_what_ends_an_answer_does_not_touch_the_next(where: str, error: type[BaseException]) -> None:
+    drafter = FakeDrafter(2, 0.8)
+    engine, target = fake_engine(drafter, 2, tree_budget=4, never_ends=True)
+    config = GenerationConfig(max_tokens=20)
+    expected = engine.generate(PROMPT, config).tokens
+    countdown = iter([False, False, True])
+
+    def fail() -> None:
+        if next(countdown):
+            raise error
+
+    setattr(*((drafter, "on_draft") if where == "draft" else (target, "on_pass")), fail)
+    with pytest.raises(error):
+        engine.generate(PROMPT, config)
+    drafter.on_draft = target.on_pass = lambda: None
+    assert engine.generate(PROMPT, config).tokens == expected
+
+
+def test_a_cancelled_answer_is_the_beginning_of_the_whole_one() -> None:
+    engine, _ = fake_engine(FakeDrafter(4, 0.8), 4, tree_budget=4, never_ends=True)
+    config = GenerationConfig(max_tokens=30)
+    whole = engine.generate(PROMPT, config).tokens
+    stream = engine.stream(PROMPT, config)
+    next(stream)
+    engine.cancel()
+    answer = list(stream)[-1].generation
+    assert answer is not None
+    assert answer.finish_reason == "cancelled"
+    assert 0 < len(answer.tokens) < len(whole)
+    assert answer.tokens == whole[: len(answer.tokens)]
+
+
+def test_one_answer_at_a_time() -> None:
+    engine, _ = fake_engine(FakeDrafter(4, 0.8), 4)
+    first = engine.stream(PROMPT)
+    next(first)
+    with pytest.raises(UsageError, match="busy"):
+        next(engine.stream(PROMPT))
+    first.close()
+    engine.generate(PROMPT)
+
+
+def test_the_context_is_never_exceeded() -> None:
+    engine, target = fake_engine(FakeDrafter(5, 0.9), 5, tree_budget=16, never_ends=True)
+    answer = engine.generate(PROMPT)
+    assert (answer.finish_reason, answer.context_full) == ("length", True)
+    assert len(PROMPT) + len(answer.tokens) == CONTEXT
+    assert len(target.tokens) < CONTEXT
+    with pytest.raises(ContextLengthError, match=f"holds {CONTEXT}"):
+        engine.generate([1] * CONTEXT)
+    with pytest.raises(UsageError, match="empty"):
+        engine.generate([])
+
+
+def test_an_end_token_is_no_part_of_the_text() -> None:
+    seed = next(s for s in range(1000) if np.argmax(logits_after(PROMPT, s)) == END)
+    answer = fake_engine(FakeDrafter(seed, 1.0), seed)[0].generate(PROMPT)
+    assert (answer.tokens, answer.text, answer.finish_reason) == ([], "", "stop")
+    assert answer.tokens_per_pass == 1.0
+
+
+def test_closing_from_another_thread_ends_the_answer() -> None:
+    drafter = FakeDrafter(6, 0.8)
+    engine, target = fake_engine(drafter, 6, never_ends=True)
+    stream = engine.stream(PROMPT)
+    next(stream)
+    closer = threading.Thread(target=engine.close)
+    closer.start()
+    closer.join()
+    with pytest.raises(BackendError, match="closed"):
+        list(stream)
+    assert target.closed
+    assert drafter.closed
+    with pytest.raises(BackendError, match="closed"):
+        engine.generate(PROMPT)
