@@ -190,9 +190,9 @@ class LoadOptions:
     def load(self, on_progress: Callable[[str, float], None]) -> Engine:
         """Load the target and its drafter; raises what `edgespec.load` raises."""
         arguments = self.arguments()
-        from edgespec.loading.load import load
+        import edgespec
 
-        return load(**arguments, on_progress=on_progress)
+        return edgespec.load(**arguments, on_progress=on_progress)
 
 
 @dataclass(frozen=True)

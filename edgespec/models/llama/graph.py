@@ -85,9 +85,9 @@ class GraphCallback:
         return error
 
     def _on_node(self, node: Address, ask: bool, _data: object) -> bool:
-        if self._error is not None:
-            return ask  # stop here, and go no further
         try:
+            if self._error is not None:
+                return ask  # stop here, and go no further
             if ask:
                 return self._reached(node)
             for observer in self._observers:
