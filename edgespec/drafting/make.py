@@ -18,7 +18,9 @@ from edgespec.drafting.recipe_search import CostModel, Judged, Recipe, search
 from edgespec.drafting.recipes import State, Workshop
 from edgespec.errors import BackendError, OutputError, UsageError
 from edgespec.files.writing import remove_abandoned
-from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.split_files import split_paths
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
 from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS, make_drafter

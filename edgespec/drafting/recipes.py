@@ -20,7 +20,9 @@ from edgespec.drafting.recipe_search import Recipe
 from edgespec.errors import OutputError
 from edgespec.files.writing import written_whole
 from edgespec.models.gguf.footprint import readable
-from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.split_files import split_paths
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.quantize import KEEP, make_drafter
 
 Progress = Callable[[str, float], None]

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.text_cache import common_prefix, open_cache
-from edgespec.models.llama.prompt_pieces import LongPieces
+from edgespec.models.llama.prefill_chunks import LongPieces
 from edgespec.models.llama.row_rule import RowRule
-from edgespec.models.llama.runtime import Context, FloatArray, Model
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context, FloatArray
+from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.tree import TokenTree
 
 

@@ -32,7 +32,7 @@ class KernelLayout:
 
     def packed_bytes(self, type_id: int, shape: tuple[int, ...]) -> int:
         """Bytes of a weight in this layout."""
-        with ggml.Scratch() as scratch:
+        with ggml.ScratchContext() as scratch:
             tensor = scratch.tensor(type_id, shape)
             return int(ggml.functions()["ggml_backend_buft_get_alloc_size"](self.address, tensor))
 
@@ -47,7 +47,7 @@ class KernelLayout:
     ) -> Iterator[memoryview]:
         """The same without a copy: a view that is valid while the block runs."""
         f = ggml.functions()
-        with ggml.Scratch() as scratch:
+        with ggml.ScratchContext() as scratch:
             tensor = scratch.tensor(type_id, shape)
             size = f["ggml_backend_buft_get_alloc_size"](self.address, tensor)
             # Some layouts do not fill their last bytes, which would make the file's bytes vary.
@@ -83,7 +83,7 @@ def supporting_layouts(type_id: int, shape: tuple[int, ...]) -> tuple[KernelLayo
     if len(shape) not in (2, 3):
         return ()
     f = ggml.functions()
-    with ggml.Scratch() as scratch:
+    with ggml.ScratchContext() as scratch:
         weight = scratch.tensor(type_id, shape)
         if len(shape) == 2:
             rows = scratch.tensor(ggml.F32, (shape[0], _ROWS))

@@ -20,21 +20,24 @@ from edgespec.machine.cores import default_threads, thread_counts
 from edgespec.machine.probe import available_memory
 from edgespec.measure.initial_costs import starting_costs
 from edgespec.measure.threads import choose_threads, known_threads
-from edgespec.models.gguf import header as gguf
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, Footprint, readable
+from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import drafter_to_take
 from edgespec.models.hub.registry import Registry
 from edgespec.models.llama.build import current_build
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.states import prompt_store
-from edgespec.models.llama.pairing import differs
-from edgespec.models.llama.prompt_pieces import LongPieces, outcomes_path
+from edgespec.models.llama.prefill_chunks import LongPieces, outcomes_path
 from edgespec.models.llama.row_rule import MOST_ROWS, SPARING, THOROUGH, RowRule, RowRuleStore
-from edgespec.models.llama.runtime import AbortFlag, Context, DecodeAborted, Model
+from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.tokenizer.compatibility import differs
+from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.llama.trials.vetting import require_loadable
-from edgespec.models.llama.vocabulary import Vocabulary
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
 from edgespec.offload.attention import keep_row_attention
@@ -213,14 +216,14 @@ class _Loader:
     def _load(self, path: Path, draft: str, kind: str | None, start: float) -> Engine:
         wish = self._wish
         _check_gpu(wish.gpu_layers)
-        header = gguf.read_header(path)
+        header = read_header(path)
         files = ModelFiles.of(header)
         require_loadable(files.headers)
         if known_report() is None:
             self._on_progress("Trying the processor's kernels (once)", 0.0)
         self._notes += notes(tried_report())
         draft_path = _draft_path(draft, kind, self._on_progress) or self._known_drafter(files, draft, kind)
-        draft_header = gguf.read_header(draft_path) if draft_path else None
+        draft_header = read_header(draft_path) if draft_path else None
         if draft_header is not None:
             require_loadable(ModelFiles.of(draft_header).headers)
         needs = self._needs(files, draft_header)
@@ -381,7 +384,7 @@ class _Loader:
     def _nodes(self) -> int:
         return max(self._wish.tree_budget or 0, USUAL_NODES)
 
-    def _needs(self, files: ModelFiles, draft: gguf.GGUFHeader | None) -> Needs:
+    def _needs(self, files: ModelFiles, draft: GGUFHeader | None) -> Needs:
         """What target and drafter need, and the process."""
         wish = self._wish
         return measure_needs(

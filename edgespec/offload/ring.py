@@ -19,7 +19,7 @@ from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.files.state import FileState
 from edgespec.kernels.ggml import Address
-from edgespec.models.llama.runtime import DecodeAborted
+from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.offload.layout import Piece, Store, StoredLayer
 from edgespec.offload.memory import Area
 

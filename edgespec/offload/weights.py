@@ -10,11 +10,11 @@ from typing import Any
 
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
-from edgespec.kernels.ggml import Address, HollowType
+from edgespec.kernels.ggml import Address, UnbackedBufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
-from edgespec.models.llama.graph import GraphObserver
-from edgespec.models.llama.residency import BufferTypes
+from edgespec.models.llama.runtime.graph import GraphObserver
+from edgespec.models.llama.runtime.residency import BufferTypes
 from edgespec.offload.layer_switch import LayerSwitch
 from edgespec.offload.layout import Store
 from edgespec.offload.memory import Area
@@ -59,7 +59,7 @@ class StreamedWeights:
         self._n_slots = n_slots
         self._n_readers = n_readers
         self._on_progress = on_progress
-        self._types: dict[str, HollowType] = {}
+        self._types: dict[str, UnbackedBufferType] = {}
         self._resident: Area | None = None
         self._ring: LayerRing | None = None
         self._switch: LayerSwitch | None = None
@@ -120,7 +120,7 @@ class StreamedWeights:
                 groups.setdefault(self._store.kernels.get(name, ""), []).append(name)
         patterns: list[tuple[str, Address]] = []
         for kernel, names in groups.items():
-            self._types[kernel] = HollowType(kernel_types[kernel] if kernel else None)
+            self._types[kernel] = UnbackedBufferType(kernel_types[kernel] if kernel else None)
             patterns += [(pattern, self._types[kernel].address) for pattern in pattern_of(names)]
         table = ggml.overrides(patterns + buffer_types)
         params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)

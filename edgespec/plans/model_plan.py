@@ -28,12 +28,12 @@ from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.measure.threads import known_threads
 from edgespec.measure.throughput import measure_reading
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
-from edgespec.models.gguf.header import GGUFHeader
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import Seen, look_at
-from edgespec.models.llama.prompt_pieces import LENGTHS, lengths_that_differ
+from edgespec.models.llama.prefill_chunks import LENGTHS, lengths_that_differ
 from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import foresee, memory_room

@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.costs.yields import BUDGETS, Yields
 from edgespec.generation.result import PassRecord
 from edgespec.machine.busy import Watch
-from edgespec.models.llama.residency import Residency
+from edgespec.models.llama.runtime.residency import Residency
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.tree import TokenTree

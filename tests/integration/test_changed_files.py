@@ -16,7 +16,7 @@ from edgespec import Engine, GenerationConfig, Session
 from edgespec.engine.session_file import SessionFile
 from edgespec.errors import MemoryLimitError, ModelFileError, StreamError
 from edgespec.files import state as filestate
-from edgespec.models.llama.runtime import Model
+from edgespec.models.llama.runtime.model import Model
 from tests.tamper import rearrange
 
 PROMPT = "Write a short story about a fox and a crow who share a house."

@@ -23,8 +23,9 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.session_file import SessionFile
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.runtime import Context, Model
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 from tests.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,7 +220,8 @@ _USE_AFTER_CLOSE = """
 import sys
 from pathlib import Path
 from edgespec.errors import BackendError
-from edgespec.models.llama.runtime import Context, Model
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 from edgespec.engine.session_file import SessionFile
 from tests.integration.test_closing import _AFTER_CLOSE
 

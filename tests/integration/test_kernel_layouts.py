@@ -18,9 +18,11 @@ from edgespec.kernels.report import Report
 from edgespec.kernels.setting import PLAIN, VARIABLE
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.directing import directed
-from edgespec.models.llama.runtime import Context, Model, start_backend
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.layout_overrides import directed
+from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.stream import open_streamed_model, plan_stream
 
 # Runs in every Python that is started, and spoils one layout in the process that tries them.
@@ -121,8 +123,8 @@ def test_llama_cpp_that_does_not_work_ends_in_a_message(auto: None, program: Pro
 def test_a_crash_of_the_program_itself_ends_in_a_message(program: Program, tmp_path: Path) -> None:
     crash = (
         "import ctypes, sys\nif 'generate' in sys.orig_argv:\n"
-        "    import edgespec.models.llama.runtime as runtime\n"
-        "    runtime.Context.decode = lambda *_: ctypes.string_at(0)\n"
+        "    import edgespec.models.llama.runtime.context as context\n"
+        "    context.Context.decode = lambda *_: ctypes.string_at(0)\n"
     )
     run = [sys.executable, "-m", "edgespec", "generate", "-p", "Hello", "--draft", "none"]
     (tmp_path / "sabotage" / "sitecustomize.py").write_text(crash)

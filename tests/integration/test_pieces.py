@@ -10,8 +10,8 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.prompt_pieces import LongPieces
+from edgespec.models.llama.prefill_chunks import LongPieces
+from edgespec.models.llama.runtime.batch import Batch
 from edgespec.offload.attention import RowAttention
 from edgespec.offload.planning import needs
 from edgespec.offload.weights import StreamedWeights

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.models.llama.prompt_pieces import LENGTHS, LongPieces, outcomes_path
+from edgespec.models.llama.prefill_chunks import LENGTHS, LongPieces, outcomes_path
 from edgespec.models.llama.row_rule import RowRule, RowRuleStore, files_about
 
 RULE = RowRule(4, 8)

@@ -131,7 +131,7 @@ def pass_curve(engine: Engine) -> dict[int, dict[str, float]]:
 
     import numpy as np
 
-    from edgespec.models.llama.batch import Batch
+    from edgespec.models.llama.runtime.batch import Batch
 
     context = engine.target.context
     engine.target.rewind(0)

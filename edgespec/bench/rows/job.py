@@ -22,8 +22,9 @@ from edgespec.loading.load import DEFAULT_CONTEXT
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint, readable
-from edgespec.models.gguf.header import GGUFHeader, read_header
+from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import drafter_to_take
 from edgespec.offload.layout import round_up

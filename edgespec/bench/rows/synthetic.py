@@ -21,7 +21,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.widen import widen
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.llama.quantize import make_drafter
-from edgespec.models.llama.runtime import start_backend
+from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.offload.packing.pack import gains_from_packing, pack_path
 
 Progress = Callable[[str, float], None]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edgespec.models.gguf.header import ArrayInfo, GGUFHeader
+from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
 SPARE_CELLS = 512  # for trees behind the text, and rejected cells that wait to be cleared away
 USUAL_NODES = 64  # of the largest tree, where nobody says otherwise

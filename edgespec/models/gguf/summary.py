@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgespec.models.gguf.footprint import readable
-from edgespec.models.gguf.header import ArrayInfo, GGUFHeader
+from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
 _KINDS = (
     ("embedding", re.compile(r"token_embd|position_embd|per_layer_token_embd")),

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import HubError, UsageError
-from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.split_files import split_paths
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.choice import choose
 from edgespec.models.hub.drafter_choice import candidates, entry_of

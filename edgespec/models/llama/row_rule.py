@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.files.writing import written_whole
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.runtime import Context, build_identity
+from edgespec.models.llama.runtime.backend import build_identity
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
 
 # From 64 rows on attention runs in tiles of keys, whose rounding depends on where cells lie.
 MOST_ROWS = 60

@@ -33,7 +33,7 @@ from edgespec.kernels.ggml import address_of_map
 from edgespec.kernels.layouts import weight_layout
 from edgespec.kernels.setting import AUTO, kernels_setting
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
-from edgespec.models.llama.runtime import build_identity
+from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.offload.layout import PIECE_BYTES, Store, StoredLayer, pieces, round_up
 from edgespec.offload.packing.sources import (
     LayerHash,

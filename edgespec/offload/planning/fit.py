@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
-from edgespec.models.gguf.header import GGUFHeader
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.offload.planning.budget import bytes_needed, foresee, memory_room
 
 USUAL_CONTEXT = 4096  # tokens, where nobody asks for something else

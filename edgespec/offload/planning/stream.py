@@ -19,7 +19,8 @@ from edgespec.kernels.layouts import kernel_layout
 from edgespec.machine.disks import TMPFS, disk_of
 from edgespec.models.gguf.footprint import readable
 from edgespec.models.gguf.layers import Layer, ModelFiles
-from edgespec.models.llama.runtime import Model, start_backend
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.layout import Store, plain_store
 from edgespec.offload.packing.pack import (
     StalePack,

@@ -26,7 +26,7 @@ from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
 from edgespec.models.llama.cache.text_cache import TextCache
-from edgespec.models.llama.runtime import NoRoomInCache
+from edgespec.models.llama.runtime.context import NoRoomInCache
 
 BLOCK = 128  # tokens
 

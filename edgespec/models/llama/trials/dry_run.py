@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgespec.files.writing import written_whole
-from edgespec.models.gguf.header import GGUFHeader
-from edgespec.models.llama.runtime import Context, Model, build_identity, info_lines
+from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.llama.runtime.backend import build_identity, info_lines
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 
 _MIB = 1 << 20
 _CACHE = re.compile(r": size = +([\d.]+) MiB \(")

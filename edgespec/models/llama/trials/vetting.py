@@ -17,9 +17,8 @@ from platformdirs import user_cache_path
 
 from edgespec.errors import ModelFileError
 from edgespec.files.writing import written_whole
-from edgespec.models.gguf.header import GGUFHeader
-from edgespec.models.gguf.types import ArrayInfo
-from edgespec.models.llama.runtime import build_identity
+from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
+from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.processes.trial import attempt_in_child
 
 _MOST_S = 20.0  # of processor time: the largest vocabularies take two
