@@ -18,7 +18,7 @@ import pytest
 import edgespec
 import edgespec.errors
 from edgespec.kernels import setting as kernels_setting
-from edgespec.kernels.kept import reports_folder, tried_report
+from edgespec.kernels.report_store import ensure_report, reports_folder
 from edgespec.models.llama.quantize import KEEP, make_drafter
 
 # Before any test moves the user folders. Kept between runs, because the files take seconds to make.
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def tried_kernels() -> Path:
     """The folder of what is known of the processor's kernels: tried once, as that takes seconds."""
-    tried_report()
+    ensure_report()
     return reports_folder()
 
 

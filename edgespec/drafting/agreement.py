@@ -24,8 +24,7 @@ from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.profiles.stream_rate import StreamRate
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress
 
 _ROWS = 64
 _AMONG = 4

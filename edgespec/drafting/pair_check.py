@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import PairingError, UsageError
-from edgespec.models.gguf.footprint import readable
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry, drafters_folder
 from edgespec.models.llama.tokenizer.compatibility import Check, compare
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress
+from edgespec.units import readable
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.models.llama.runtime.residency import BufferTypes
 from edgespec.offload.layer_switch import LayerSwitch
 from edgespec.offload.layout import Store
-from edgespec.offload.memory import Area
 from edgespec.offload.ring import LayerRing, StoreReader
+from edgespec.offload.weight_memory import WeightMemory
 
 N_READERS = 2
 
@@ -60,7 +60,7 @@ class StreamedWeights:
         self._n_readers = n_readers
         self._on_progress = on_progress
         self._types: dict[str, UnbackedBufferType] = {}
-        self._resident: Area | None = None
+        self._resident: WeightMemory | None = None
         self._ring: LayerRing | None = None
         self._switch: LayerSwitch | None = None
         self._reader = StoreReader(store)
@@ -83,7 +83,7 @@ class StreamedWeights:
     @property
     def resident_bytes(self) -> int:
         """Bytes of memory that layers take, the ring included."""
-        return sum(area.n_bytes for area in (self._resident, self._ring) if area is not None)
+        return sum(part.n_bytes for part in (self._resident, self._ring) if part is not None)
 
     @property
     def streamed_bytes(self) -> int:
@@ -175,7 +175,7 @@ class StreamedWeights:
         layers = [self._store.layers[index] for index in sorted(used)]
         if not layers:
             return
-        self._resident = Area(sum(layer.n_bytes for layer in layers))
+        self._resident = WeightMemory(sum(layer.n_bytes for layer in layers))
         starts = self._reader.read_layers(layers, self._resident, self._n_readers, self._on_progress)
         for index, places in used.items():
             for tensor, place in places.items():

@@ -23,8 +23,8 @@ from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import Yields
-from edgespec.files.writing import written_whole
-from edgespec.machine.busy import DISTURBED
+from edgespec.files.writing import atomic_write
+from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
 
 _VERSION = 2
@@ -263,7 +263,7 @@ class ProfileStore:
         }
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(path, lasting=False) as file:
+            with atomic_write(path, durable=False) as file:
                 file.write(json.dumps(record, indent=1).encode())
 
     def all_passes(self, **wanted: str) -> Iterator[PassProfile]:

@@ -29,7 +29,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.layer_switch import LayerSwitch
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights
-from edgespec.offload.planning import stream as opening
+from edgespec.offload.planning import stream_plan
 from edgespec.offload.weights import StreamedWeights
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -156,7 +156,7 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
     def refuse() -> None:
         raise ggml.UnsupportedBuild("a tensor's name is elsewhere")
 
-    monkeypatch.setattr(opening, "check_supported", refuse)
+    monkeypatch.setattr(stream_plan, "check_supported", refuse)
     with edgespec.load(q4_drafter_path, memory=budget, **options) as engine:
         paged = engine.target.model.weights
         assert isinstance(paged, PagedWeights)
@@ -201,7 +201,7 @@ def test_a_full_disk_means_streaming_the_model_itself(
 ) -> None:
     if not gains_from_packing(ModelFiles.of(read_header(q4_drafter_path)).layers()):
         pytest.skip("this processor has no faster layout for these weights, so nothing would be packed")
-    monkeypatch.setattr(opening, "_SPARE_DISK", 1 << 60)
+    monkeypatch.setattr(stream_plan, "_SPARE_DISK", 1 << 60)
     with load_streamed(q4_drafter_path, exact=False) as engine:
         assert any(note.startswith("The packed layer file would take") for note in engine.notes)
         assert len(generate(engine).tokens) == GREEDY.max_tokens

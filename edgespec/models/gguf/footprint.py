@@ -88,16 +88,6 @@ def vocabulary_bytes(header: GGUFHeader) -> int:
     return header.n_vocab * _TOKEN_BYTES + n_merges * _MERGE_BYTES
 
 
-def readable(n_bytes: int) -> str:
-    """Bytes as people read them: 1.5 GiB."""
-    size = float(n_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
 def _number(header: GGUFHeader, key: str, default: int) -> int:
     value = header.metadata.get(f"{header.architecture}.{key}")
     return value if isinstance(value, int) else default  # per-layer arrays: assume the usual

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 # ggml type id -> (elements a block, bytes a block). Ids that are absent were removed from ggml.
+# The gguf package has the same table (a test compares them), but importing it takes 80 ms.
 BLOCK_SIZES: dict[int, tuple[int, int]] = {
     0: (1, 4),  # F32
     1: (1, 2),  # F16

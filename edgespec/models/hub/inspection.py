@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from edgespec.models.hub import catalog
 from edgespec.models.hub.choice import choose
 from edgespec.models.hub.drafter_choice import candidates, entry_of
 from edgespec.models.hub.repository import Hub, look_up
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress
 
 
 @dataclass(frozen=True)

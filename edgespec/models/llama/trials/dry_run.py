@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgespec.files.writing import written_whole
+from edgespec.files.writing import atomic_write
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.runtime.backend import build_identity, info_lines
 from edgespec.models.llama.runtime.context import Context
@@ -78,7 +78,7 @@ class AllocationStore:
         if found is not None:
             with contextlib.suppress(OSError):  # it is found anew next time
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with written_whole(path, lasting=False) as file:
+                with atomic_write(path, durable=False) as file:
                     file.write(json.dumps([asdict(entry) for entry in found]).encode())
         return found
 
