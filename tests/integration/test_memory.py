@@ -30,6 +30,7 @@ from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape, dry_run
 from edgespec.offload.packing.pack import gains_from_packing
 from tests.conftest import made_once
+from tests.least_memory import least_memory
 
 _IMPORTS = """
 import sys, edgespec
@@ -47,19 +48,6 @@ def wide_path(q4_drafter_path: Path) -> Path:
         f"smol-q4_0-wide-{version('llama-cpp-python')}.gguf",
         lambda path: widen(q4_drafter_path, path, 400_000_000),
     )
-
-
-def least_memory(model: Path, **options: Any) -> int:
-    """The least memory that the model can do with."""
-    memory = 32 << 20
-    while True:
-        try:
-            edgespec.load(model, memory=memory, **options).close()
-            return memory
-        except MemoryLimitError as error:
-            if error.least is None or error.least <= memory:
-                raise
-            memory = error.least
 
 
 @pytest.mark.parametrize("draft", ["none", "lookup", "model"])

@@ -19,7 +19,7 @@ from platformdirs import user_cache_path
 
 import edgespec
 from edgespec.engine.engine import Engine
-from edgespec.errors import MemoryLimitError, StreamError
+from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
@@ -31,6 +31,7 @@ from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights
 from edgespec.offload.planning import stream_plan
 from edgespec.offload.weights import StreamedWeights
+from tests.least_memory import load_in_least_memory
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
 GREEDY = GenerationConfig(max_tokens=24)
@@ -39,17 +40,8 @@ MIB = 1 << 20
 
 
 def load_streamed(model: Path, spare: int = 0, **options: Any) -> Engine:
-    """The model in as little memory as it can do with, and `spare` bytes more."""
-    memory = 64 * MIB
-    while True:
-        try:
-            return edgespec.load(
-                model, offload="stream", memory=memory, **{"draft": "none", "context": CONTEXT, **options}
-            )
-        except MemoryLimitError as error:
-            if error.least is None or error.least <= memory:
-                raise
-            memory = error.least + spare
+    """The model in the least memory, and `spare` bytes more."""
+    return load_in_least_memory(model, spare, **{"context": CONTEXT, **options})
 
 
 def generate(engine: Engine, config: GenerationConfig = GREEDY) -> Generation:
