@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.runtime import Context, Model
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.drafters.lookup import PromptLookup
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, growing

@@ -34,8 +34,10 @@ from edgespec.measure.throughput import sequential_speed
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.widen import widen
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.runtime import Context, Model, start_backend
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.packing.pack import build_pack, pack_path
 
 ROWS = (1, 32, 64)

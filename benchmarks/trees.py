@@ -42,9 +42,10 @@ from benchmarks.report_trees import report
 from benchmarks.workload import dropped, dropped_four, q4_0, smollm2
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
-from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.quantize import make_drafter
-from edgespec.models.llama.runtime import Context, Model
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.lookup import PromptLookup
 from edgespec.speculation.growth import TreeLimits

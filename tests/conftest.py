@@ -10,15 +10,13 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 import pytest
 
 import edgespec
-import edgespec.errors
 from edgespec.kernels import setting as kernels_setting
-from edgespec.kernels.kept import reports_folder, tried_report
+from edgespec.kernels.report_store import ensure_report, reports_folder
 from edgespec.models.llama.quantize import KEEP, make_drafter
 
 # Before any test moves the user folders. Kept between runs, because the files take seconds to make.
@@ -36,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def tried_kernels() -> Path:
     """The folder of what is known of the processor's kernels: tried once, as that takes seconds."""
-    tried_report()
+    ensure_report()
     return reports_folder()
 
 
@@ -76,27 +74,6 @@ def reply(smol_path: Path) -> Callable[..., str]:
             return engine.generate(prompt, edgespec.GenerationConfig(max_tokens=max_tokens), raw=raw).text
 
     return answer
-
-
-@pytest.fixture(scope="session")
-def least_memory() -> Callable[..., int]:
-    """The smallest budget, in bytes, in which a model can be streamed on this machine."""
-
-    def least(model: Path, **options: Any) -> int:
-        budget = 16 << 20
-        while True:
-            try:
-                edgespec.load(
-                    model, memory=budget, **{"offload": "stream", "draft": "none", **options}
-                ).close()
-            except edgespec.errors.MemoryLimitError as error:
-                if error.least is None or error.least <= budget:
-                    raise
-                budget = error.least
-            else:
-                return budget
-
-    return least
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import edgespec
 
 _PACKAGE = str(Path(edgespec.__file__).parent)
 # llama.cpp calls this code back in the middle of a pass, where no Python signal handler runs; see
-# edgespec/models/llama/guards/signals.py.
+# edgespec/models/llama/runtime/signals.py.
 _NEVER = tuple(
     str(Path(_PACKAGE) / part)
     for part in ("offload", "models/llama/graph.py", "models/llama/guards/signals.py")

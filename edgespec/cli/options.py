@@ -7,7 +7,6 @@ to the library, the option is None until somebody sets it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -20,6 +19,7 @@ from edgespec.cli.declare import option
 from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
+from edgespec.progress import Progress
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -187,7 +187,7 @@ class LoadOptions:
         """The tree budget that was asked for; None is auto."""
         return None if self.tree_budget is None else parse_tree_budget(self.tree_budget)
 
-    def load(self, on_progress: Callable[[str, float], None]) -> Engine:
+    def load(self, on_progress: Progress) -> Engine:
         """Load the target and its drafter; raises what `edgespec.load` raises."""
         arguments = self.arguments()
         import edgespec

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,11 @@ from edgespec.errors import EdgeSpecError
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
+from edgespec.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from edgespec.models.hub.repository import Hub
     from edgespec.models.llama.build import Build
-
-Progress = Callable[[str, float], None]
 
 _WORTH_READING = 64 << 20  # bytes: of a smaller file no speed can be told
 
@@ -119,7 +117,7 @@ def gather(
     *,
     measure_disk: bool = True,
     settings_problem: EdgeSpecError | None = None,
-    on_progress: Progress = lambda _what, _fraction: None,
+    on_progress: Progress = no_progress,
 ) -> Facts:
     """Look at everything; takes two seconds or so, and what fails becomes a fact."""
     from edgespec.models.hub.repository import Hub
@@ -175,7 +173,7 @@ def _look_at_build() -> tuple[Build | None, str, str]:
     try:
         from edgespec.kernels.ggml import UnsupportedBuild
         from edgespec.models.llama.build import current_build
-        from edgespec.offload.planning.stream import check_supported
+        from edgespec.offload.planning.stream_plan import check_supported
 
         build = current_build()
     except (
@@ -196,10 +194,10 @@ def _look_at_model(model: str, on_progress: Progress) -> ModelFacts:
     from edgespec.models.gguf.summary import describe
     from edgespec.models.hub.drafter_choice import drafter_to_take
     from edgespec.models.hub.inspection import look_at
-    from edgespec.offload.planning.fit import USUAL_CONTEXT, how_it_fits
+    from edgespec.offload.planning.fit import USUAL_CONTEXT, fit_report
 
     seen = look_at(model, on_progress)
-    memory = how_it_fits(seen.headers)
+    memory = fit_report(seen.headers)
     taken = drafter_to_take(
         seen.headers[0],
         sum(header.tensor_bytes for header in seen.headers),

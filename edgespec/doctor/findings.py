@@ -11,7 +11,7 @@ from edgespec.machine.cores import FEATURES
 from edgespec.machine.disks import HDD, NETWORK, NVME, SSD, TMPFS, VIRTUAL
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
 from edgespec.machine.memory import OVERCOMMIT_STRICT
-from edgespec.models.gguf.footprint import readable
+from edgespec.units import readable
 
 OK, HINT, WARNING, ERROR = "ok", "hint", "warning", "error"
 SEVERITIES = (OK, HINT, WARNING, ERROR)

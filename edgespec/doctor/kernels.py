@@ -60,17 +60,17 @@ class KernelFacts:
 
 def look_at_kernels() -> KernelFacts:
     """Try the layouts, if that was not done yet or ended in something that may have passed."""
-    from edgespec.kernels.compiling import compile_again
-    from edgespec.kernels.kept import known_report, layouts_in_use, tried_report
     from edgespec.kernels.layouts import available_layouts
+    from edgespec.kernels.rebuild import rebuild_command
     from edgespec.kernels.report import ROWS
+    from edgespec.kernels.report_store import ensure_report, layouts_in_use, stored_report
     from edgespec.kernels.setting import kernels_setting
 
     setting = ""
     try:
         setting = kernels_setting()
-        known = known_report()
-        report = tried_report(again=known is not None and known.passing)
+        known = stored_report()
+        report = ensure_report(again=known is not None and known.passing)
         names = [layout.name for layout in available_layouts()]
         used = layouts_in_use(names, report)
     except EdgeSpecError as error:
@@ -83,7 +83,7 @@ def look_at_kernels() -> KernelFacts:
                 name,
                 name in used,
                 problem,
-                compile_again(name) if problem else "",
+                rebuild_command(name) if problem else "",
                 tuple(zip(ROWS, report.speedup(name) or (), strict=False)),
             )
         )

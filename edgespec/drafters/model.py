@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.states import BLOCK, StateStore
 from edgespec.models.llama.cache.text_cache import common_prefix, open_cache
-from edgespec.models.llama.runtime import Context, Model
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.drafters.proposers import Proposals, Proposer, proposals_of

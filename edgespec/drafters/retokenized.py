@@ -14,10 +14,11 @@ from itertools import takewhile
 
 import numpy as np
 
-from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.cache.text_cache import common_prefix, open_cache
-from edgespec.models.llama.runtime import Context, Model
-from edgespec.models.llama.vocabulary import Vocabulary
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking

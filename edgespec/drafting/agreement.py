@@ -20,11 +20,11 @@ import numpy as np
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.cores import default_threads
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.runtime import Context, Model
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 from edgespec.profiles.stream_rate import StreamRate
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress
 
 _ROWS = 64
 _AMONG = 4

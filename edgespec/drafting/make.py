@@ -8,7 +8,7 @@ mapped from disk while they are measured.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from edgespec.drafting.recipe_search import CostModel, Judged, Recipe, search
 from edgespec.drafting.recipes import State, Workshop
 from edgespec.errors import BackendError, OutputError, UsageError
 from edgespec.files.writing import remove_abandoned
-from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.split_files import split_paths
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
 from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
 from edgespec.offload.planning.budget import memory_room
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress, no_progress
 
 _CONTEXT = 1024
 _FEW_PROMPTS, _FEW_TOKENS = 2, 24  # that tell what a pass costs, where the text itself is known
@@ -103,7 +104,7 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         UsageError: an unknown quantization, or a size that nothing can meet.
         EdgeSpecError: the target cannot be found or loaded, the disk is too small, a file cannot be written.
     """
-    tell = on_progress or (lambda _what, _fraction: None)
+    tell = on_progress or no_progress
     _check(options)
     header = read_header(catalog.find(target, on_progress))
     folder = drafters_folder() / "work" / header.fingerprint[:16]

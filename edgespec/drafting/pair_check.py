@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import PairingError, UsageError
-from edgespec.models.gguf.footprint import readable
-from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.split_files import split_paths
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry, drafters_folder
-from edgespec.models.llama.pairing import Check, compare
-
-Progress = Callable[[str, float], None]
+from edgespec.models.llama.tokenizer.compatibility import Check, compare
+from edgespec.progress import Progress
+from edgespec.units import readable
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def examine_pair(
     paths = [catalog.find(target, on_progress), catalog.find(drafter, on_progress)]
     headers = [read_header(path) for path in paths]
     check_sizes(*headers)
-    from edgespec.models.llama.runtime import Model
+    from edgespec.models.llama.runtime.model import Model
 
     with Model(paths[0], vocabulary_only=True) as large, Model(paths[1], vocabulary_only=True) as small:
         checks = tuple(compare(large.vocabulary, small.vocabulary))

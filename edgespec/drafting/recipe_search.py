@@ -8,12 +8,13 @@ up), for as long as the expected speed grows or the memory limit asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.drafting.agreement import Agreement
 from edgespec.models.llama.quantize import KEEP
+from edgespec.progress import Progress
 
 _TRIED = 4  # of the least important layers, measured together with those that are gone
 _PATIENCE = 3  # sizes in a row that do not get better
@@ -93,15 +94,12 @@ class Judged:
     tokens_per_second: float
 
 
-Told = Callable[[str, float], None]
-
-
 def search(
     measurements: Measurements,
     quantizations: Sequence[str],
     n_layers: int,
     cost: CostModel,
-    on_progress: Told | None = None,
+    on_progress: Progress | None = None,
 ) -> Judged:
     """The best recipe found, other than the target as it is.
 

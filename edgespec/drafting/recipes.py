@@ -18,12 +18,13 @@ from edgespec.drafting.agreement import STEP_ROWS, Agreement, PassCost, Reader, 
 from edgespec.drafting.layer_masking import MaskedCopy
 from edgespec.drafting.recipe_search import Recipe
 from edgespec.errors import OutputError
-from edgespec.files.writing import written_whole
-from edgespec.models.gguf.footprint import readable
-from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.files.writing import atomic_write
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.split_files import split_paths
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.quantize import KEEP, make_drafter
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress, no_progress
+from edgespec.units import readable
 
 _SAME_MEMORY = 0.05  # share by which free memory varies from one run to the next
 
@@ -41,7 +42,7 @@ class State:
     def keep(self, key: str, value: Any) -> None:
         """Remember, at once."""
         self.values[key] = value
-        with written_whole(self._path) as file:
+        with atomic_write(self._path) as file:
             file.write(json.dumps(self.values).encode())
 
     def written(self, memory: int, write: Callable[[], Written], measure: Callable[[], PassCost]) -> Written:
@@ -82,7 +83,7 @@ class Workshop:
         self._texts = texts
         self._threads = threads
         self._open: tuple[str, MaskedCopy, Reader] | None = None
-        self.on_progress: Progress = lambda _what, _fraction: None
+        self.on_progress: Progress = no_progress
 
     def agreement(self, recipe: Recipe) -> Agreement:
         """As `Measurements`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.generation.result import FinishReason, Generation
-from edgespec.models.llama.vocabulary import Vocabulary
+from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.stream import TextStream
 
 

@@ -22,7 +22,7 @@ from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
 from edgespec.machine.probe import peak_rss
-from edgespec.models.llama.runtime import AbortFlag, DecodeAborted
+from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.text.encoding import Encoder, Prompt
 from edgespec.models.text.grammar import Grammars
 from edgespec.profiles.store import Keys

@@ -19,7 +19,7 @@ from typing import Any
 from platformdirs import user_data_path
 
 from edgespec.errors import SessionError
-from edgespec.files.writing import written_whole
+from edgespec.files.writing import atomic_write
 from edgespec.models.text.encoding import Encoded
 
 _FORMAT = 1
@@ -92,7 +92,7 @@ class SessionFile:
         conversation.saved = datetime.now(timezone.utc).isoformat(timespec="seconds")
         record = {"edgespec_session": _FORMAT, **asdict(conversation)}
         try:
-            with written_whole(self.path) as file:
+            with atomic_write(self.path) as file:
                 text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
                 file.write(text.encode(errors="replace"))
         except OSError as error:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.text_cache import common_prefix, open_cache
-from edgespec.models.llama.prompt_pieces import LongPieces
+from edgespec.models.llama.prefill_chunks import PrefillChunks
 from edgespec.models.llama.row_rule import RowRule
-from edgespec.models.llama.runtime import Context, FloatArray, Model
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context, FloatArray
+from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.tree import TokenTree
 
 
@@ -74,7 +75,7 @@ class Target:
         self.max_leaves = self.cache.max_paths
         self.identity: dict[str, str] = {}
         self.stores: list[StateStore] = []
-        self.pieces: LongPieces | None = None
+        self.pieces: PrefillChunks | None = None
         self._tokens: list[int] = []
         self._changing = False  # a call has begun, and not come to its end
         self._guessing = False  # a tree was verified, and nothing of it committed
@@ -143,7 +144,7 @@ class Target:
         self.cache.append(Batch.run(piece, self.cache.length, self.cache.open_paths), rows)
         self._tokens.extend(piece)
 
-    def _try_long(self, piece: Sequence[int], rows: int, pieces: LongPieces, rule: RowRule) -> None:
+    def _try_long(self, piece: Sequence[int], rows: int, pieces: PrefillChunks, rule: RowRule) -> None:
         """Read a piece in short ones and then as a whole, and remember whether that gave the same bits."""
         start = self.cache.length
         for at in range(0, len(piece), rule.maximum):

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from edgespec.errors import BackendError, UsageError
-from edgespec.models.llama.guards import forks
-from edgespec.models.llama.runtime import AbortFlag
+from edgespec.models.llama.runtime import forks
+from edgespec.models.llama.runtime.abort import AbortFlag
 
 Answer = Generator[Any, None, None]
 

@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all, whatever ends the program while they are written.
+"""Atomic writes: a file is complete or absent, whatever ends the program while it is written.
 
-Small ones are replaced as a whole (`written_whole`). Large ones grow under the name of a partial file, which
-is removed on every way out that the program notices (`cleaned_up`), and by the next one that looks into the
-folder where it did not (`remove_abandoned`).
+Small files are written to a temporary file and renamed (`atomic_write`). Large ones grow in a partial file
+(`atomic_large_write`), which is removed whenever the program notices that it is ending; after a SIGKILL, the
+next program that looks into the folder removes it (`remove_abandoned`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ from typing import IO
 
 
 @contextmanager
-def written_whole(path: Path, *, lasting: bool = True) -> Iterator[IO[bytes]]:
-    """A file to write to, which takes the place of `path` when everything is in it and on the disk.
+def atomic_write(path: Path, *, durable: bool = True, suffix: str = "") -> Iterator[IO[bytes]]:
+    """A file to write to, which replaces `path` when the block ends.
 
-    If the block raises, `path` stays what it was. Only its owner can read the new file.
+    If the block raises, `path` stays as it was. Only its owner can read the new file.
 
     Args:
-        lasting: wait until the disk has it, so that it also outlasts a power failure; what can be had again
-            need not.
+        durable: wait for the disk, so that the file survives a power failure; not needed for what can be
+            made again.
+        suffix: of the temporary file's name, by which leftovers of killed writers can be found.
 
     Raises:
-        OSError: the folder is not there, or cannot be written.
+        OSError: the folder does not exist, or cannot be written.
     """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=f".{path.name}.", suffix=suffix, delete=False
+    ) as file:
         try:
             yield file
             file.flush()
-            if lasting:
+            if durable:
                 os.fsync(file.fileno())
             file.close()
             Path(file.name).replace(path)
@@ -46,22 +49,46 @@ def written_whole(path: Path, *, lasting: bool = True) -> Iterator[IO[bytes]]:
             raise
 
 
-def open_claimed(path: Path) -> IO[bytes]:
-    """A new file, marked as being written for as long as it is open.
+@contextmanager
+def atomic_large_write(path: Path, partial: Path) -> Iterator[IO[bytes]]:
+    """A partial file to write to, which replaces `path` when the block ends.
 
-    `remove_abandoned` leaves such a file alone. The mark is a lock that the system drops when the process
-    ends, however it ends. File systems without locks have no marks, and nothing is removed there.
+    If the block raises, or SIGTERM or SIGHUP ends the program, the partial file is removed and `path` stays
+    as it was.
+
+    Args:
+        partial: the partial file; in the same folder, with a name that `remove_abandoned` finds.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the folder does not exist, or cannot be written.
+    """
+    with termination_raises():
+        try:
+            with open_locked(partial) as file:
+                yield file
+                file.flush()
+                partial.replace(path)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def open_locked(path: Path) -> IO[bytes]:
+    """A new file, locked for as long as it is open.
+
+    `remove_abandoned` leaves locked files alone. The system drops the lock when the process ends, however it
+    ends. Where the file system has no locks, nothing is removed.
+
+    Raises:
+        OSError: the file cannot be created.
     """
     while True:
         file = path.open("wb")
         try:
-            if _claim(file.fileno()) is None or path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+            if _lock(file.fileno()) is None or path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 return file
         except FileNotFoundError:
-            pass  # it was taken for abandoned between these two lines
+            pass  # another process took it for abandoned, and removed it before it was locked
         except BaseException:
             file.close()
             raise
@@ -69,24 +96,24 @@ def open_claimed(path: Path) -> IO[bytes]:
 
 
 def remove_abandoned(folder: Path, pattern: str = "*.partial") -> int:
-    """Remove the unfinished files of a folder whose writers are gone; returns the bytes that were freed."""
+    """Remove a folder's partial files whose writers have ended; returns the bytes that were freed."""
     freed = 0
     for path in folder.glob(pattern):
         with suppress(OSError):
-            if os.name != "posix":  # there the system itself refuses to remove what somebody has open
+            if os.name != "posix":  # Windows itself refuses to remove an open file
                 n_bytes = path.stat().st_size
                 path.unlink()
                 freed += n_bytes
                 continue
             with path.open("rb") as file:
-                if _claim(file.fileno()):
+                if _lock(file.fileno()):
                     freed += os.fstat(file.fileno()).st_blocks * 512
                     path.unlink()
     return freed
 
 
-def _claim(descriptor: int) -> bool | None:
-    """Lock an open file: False if another process has it locked, None if it cannot be locked here."""
+def _lock(descriptor: int) -> bool | None:
+    """Lock an open file: False if another process holds the lock, None if files cannot be locked here."""
     try:
         import fcntl
     except ImportError:
@@ -101,16 +128,16 @@ def _claim(descriptor: int) -> bool | None:
 
 
 class _Ended(BaseException):
-    """A signal asks the program to end."""
+    """A signal has asked the program to end."""
 
 
 @contextmanager
-def cleaned_up() -> Iterator[None]:
-    """While this lasts, SIGTERM and SIGHUP raise an exception, so that what is unfinished gets removed.
+def termination_raises() -> Iterator[None]:
+    """In this block, SIGTERM and SIGHUP raise an exception, so that `finally` clauses run.
 
-    The program then ends by the signal, as it would have without this. A signal that is ignored, or that
-    the program handles, is left as it is; so is everything outside the main thread, where Python delivers
-    no signals.
+    At the end of the block the signal ends the program, as it would have at once. Signals that are ignored
+    or have a handler are left alone. Outside the main thread, where Python delivers no signals, this does
+    nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -123,7 +150,7 @@ def cleaned_up() -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> None:
         nonlocal came
         came = number
-        for other in ending:  # a second one must not end the cleaning up
+        for other in ending:  # a second signal must not interrupt the clean-up
             signal.signal(other, signal.SIG_IGN)
         raise _Ended
 

@@ -16,7 +16,7 @@ from functools import cache
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.kept import known_report, layouts_in_use, tried_report
+from edgespec.kernels.report_store import ensure_report, layouts_in_use, stored_report
 from edgespec.kernels.setting import PLAIN
 
 _EXPERTS = re.compile(r"exps\.")
@@ -32,7 +32,7 @@ class KernelLayout:
 
     def packed_bytes(self, type_id: int, shape: tuple[int, ...]) -> int:
         """Bytes of a weight in this layout."""
-        with ggml.Scratch() as scratch:
+        with ggml.ScratchContext() as scratch:
             tensor = scratch.tensor(type_id, shape)
             return int(ggml.functions()["ggml_backend_buft_get_alloc_size"](self.address, tensor))
 
@@ -47,7 +47,7 @@ class KernelLayout:
     ) -> Iterator[memoryview]:
         """The same without a copy: a view that is valid while the block runs."""
         f = ggml.functions()
-        with ggml.Scratch() as scratch:
+        with ggml.ScratchContext() as scratch:
             tensor = scratch.tensor(type_id, shape)
             size = f["ggml_backend_buft_get_alloc_size"](self.address, tensor)
             # Some layouts do not fill their last bytes, which would make the file's bytes vary.
@@ -83,7 +83,7 @@ def supporting_layouts(type_id: int, shape: tuple[int, ...]) -> tuple[KernelLayo
     if len(shape) not in (2, 3):
         return ()
     f = ggml.functions()
-    with ggml.Scratch() as scratch:
+    with ggml.ScratchContext() as scratch:
         weight = scratch.tensor(type_id, shape)
         if len(shape) == 2:
             rows = scratch.tensor(ggml.F32, (shape[0], _ROWS))
@@ -113,7 +113,7 @@ def kernel_layouts() -> tuple[KernelLayout, ...]:
     """
     if _only is not None:
         return _only
-    names = layouts_in_use([layout.name for layout in available_layouts()], known_report())
+    names = layouts_in_use([layout.name for layout in available_layouts()], stored_report())
     return tuple(layout for layout in available_layouts() if layout.name in names)
 
 
@@ -170,7 +170,7 @@ def offer_to_loader() -> bool:
         BackendError: as kernel_layouts; or llama.cpp cannot be told, or does not work here at all.
     """
     if _only is None:
-        tried_report()
+        ensure_report()
     layouts = kernel_layouts()
     if layouts:
         try:
@@ -199,7 +199,7 @@ _only: tuple[KernelLayout, ...] | None = None
 
 def _unusual(names: tuple[str, ...]) -> list[tuple[int, str]]:
     """Quantizations that take another layout than the first of these that can hold them, and which."""
-    report = known_report()
+    report = stored_report()
     if report is None or _only is not None:
         return []
     found = []
@@ -211,7 +211,7 @@ def _unusual(names: tuple[str, ...]) -> list[tuple[int, str]]:
 
 
 def _preferred(type_id: int, able: tuple[str, ...]) -> str:
-    report = known_report()
+    report = stored_report()
     if _only is not None or report is None or not able:
         return able[0] if able else PLAIN
     return report.fastest(type_id, able)

@@ -81,7 +81,7 @@ class Product:
         self._shape = (len(activations), shape[1])
         plain: Address = self._f["ggml_backend_cpu_buffer_type"]()
         with ExitStack() as stack:
-            scratch = stack.enter_context(ggml.Scratch(n_tensors=8, n_nodes=_NODES))
+            scratch = stack.enter_context(ggml.ScratchContext(n_tensors=8, n_nodes=_NODES))
             weight = scratch.tensor(type_id, shape)
             self._place(stack, weight, layout.address if layout else plain)
             self._f["ggml_backend_tensor_set"](weight, data, 0, len(data))

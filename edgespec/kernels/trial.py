@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.errors import BackendError
-from edgespec.kernels.compiling import compile_again
+from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import PLAIN
-from edgespec.processes.exit_status import crash, killed
+from edgespec.processes.exit_status import crash_fault, ending_signal
 
 TRIAL_TIMEOUT_S = 120.0  # it takes two seconds; more than this on no machine that works
 
@@ -108,9 +108,9 @@ def _reason(returncode: int | None, error: str, timeout_s: float) -> tuple[str, 
     """Why the worker ended early, as a verb, and whether that would be so again."""
     if returncode is None:
         return f"did not end within {timeout_s:.0f} s", False
-    if fault := crash(returncode):
+    if fault := crash_fault(returncode):
         return f"crashed ({fault})", True
-    if by := killed(returncode):
+    if by := ending_signal(returncode):
         return f"was ended by {by}", False
     return f"failed ({error or f'exit status {returncode}'})", False
 
@@ -119,5 +119,5 @@ def _broken(what: str) -> BackendError:
     return BackendError(
         f"llama.cpp does not work on this processor: trying it, it {what}. It was probably compiled for "
         "another processor, or by a compiler that is at fault.",
-        f"Compile it again: {compile_again()}",
+        f"Compile it again: {rebuild_command()}",
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from edgespec.machine.groups import ROOT, groups, number, text
+from edgespec.machine.cgroups import ROOT, cgroups, read_number, read_text
 
 # What llama.cpp's kernels use, by the names that it prints, and the flags of the system that stand for it.
 _X86 = {
@@ -100,7 +100,7 @@ def physical_cores(root: Path = ROOT) -> int:
         return psutil.cpu_count(logical=False) or _allowed()
     folder = root / "sys/devices/system/cpu"
     siblings = {
-        text(folder / f"cpu{number}/topology/thread_siblings_list") or str(number) for number in allowed
+        read_text(folder / f"cpu{number}/topology/thread_siblings_list") or str(number) for number in allowed
     }
     return max(len(siblings), 1)
 
@@ -132,12 +132,15 @@ def _allowed() -> int:
 
 def _quotas(root: Path) -> Iterator[float]:
     """Cores' worth of time in each control group around this process that limits it."""
-    for version, folder in groups("cpu", root):
+    for version, folder in cgroups("cpu", root):
         if version == 2:
-            words = text(folder / "cpu.max").split()  # "max 100000" is no limit
+            words = read_text(folder / "cpu.max").split()  # "max 100000" is no limit
             share, period = ([int(w) if w.isdigit() else None for w in words] + [None, None])[:2]
         else:
-            share, period = number(folder / "cpu.cfs_quota_us"), number(folder / "cpu.cfs_period_us")
+            share, period = (
+                read_number(folder / "cpu.cfs_quota_us"),
+                read_number(folder / "cpu.cfs_period_us"),
+            )
         if share is not None and share > 0 and period:  # -1 is no limit
             yield share / period
 
@@ -145,14 +148,14 @@ def _quotas(root: Path) -> Iterator[float]:
 def _told_by_linux(root: Path) -> tuple[str, tuple[str, ...]]:
     """The processor's name and its features, from /proc/cpuinfo; of unlike cores, what all can do."""
     model, sets = "", []
-    for line in text(root / "proc/cpuinfo").splitlines():
+    for line in read_text(root / "proc/cpuinfo").splitlines():
         name, _, value = (part.strip() for part in line.partition(":"))
         if name.lower() in ("model name", "hardware") and not model:
             model = value
         elif name in ("flags", "Features"):
             sets.append(frozenset(value.split()))
     shared = frozenset.intersection(*sets) if sets else frozenset()
-    board = text(root / "proc/device-tree/model") if not model else ""
+    board = read_text(root / "proc/device-tree/model") if not model else ""
     return model or board, _named(_X86 | _ARM, shared)
 
 

@@ -12,7 +12,7 @@ import psutil
 
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
-from edgespec.machine.groups import ROOT, number, text
+from edgespec.machine.cgroups import ROOT, read_number, read_text
 
 NVME, SSD, HDD, VIRTUAL = "nvme", "ssd", "hdd", "virtual"
 NETWORK, TMPFS, OVERLAY, UNKNOWN = "network", "tmpfs", "overlay", "unknown"
@@ -96,7 +96,7 @@ def _device_number(place: Path) -> tuple[int, int] | None:
 def _mount(root: Path, place: Path, wanted: tuple[int, int] | None) -> tuple[str, str]:
     """Device and file system of the mount that a place is in, from /proc/self/mountinfo."""
     best, found = -1, ("", "")
-    for line in text(root / "proc/self/mountinfo").splitlines():
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
         left, dash, right = line.partition(" - ")
         fields, ends = left.split(), right.split()
         if not dash or len(fields) < 5 or len(ends) < 2:
@@ -159,7 +159,7 @@ def _kind_of_folder(folder: Path) -> str:
 
 
 def _rotates(folder: Path) -> int:
-    turning = number(folder / "queue/rotational")
+    turning = read_number(folder / "queue/rotational")
     return -1 if turning is None else turning
 
 

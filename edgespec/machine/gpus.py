@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.machine.groups import ROOT, number, text
+from edgespec.machine.cgroups import ROOT, read_number, read_text
 
 NVIDIA, AMD, INTEL = "NVIDIA", "AMD", "Intel"
 _VENDORS = {"0x10de": NVIDIA, "0x1002": AMD, "0x8086": INTEL}
@@ -56,7 +56,7 @@ def _told_by_nvidia_smi() -> list[Gpu]:
 def _nvidia_from_proc(root: Path) -> list[Gpu]:
     found = []
     for folder in _listing(root / "proc/driver/nvidia/gpus"):
-        lines = [line.partition(":") for line in text(folder / "information").splitlines()]
+        lines = [line.partition(":") for line in read_text(folder / "information").splitlines()]
         name = next((value.strip() for key, _, value in lines if key.strip() == "Model"), NVIDIA)
         found.append(Gpu(name, NVIDIA))
     return found
@@ -67,10 +67,12 @@ def _from_drm(root: Path) -> list[Gpu]:
     for folder in _listing(root / "sys/class/drm"):
         if not folder.name.removeprefix("card").isdigit():
             continue  # a connector, such as card0-DP-1
-        vendor = _VENDORS.get(text(folder / "device/vendor").lower())
+        vendor = _VENDORS.get(read_text(folder / "device/vendor").lower())
         if vendor is not None:
-            name = text(folder / "device/product_name") or f"{vendor} {text(folder / 'device/device')}"
-            found.append(Gpu(name.strip(), vendor, number(folder / "device/mem_info_vram_total")))
+            name = (
+                read_text(folder / "device/product_name") or f"{vendor} {read_text(folder / 'device/device')}"
+            )
+            found.append(Gpu(name.strip(), vendor, read_number(folder / "device/mem_info_vram_total")))
     return found
 
 

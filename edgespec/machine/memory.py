@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from edgespec.machine.groups import ROOT, groups, number, text
+from edgespec.machine.cgroups import ROOT, cgroups, read_number, read_text
 
 _NO_LIMIT = 2**60  # version 1 of control groups writes a huge number for none
 
@@ -47,7 +47,7 @@ def probe_memory(root: Path = ROOT) -> Memory:
     swap_total, swap_free = rows.get("SwapTotal"), rows.get("SwapFree")
     if swap_total is None or swap_free is None:
         swap_total, swap_free = _swap_elsewhere()
-    mode = number(root / "proc/sys/vm/overcommit_memory")
+    mode = read_number(root / "proc/sys/vm/overcommit_memory")
     left = rows.get("CommitLimit", 0) - rows.get("Committed_AS", 0)
     return Memory(
         total=rows.get("MemTotal", int(virtual.total)),
@@ -80,16 +80,16 @@ def peak_rss() -> int:
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and room of each memory control group around this process, in bytes."""
-    for version, folder in groups("memory", root):
+    for version, folder in cgroups("memory", root):
         if version == 2:
             limit, usage, reclaimable = "memory.max", "memory.current", "inactive_file"
         else:
             limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
             reclaimable = "total_inactive_file"
-        most, used = number(folder / limit), number(folder / usage)  # "max" is no number
+        most, used = read_number(folder / limit), read_number(folder / usage)  # "max" is no number
         if most is None or used is None or most >= _NO_LIMIT:
             continue
-        stat = dict(row.split()[:2] for row in text(folder / "memory.stat").splitlines() if " " in row)
+        stat = dict(row.split()[:2] for row in read_text(folder / "memory.stat").splitlines() if " " in row)
         cached = stat.get(reclaimable, "0")
         yield most, max(most - used + (int(cached) if cached.isdigit() else 0), 0)
 
@@ -97,7 +97,7 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
 def _meminfo(root: Path) -> dict[str, int]:
     """/proc/meminfo in bytes."""
     rows = {}
-    for line in text(root / "proc/meminfo").splitlines():
+    for line in read_text(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         words = value.split()
         if words and words[0].isdigit():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from edgespec.machine.groups import ROOT, text
+from edgespec.machine.cgroups import ROOT, read_text
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ def probe_power(root: Path = ROOT) -> Power:
     return Power(
         on_battery=on_battery,
         charge=charge,
-        governor=text(clock / "scaling_governor"),
-        scaling_driver=text(clock / "scaling_driver"),
-        profile=text(root / "sys/firmware/acpi/platform_profile"),
+        governor=read_text(clock / "scaling_governor"),
+        scaling_driver=read_text(clock / "scaling_driver"),
+        profile=read_text(root / "sys/firmware/acpi/platform_profile"),
         lid_closed=_lid_closed(root),
     )
 
@@ -71,7 +71,7 @@ def busy_share(seconds: float = 0.25) -> float | None:
 
 def _lid_closed(root: Path) -> bool | None:
     try:
-        states = [text(path) for path in (root / "proc/acpi/button/lid").glob("*/state")]
+        states = [read_text(path) for path in (root / "proc/acpi/button/lid").glob("*/state")]
     except OSError:
         return None
     return any("closed" in state for state in states) if states else None

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.machine.cgroups import ROOT
 from edgespec.machine.cores import Cores, probe_cores, usable_cores
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.gpus import Gpu, probe_gpus
-from edgespec.machine.groups import ROOT
 from edgespec.machine.memory import Memory, available_memory, peak_rss, probe_memory
 from edgespec.machine.power import Power, busy_share, probe_power
 

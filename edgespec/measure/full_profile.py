@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ from edgespec.measure.profiler import (
 from edgespec.measure.throughput import measure_reading, memory_bandwidth
 from edgespec.profiles.store import DiskProfile, DraftProfile, PassProfile, ProfileStore, disk_key
 from edgespec.profiles.stream_rate import StreamRate
+from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import NoDrafter
-
-Progress = Callable[[str, float], None]
 
 _SMALL_TREE = 12
 _SAMPLED = 1.0

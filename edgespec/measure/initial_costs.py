@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from edgespec.costs.curves import Costs
 from edgespec.engine.target import Target
 from edgespec.measure.profiler import quick_passes, quick_steps
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
+from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import Drafter
 
 _ROWS = 32  # of a usual tree
@@ -19,7 +18,7 @@ def starting_costs(
     drafter: Drafter,
     width: int,
     keys: Keys,
-    on_progress: Callable[[str, float], None],
+    on_progress: Progress,
     store: ProfileStore | None = None,
     notes: list[str] | None = None,
 ) -> Costs | None:

@@ -25,8 +25,10 @@ from edgespec.machine.cores import usable_cores
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.types import BLOCK_SIZES
 from edgespec.models.hub import catalog
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.runtime import Context, Model, start_backend
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 
 _LENGTH, _HEIGHT = 2048, 1024  # of the matrix: every block size and every tile divides them
 _STACK = 4  # matrices in a stack, as experts have

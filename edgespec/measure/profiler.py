@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,18 +22,17 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target, TextTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
-from edgespec.machine.busy import Watch
+from edgespec.machine.contention import ContentionWatch
 from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.profiles.store import USUAL_OVERLAP, DraftProfile, PassProfile
 from edgespec.profiles.stream_rate import StreamRate
+from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
 from edgespec.speculation.policies import tree_policy
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.yield_meter import YieldMeter
-
-Progress = Callable[[str, float], None]
 
 PROMPTS = (
     "Write a Python function that counts the words in a text, and explain it briefly.",
@@ -83,7 +82,7 @@ def quick_passes(target: Target, seconds: float) -> PassProfile | None:
     """
     rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
     timed, whole, arriving = Timed(), Timed(), StreamRate(target.model.weights)
-    watch = Watch(target.context.n_threads)
+    watch = ContentionWatch(target.context.n_threads)
     _time_passes(target, rows[:1], timed, whole, 1, seconds)
     expected = whole.seconds[1][0] * 2 * len(rows)
     if expected > seconds:
@@ -121,7 +120,7 @@ def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tup
     ]
     for attempt in range(2):
         timed, whole, arriving = Timed(), Timed(), StreamRate(target.model.weights)
-        watch = Watch(target.context.n_threads)
+        watch = ContentionWatch(target.context.n_threads)
         _time_passes(target, rows, timed, whole, _ROUNDS, seconds, on_progress)
         profile = replace(_profile(target, timed, whole, arriving.rate), busy=watch.pressure)
         if not profile.disturbed:
@@ -282,7 +281,7 @@ def _time_passes(
     whole: Timed,
     rounds: int,
     seconds: float,
-    on_progress: Progress = lambda _what, _fraction: None,
+    on_progress: Progress = no_progress,
 ) -> None:
     """Time passes of these sizes in turn; stops when the time is over, after one of one row at the least.
 

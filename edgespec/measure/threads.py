@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edgespec.engine.target import Target
-from edgespec.machine.busy import Watch
+from edgespec.machine.contention import ContentionWatch
 from edgespec.machine.cores import default_threads, thread_counts
 from edgespec.measure.profiler import time_pass
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
@@ -69,7 +69,7 @@ def choose_threads(
     if chosen not in counts:
         chosen = None
         if len(counts) > 1:
-            watch = Watch(max(counts))
+            watch = ContentionWatch(max(counts))
             seconds = _measure(target, counts)
             if seconds:
                 chosen = fastest(seconds)

@@ -7,7 +7,6 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -16,15 +15,16 @@ import numpy as np
 
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import BLOCK, FileReader
-from edgespec.offload.memory import Area
+from edgespec.offload.weight_memory import WeightMemory
 from edgespec.profiles.store import DiskProfile
+from edgespec.progress import Progress
 
 _BLOCKS = (1 << 20, 4 << 20, 16 << 20)
 _THREADS = (1, 2, 4)
 _COPIED = 64 << 20
 
 
-def measure_reading(path: Path, seconds: float, on_progress: Callable[[str, float], None]) -> DiskProfile:
+def measure_reading(path: Path, seconds: float, on_progress: Progress) -> DiskProfile:
     """Direct reads by block size and readers at a time, and buffered ones of what is not cached.
 
     Raises:
@@ -119,7 +119,7 @@ def _speed(
                 with lock:
                     state["bytes"] += n
 
-    with closing(Area(threads * block)) as area, ThreadPoolExecutor(threads) as pool:
+    with closing(WeightMemory(threads * block)) as area, ThreadPoolExecutor(threads) as pool:
         for job in [pool.submit(read, area.view(number * block, block)) for number in range(threads)]:
             job.result()
     return state["bytes"] / (time.perf_counter() - begun)

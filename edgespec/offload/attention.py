@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Shape
-from edgespec.models.llama.runtime import Context
+from edgespec.models.llama.runtime.context import Context
 
 MOST_ROWS = 60  # of a stream; ggml's tiles begin at 64
 _QUERIES, _MASK = 0, 3  # among a node's sources

@@ -20,7 +20,7 @@ from typing import Any
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.residency import BufferTypes
+from edgespec.models.llama.runtime.residency import BufferTypes
 from edgespec.offload.layout import Piece, plain_store
 
 _AHEAD = 1  # layers behind the one that begins; more would push out what was read before it is used

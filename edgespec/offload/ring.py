@@ -19,9 +19,9 @@ from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.files.state import FileState
 from edgespec.kernels.ggml import Address
-from edgespec.models.llama.runtime import DecodeAborted
+from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.offload.layout import Piece, Store, StoredLayer
-from edgespec.offload.memory import Area
+from edgespec.offload.weight_memory import WeightMemory
 
 _LOOK_EVERY = 0.05  # seconds between looks at whether a wait should end
 
@@ -84,9 +84,13 @@ class StoreReader:
         self._checked[piece] = checksum, now if before == now else None
 
     def read_layers(
-        self, layers: Sequence[StoredLayer], area: Area, n_threads: int, on_progress: Callable[[float], None]
+        self,
+        layers: Sequence[StoredLayer],
+        memory: WeightMemory,
+        n_threads: int,
+        on_progress: Callable[[float], None],
     ) -> dict[int, Address]:
-        """Bring layers one behind the other into `area`; where each begins.
+        """Bring layers one after the other into `memory`; where each begins.
 
         Raises:
             StreamError: as `read`.
@@ -101,13 +105,13 @@ class StoreReader:
 
         def bring(job: tuple[Piece, int]) -> None:
             piece, start = job
-            with area.view(start + piece.at, piece.n_bytes) as memory:
-                self.read(piece, memory)
+            with memory.view(start + piece.at, piece.n_bytes) as view:
+                self.read(piece, view)
 
         with ThreadPoolExecutor(n_threads) as pool:
             for number, _ in enumerate(pool.map(bring, jobs)):
                 on_progress((number + 1) / len(jobs))
-        return {index: area.address + start for index, start in starts.items()}
+        return {index: memory.address + start for index, start in starts.items()}
 
     def close(self) -> None:
         """Close the files."""
@@ -144,7 +148,7 @@ class LayerRing:
         self._order = [reader.store.layers[index] for index in order]
         self._position = {index: number for number, index in enumerate(order)}
         self._slot_bytes = max(layer.n_bytes for layer in self._order)
-        self._area = Area(self._slot_bytes * n_slots)
+        self._memory = WeightMemory(self._slot_bytes * n_slots)
         self._changed = threading.Condition()
         self._free = list(range(n_slots))
         self._coming: deque[_Load] = deque()  # in order; the first is needed first
@@ -168,7 +172,7 @@ class LayerRing:
     @property
     def n_bytes(self) -> int:
         """Bytes of all slots."""
-        return self._area.n_bytes
+        return self._memory.n_bytes
 
     @property
     def streamed_bytes(self) -> int:
@@ -200,7 +204,7 @@ class LayerRing:
                 raise load.error
             if layer not in self._held:
                 self._held[layer] = self._coming.popleft()
-            return self._area.address + load.slot * self._slot_bytes
+            return self._memory.address + load.slot * self._slot_bytes
 
     def give_back(self, layer: int) -> None:
         """The layer is done with; its slot is filled with what comes next."""
@@ -229,7 +233,7 @@ class LayerRing:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        self._area.close()
+        self._memory.close()
 
     def _head(self, layer: int, stop: Callable[[], bool]) -> _Load:
         """The load of a layer, made the first in line."""
@@ -280,7 +284,7 @@ class LayerRing:
                 self._count_readers(+1)
             error: BaseException | None = None
             try:
-                with self._area.view(load.slot * self._slot_bytes + piece.at, piece.n_bytes) as memory:
+                with self._memory.view(load.slot * self._slot_bytes + piece.at, piece.n_bytes) as memory:
                     self._reader.read(piece, memory)
             except BaseException as caught:  # raised where the layer is needed
                 error = caught

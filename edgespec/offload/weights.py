@@ -10,15 +10,15 @@ from typing import Any
 
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
-from edgespec.kernels.ggml import Address, HollowType
+from edgespec.kernels.ggml import Address, UnbackedBufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
-from edgespec.models.llama.graph import GraphObserver
-from edgespec.models.llama.residency import BufferTypes
+from edgespec.models.llama.runtime.graph import GraphObserver
+from edgespec.models.llama.runtime.residency import BufferTypes
 from edgespec.offload.layer_switch import LayerSwitch
 from edgespec.offload.layout import Store
-from edgespec.offload.memory import Area
 from edgespec.offload.ring import LayerRing, StoreReader
+from edgespec.offload.weight_memory import WeightMemory
 
 N_READERS = 2
 
@@ -59,8 +59,8 @@ class StreamedWeights:
         self._n_slots = n_slots
         self._n_readers = n_readers
         self._on_progress = on_progress
-        self._types: dict[str, HollowType] = {}
-        self._resident: Area | None = None
+        self._types: dict[str, UnbackedBufferType] = {}
+        self._resident: WeightMemory | None = None
         self._ring: LayerRing | None = None
         self._switch: LayerSwitch | None = None
         self._reader = StoreReader(store)
@@ -83,7 +83,7 @@ class StreamedWeights:
     @property
     def resident_bytes(self) -> int:
         """Bytes of memory that layers take, the ring included."""
-        return sum(area.n_bytes for area in (self._resident, self._ring) if area is not None)
+        return sum(part.n_bytes for part in (self._resident, self._ring) if part is not None)
 
     @property
     def streamed_bytes(self) -> int:
@@ -120,7 +120,7 @@ class StreamedWeights:
                 groups.setdefault(self._store.kernels.get(name, ""), []).append(name)
         patterns: list[tuple[str, Address]] = []
         for kernel, names in groups.items():
-            self._types[kernel] = HollowType(kernel_types[kernel] if kernel else None)
+            self._types[kernel] = UnbackedBufferType(kernel_types[kernel] if kernel else None)
             patterns += [(pattern, self._types[kernel].address) for pattern in pattern_of(names)]
         table = ggml.overrides(patterns + buffer_types)
         params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
@@ -175,7 +175,7 @@ class StreamedWeights:
         layers = [self._store.layers[index] for index in sorted(used)]
         if not layers:
             return
-        self._resident = Area(sum(layer.n_bytes for layer in layers))
+        self._resident = WeightMemory(sum(layer.n_bytes for layer in layers))
         starts = self._reader.read_layers(layers, self._resident, self._n_readers, self._on_progress)
         for index, places in used.items():
             for tensor, place in places.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,16 @@ from edgespec.costs.yields import Yields, typical
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.measure.threads import known_threads
 from edgespec.measure.throughput import measure_reading
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint, readable
-from edgespec.models.gguf.header import GGUFHeader
+from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import Seen, look_at
-from edgespec.models.llama.prompt_pieces import LENGTHS, lengths_that_differ
+from edgespec.models.llama.prefill_chunks import LENGTHS, lengths_that_differ
 from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
-from edgespec.offload.planning.budget import foresee, memory_room
+from edgespec.offload.planning.budget import memory_room, predict_memory
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows
 from edgespec.profiles.store import (
     USUAL_OVERLAP,
@@ -47,8 +46,8 @@ from edgespec.profiles.store import (
     disk_key,
     machine_identity,
 )
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress
+from edgespec.units import readable
 
 _DIRECT_SHARE = 0.95  # of the disk's speed that reaches passes
 _BESIDE_READS = 1.05  # how much longer arithmetic takes while layers are read
@@ -155,7 +154,7 @@ class _Planning:
         if budget > room:
             self._notes.append(f"{readable(budget)} are planned with, and {readable(room)} are free now.")
         target = replace(self._footprint(seen.headers[0]), weights=files.tensor_bytes)
-        plain_holding = foresee([target], files, budget, streams=wish.streams)
+        plain_holding = predict_memory([target], files, budget, streams=wish.streams)
         passes = self._passes(seen, plain_holding)
         most = MOST_ROWS if plain_holding.streamed_bytes else USUAL_NODES
         found: list[tuple[Drafting, PlannedMemory, Footprint | None]] = [
@@ -163,7 +162,11 @@ class _Planning:
         ]
         for drafting, size in self._draftings(seen):
             try:
-                held = foresee([target, size], files, budget, streams=wish.streams) if size else plain_holding
+                held = (
+                    predict_memory([target, size], files, budget, streams=wish.streams)
+                    if size
+                    else plain_holding
+                )
             except MemoryLimitError:
                 self._notes.append(f"There is no room for {drafting.name}.")
                 continue
@@ -363,9 +366,13 @@ class _Planning:
         found = []
         half = holding.budget // 2
         if holding.budget + half < holding.needed:
-            found.append((f"{readable(half)} more memory", foresee(prints, files, holding.budget + half)))
+            found.append(
+                (f"{readable(half)} more memory", predict_memory(prints, files, holding.budget + half))
+            )
         short = holding.needed - holding.budget
-        found.append((f"{readable(short)} more memory (all of it)", foresee(prints, files, holding.needed)))
+        found.append(
+            (f"{readable(short)} more memory (all of it)", predict_memory(prints, files, holding.needed))
+        )
         return found
 
 

@@ -16,16 +16,16 @@ _NAMES = {
 }
 
 
-def told(returncode: int) -> str:
+def describe_exit(returncode: int) -> str:
     """How a process ended that failed: "crashed (segmentation fault)", "was ended by SIGTERM" ..."""
-    if fault := crash(returncode):
+    if fault := crash_fault(returncode):
         return f"crashed ({fault})"
-    if by := killed(returncode):
+    if by := ending_signal(returncode):
         return f"was ended by {by}"
     return f"ended with status {returncode}"
 
 
-def crash(returncode: int | None) -> str:
+def crash_fault(returncode: int | None) -> str:
     """The fault that ended a process, such as "segmentation fault"; empty if it ended otherwise."""
     if returncode is None:
         return ""
@@ -34,9 +34,9 @@ def crash(returncode: int | None) -> str:
     return _NAMES.get(_signal_name(returncode), "")
 
 
-def killed(returncode: int | None) -> str:
+def ending_signal(returncode: int | None) -> str:
     """The signal from outside that ended a process, such as "SIGKILL"; empty if there was none."""
-    if returncode is None or crash(returncode):
+    if returncode is None or crash_fault(returncode):
         return ""
     return _signal_name(returncode)
 

@@ -23,8 +23,8 @@ from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import Yields
-from edgespec.files.writing import written_whole
-from edgespec.machine.busy import DISTURBED
+from edgespec.files.writing import atomic_write
+from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
 
 _VERSION = 2
@@ -84,7 +84,7 @@ def disk_key(path: Path) -> dict[str, str]:
 
 def machine_identity() -> dict[str, str]:
     """What figures of this machine depend on, besides models: processor, memory, llama.cpp build."""
-    from edgespec.models.llama.runtime import build_identity
+    from edgespec.models.llama.runtime.backend import build_identity
 
     return {
         "machine": f"{platform.machine()} {probe_cores().model}",
@@ -263,7 +263,7 @@ class ProfileStore:
         }
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(path, lasting=False) as file:
+            with atomic_write(path, durable=False) as file:
                 file.write(json.dumps(record, indent=1).encode())
 
     def all_passes(self, **wanted: str) -> Iterator[PassProfile]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.models.llama.residency import Residency
+from edgespec.models.llama.runtime.residency import Residency
 
 
 class StreamRate:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.files.writing import written_whole
+from edgespec.files.writing import atomic_write
 from edgespec.speculation.learning.tables import TableStore
 
 _VERSIONED = "2 "  # what names of tables begin with in this version of the file
@@ -46,7 +46,7 @@ class TableFile(TableStore):
             return
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(self._path, lasting=False) as file:
+            with atomic_write(self._path, durable=False) as file:
                 np.savez(file, allow_pickle=False, **_packed(self._tables))
         self._changed = False
 

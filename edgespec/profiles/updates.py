@@ -15,8 +15,8 @@ import numpy as np
 
 from edgespec.costs.yields import BUDGETS, Yields
 from edgespec.generation.result import PassRecord
-from edgespec.machine.busy import Watch
-from edgespec.models.llama.residency import Residency
+from edgespec.machine.contention import ContentionWatch
+from edgespec.models.llama.runtime.residency import Residency
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.tree import TokenTree
@@ -101,7 +101,7 @@ class Observed:
         self._store = store or ProfileStore()
         self._seen: dict[float, _Seen | None] = {}
         self._seconds: dict[int, list[float]] = {}
-        self._watch: Watch | None = None
+        self._watch: ContentionWatch | None = None
 
     def timed(self, record: PassRecord, threads: int) -> None:
         """Count what a pass took.
@@ -110,7 +110,7 @@ class Observed:
             threads: that computed it.
         """
         if self._watch is None:
-            self._watch = Watch(threads)  # the pass that is being told of is over
+            self._watch = ContentionWatch(threads)  # the pass that is being told of is over
             return
         self._seconds.setdefault(record.nodes, []).append(max(record.verify_s - record.wait_s, 0.0))
 

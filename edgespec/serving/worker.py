@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk
+from edgespec.progress import Progress
 from edgespec.serving.refusals import QueueFull, ShuttingDown, Unavailable, is_clients_fault
 
-Open = Callable[[Callable[[str, float], None]], Engine]
+Open = Callable[[Progress], Engine]
 
 _AGAIN_S = 0.05
 _RETRY_S = 1.0

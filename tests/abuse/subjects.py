@@ -11,8 +11,8 @@ from typing import Any
 
 import edgespec
 from edgespec.engine.engine import Engine
-from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig, Grammar
+from tests.least_memory import load_in_least_memory
 
 CONTEXT = 512
 GREEDY = GenerationConfig(max_tokens=24)
@@ -84,14 +84,7 @@ def open_engine(model: Path, drafter: Path, kind: str) -> Engine:
         options["draft"] = drafter
     if options.get("offload") != "stream":
         return edgespec.load(model, **options)
-    memory = 32 << 20
-    while True:
-        try:
-            return edgespec.load(model, memory=memory, **options)
-        except MemoryLimitError as error:
-            if error.least is None or error.least <= memory:
-                raise
-            memory = error.least
+    return load_in_least_memory(model, **options)
 
 
 def subjects(model: Path, drafter: Path, chance: random.Random) -> list[Subject]:

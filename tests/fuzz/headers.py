@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.models.gguf.header import BLOCK_SIZES
+from edgespec.models.gguf.types import BLOCK_SIZES
 from tests.tiny import write_tiny
 
 STRING, ARRAY, UINT32 = 8, 9, 4

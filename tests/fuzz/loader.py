@@ -20,7 +20,7 @@ from edgespec.models.gguf.header import read_header
 
 
 def main() -> None:
-    from edgespec.models.llama.runtime import start_backend
+    from edgespec.models.llama.runtime.backend import start_backend
 
     start_backend()
     with tempfile.TemporaryDirectory() as cache:  # of verdicts on files that are tried in a child process
@@ -31,8 +31,9 @@ def main() -> None:
 
 
 def _load(path: Path) -> None:
-    from edgespec.models.llama.batch import Batch
-    from edgespec.models.llama.runtime import Context, Model
+    from edgespec.models.llama.runtime.batch import Batch
+    from edgespec.models.llama.runtime.context import Context
+    from edgespec.models.llama.runtime.model import Model
     from edgespec.models.llama.trials.vetting import require_loadable
 
     _say("start")

@@ -14,9 +14,10 @@ import pytest
 import edgespec
 from edgespec import Engine, GenerationConfig, Session
 from edgespec.engine.session_file import SessionFile
-from edgespec.errors import MemoryLimitError, ModelFileError, StreamError
+from edgespec.errors import ModelFileError, StreamError
 from edgespec.files import state as filestate
-from edgespec.models.llama.runtime import Model
+from edgespec.models.llama.runtime.model import Model
+from tests.least_memory import load_in_least_memory
 from tests.tamper import rearrange
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -31,20 +32,15 @@ def model(q4_drafter_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return Path(shutil.copy(q4_drafter_path, tmp_path / "model.gguf"))
 
 
+USUAL = {"draft": "none", "context": 512, "exact": False, "threads": 1}
+
+
 def load(model: Path, **options: Any) -> Engine:
-    usual = {"draft": "none", "context": 512, "exact": False, "threads": 1}
-    return edgespec.load(model, **{**usual, **options})
+    return edgespec.load(model, **{**USUAL, **options})
 
 
 def load_streamed(model: Path, **options: Any) -> Engine:
-    memory = 64 * MIB
-    while True:
-        try:
-            return load(model, offload="stream", memory=memory, **options)
-        except MemoryLimitError as error:
-            if error.least is None or error.least <= memory:
-                raise
-            memory = error.least
+    return load_in_least_memory(model, **{**USUAL, **options})
 
 
 def tokens(engine: Engine) -> list[int]:

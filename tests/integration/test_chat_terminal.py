@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.engine.session_file import sessions_folder
 from tests.desk import STORY, Desk
+from tests.least_memory import least_memory
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
 
@@ -81,7 +82,7 @@ def test_ctrl_c_while_the_prompt_is_read(long_question: str) -> None:
 
 
 @pytest.fixture(params=["in memory", "streaming"])
-def held(request: pytest.FixtureRequest, smol_path: Path, least_memory: Callable[..., int]) -> list[str]:
+def held(request: pytest.FixtureRequest, smol_path: Path) -> list[str]:
     """Options for a model in memory, and for one in so little of it that layers are streamed."""
     if request.param == "in memory":
         return []

@@ -21,10 +21,12 @@ import pytest
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.engine.session_file import SessionFile
-from edgespec.errors import BackendError, MemoryLimitError
+from edgespec.errors import BackendError
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.runtime import Context, Model
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
+from tests.least_memory import load_in_least_memory
 from tests.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,19 +45,7 @@ def open_given(arguments: Sequence[str]) -> Engine:
     options: dict[str, Any] = {"context": 192, "threads": 2, "draft": path if "model" in kind else "lookup"}
     if "streamed" not in kind:
         return edgespec.load(path, **options)
-    return load_streamed(path, **options)
-
-
-def load_streamed(path: Path, **options: Any) -> Engine:
-    """In as little memory as it can do with."""
-    memory = 32 << 20
-    while True:
-        try:
-            return edgespec.load(path, offload="stream", memory=memory, **options)
-        except MemoryLimitError as error:
-            if error.least is None or error.least <= memory:
-                raise
-            memory = error.least
+    return load_in_least_memory(path, **options)
 
 
 def run(program: str, *arguments: object) -> str:
@@ -219,7 +209,8 @@ _USE_AFTER_CLOSE = """
 import sys
 from pathlib import Path
 from edgespec.errors import BackendError
-from edgespec.models.llama.runtime import Context, Model
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 from edgespec.engine.session_file import SessionFile
 from tests.integration.test_closing import _AFTER_CLOSE
 

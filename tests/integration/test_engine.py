@@ -22,7 +22,7 @@ from edgespec.errors import (
     UsageError,
 )
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.runtime.batch import Batch
 
 QUESTION = "Why is the sky blue?"
 

@@ -9,9 +9,9 @@ import pytest
 
 import edgespec
 from edgespec.errors import MemoryLimitError
-from edgespec.models.gguf.footprint import readable
 from edgespec.models.hub.inspection import look_at
-from edgespec.offload.planning.fit import how_it_fits
+from edgespec.offload.planning.fit import fit_report
+from edgespec.units import readable
 
 CONTEXT = 256
 
@@ -23,15 +23,15 @@ def test_a_verdict_holds_when_the_model_is_loaded(q4_drafter_path: Path) -> None
     too_little = refused.value.least - 1
     with pytest.raises(MemoryLimitError):
         edgespec.load(q4_drafter_path, memory=too_little, context=CONTEXT, draft="none")
-    assert how_it_fits(headers, budget=too_little, context=CONTEXT)["verdict"] == "too large"
+    assert fit_report(headers, budget=too_little, context=CONTEXT)["verdict"] == "too large"
 
     # Headers give estimates, loading measures: a verdict never promises what loading cannot keep.
-    memory = how_it_fits(headers, context=CONTEXT)
+    memory = fit_report(headers, context=CONTEXT)
     least, needed = memory["least_bytes"], memory["needed_bytes"]
     assert memory["verdict"] == "fits"
     assert too_little < least < needed
     for budget, verdict in ((least, "streams"), ((least + needed) // 2, "streams"), (needed, "fits")):
-        said = how_it_fits(headers, budget=budget, context=CONTEXT)
+        said = fit_report(headers, budget=budget, context=CONTEXT)
         assert said["verdict"] == verdict
         assert (said["least_bytes"], said["needed_bytes"]) == (least, needed)
         with edgespec.load(q4_drafter_path, memory=budget, context=CONTEXT, draft="none") as engine:

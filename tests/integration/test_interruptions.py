@@ -17,10 +17,11 @@ import pytest
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
-from edgespec.errors import BackendError, MemoryLimitError, UsageError
+from edgespec.errors import BackendError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.quantize import make_drafter
 from tests.interrupting import Intruder, Intrusion
+from tests.least_memory import load_in_least_memory
 from tests.tiny import write_tiny
 from tests.tiny_mamba import write_mamba
 
@@ -70,14 +71,7 @@ def open_engine(models: Mapping[str, Path | str], kind: str) -> Engine:
     options = {**wishes, "draft": draft, "context": 192, "threads": 1}
     if options.get("offload") != "stream":
         return edgespec.load(path, **options)
-    memory = 32 * MIB
-    while True:
-        try:
-            return edgespec.load(path, memory=memory, **options)
-        except MemoryLimitError as error:
-            if error.least is None or error.least <= memory:
-                raise
-            memory = error.least
+    return load_in_least_memory(path, **options)
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.kernels import kept
+from edgespec.kernels import report_store
 from edgespec.kernels.layouts import kernel_layout, kernel_layouts, kernels_identity
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import PLAIN, VARIABLE
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.directing import directed
-from edgespec.models.llama.runtime import Context, Model, start_backend
-from edgespec.offload.planning.stream import open_streamed_model, plan_stream
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.layout_overrides import directed
+from edgespec.models.llama.runtime.model import Model
+from edgespec.offload.planning.stream_plan import open_streamed_model, plan_stream
 
 # Runs in every Python that is started, and spoils one layout in the process that tries them.
 SABOTAGE = """
@@ -69,7 +71,7 @@ def first_layout(auto: None) -> str:
 @pytest.fixture
 def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     """Runs edgespec, with a layout that the trial finds to be faulty."""
-    for file in kept.reports_folder().glob("*"):
+    for file in report_store.reports_folder().glob("*"):
         file.unlink()
     sabotage = tmp_path / "sabotage"
     sabotage.mkdir()
@@ -97,7 +99,7 @@ def test_a_faulty_layout_is_left_out_and_the_program_answers(
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert f"llama.cpp's {first_layout} kernels are not used" in done.stderr
-    (file,) = kept.reports_folder().glob("*.json")
+    (file,) = report_store.reports_folder().glob("*.json")
     assert words in json.loads(file.read_text())["problems"][first_layout]
     written = file.stat().st_mtime_ns
     examined = json.loads(program(first_layout, fate, "doctor", "--json", "--no-disk-check").stdout)
@@ -121,8 +123,8 @@ def test_llama_cpp_that_does_not_work_ends_in_a_message(auto: None, program: Pro
 def test_a_crash_of_the_program_itself_ends_in_a_message(program: Program, tmp_path: Path) -> None:
     crash = (
         "import ctypes, sys\nif 'generate' in sys.orig_argv:\n"
-        "    import edgespec.models.llama.runtime as runtime\n"
-        "    runtime.Context.decode = lambda *_: ctypes.string_at(0)\n"
+        "    import edgespec.models.llama.runtime.context as context\n"
+        "    context.Context.decode = lambda *_: ctypes.string_at(0)\n"
     )
     run = [sys.executable, "-m", "edgespec", "generate", "-p", "Hello", "--draft", "none"]
     (tmp_path / "sabotage" / "sitecustomize.py").write_text(crash)
@@ -151,7 +153,7 @@ def plain_is_faster(first_layout: str, q4_drafter_path: Path, monkeypatch: pytes
     if not types:
         pytest.skip("no layout here can hold this model's weights")
     by_layout = {first_layout: (2.0, 2.0, 2.0), PLAIN: (1.0, 1.0, 1.0)}
-    monkeypatch.setattr(kept, "_found", Report(seconds=dict.fromkeys(types, by_layout)))
+    monkeypatch.setattr(report_store, "_found", Report(seconds=dict.fromkeys(types, by_layout)))
     return types
 
 
@@ -185,7 +187,7 @@ def test_resident_and_streamed_weights_follow_the_measurement(
 def test_nothing_is_directed_where_ggml_does_as_measured(
     first_layout: str, q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "_found", Report())
+    monkeypatch.setattr(report_store, "_found", Report())
     assert directed(q4_drafter_path, 0) == []
 
 

@@ -23,12 +23,14 @@ from edgespec.models.gguf.footprint import work_bytes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.widen import widen
-from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.cache.tree_cache import PART, BranchingCache
-from edgespec.models.llama.runtime import Context, Model
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape, dry_run
 from edgespec.offload.packing.pack import gains_from_packing
 from tests.conftest import made_once
+from tests.least_memory import least_memory
 
 _IMPORTS = """
 import sys, edgespec
@@ -46,19 +48,6 @@ def wide_path(q4_drafter_path: Path) -> Path:
         f"smol-q4_0-wide-{version('llama-cpp-python')}.gguf",
         lambda path: widen(q4_drafter_path, path, 400_000_000),
     )
-
-
-def least_memory(model: Path, **options: Any) -> int:
-    """The least memory that the model can do with."""
-    memory = 32 << 20
-    while True:
-        try:
-            edgespec.load(model, memory=memory, **options).close()
-            return memory
-        except MemoryLimitError as error:
-            if error.least is None or error.least <= memory:
-                raise
-            memory = error.least
 
 
 @pytest.mark.parametrize("draft", ["none", "lookup", "model"])
@@ -112,8 +101,9 @@ def test_a_dry_run_foretells_what_contexts_take(rows: int, wide_path: Path, tmp_
 import psutil
 from pathlib import Path
 import numpy as np
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.runtime import Context, Model
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 
 def held():
     rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").readlines()[1:])
@@ -148,7 +138,7 @@ def test_packing_holds_one_tensor_and_its_rearranged_copy(wide_path: Path, tmp_p
 import resource
 from pathlib import Path
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.runtime import start_backend
+from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.kernels.layouts import kernel_layout
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.packing import pack

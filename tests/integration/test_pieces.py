@@ -10,8 +10,8 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.prompt_pieces import LongPieces
+from edgespec.models.llama.prefill_chunks import PrefillChunks
+from edgespec.models.llama.runtime.batch import Batch
 from edgespec.offload.attention import RowAttention
 from edgespec.offload.planning import needs
 from edgespec.offload.weights import StreamedWeights
@@ -33,7 +33,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield loaded
 
 
-def read(engine: Engine, tokens: list[int], pieces: LongPieces | None) -> tuple[bytes, int]:
+def read(engine: Engine, tokens: list[int], pieces: PrefillChunks | None) -> tuple[bytes, int]:
     """The state of a text read from nothing, and how often the weights were read for that."""
     target = engine.target
     weights = target.model.weights
@@ -57,10 +57,10 @@ def test_long_pieces_give_the_bits_of_short_ones_in_fewer_sweeps(engine: Engine,
     short, sweeps = read(engine, tokens, None)
     assert sweeps >= len(tokens) // rule.maximum
     file = tmp_path / "rows" / "pieces.json"
-    pieces = LongPieces(rule, engine.target.context.n_rows, file)
+    pieces = PrefillChunks(rule, engine.target.context.n_rows, file)
     tried, _ = read(engine, tokens, pieces)
     assert tried == short, "whatever the trial found, the text is the same"
-    remembered = LongPieces(rule, engine.target.context.n_rows, file)
+    remembered = PrefillChunks(rule, engine.target.context.n_rows, file)
     assert json.loads(file.read_text())
     assert remembered.longest == pieces.longest
     known, fewer = read(engine, tokens, remembered)
@@ -83,7 +83,7 @@ def test_attention_in_tiles_would_give_other_bits_or_is_not_there(engine: Engine
         target.cache.append(Batch.run(tokens, 0, target.cache.open_paths), len(tokens))
         target._tokens.extend(tokens)
         tiled = bytes(target.cache.save(0, len(tokens)))
-        pieces = LongPieces(target.rule, target.context.n_rows)
+        pieces = PrefillChunks(target.rule, target.context.n_rows)
         state, _ = read(engine, tokens, pieces)
     finally:
         graph._observers = kept

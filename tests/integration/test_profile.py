@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from edgespec.machine.cores import usable_cores
 from edgespec.models.hub.removal import plan_removal
 from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles.store import ProfileStore
+from tests.least_memory import least_memory
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
 
@@ -141,9 +141,7 @@ def test_a_busy_machine_is_told_of_and_measured_again(smol_path: Path) -> None:
     assert again.compute.at(1) < kept.compute.at(1) * 100, "passes were measured again"
 
 
-def test_how_fast_weights_came_is_kept_for_the_next_run(
-    smol_path: Path, least_memory: Callable[..., int]
-) -> None:
+def test_how_fast_weights_came_is_kept_for_the_next_run(smol_path: Path) -> None:
     store = ProfileStore()
     streamed: dict[str, Any] = {"draft": "lookup", "offload": "stream", "context": 256}
     streamed["memory"] = least_memory(smol_path, **streamed) + 10_000_000

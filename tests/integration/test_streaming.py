@@ -19,7 +19,7 @@ from platformdirs import user_cache_path
 
 import edgespec
 from edgespec.engine.engine import Engine
-from edgespec.errors import MemoryLimitError, StreamError
+from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
@@ -29,8 +29,9 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.layer_switch import LayerSwitch
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights
-from edgespec.offload.planning import stream as opening
+from edgespec.offload.planning import stream_plan
 from edgespec.offload.weights import StreamedWeights
+from tests.least_memory import load_in_least_memory
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
 GREEDY = GenerationConfig(max_tokens=24)
@@ -39,17 +40,8 @@ MIB = 1 << 20
 
 
 def load_streamed(model: Path, spare: int = 0, **options: Any) -> Engine:
-    """The model in as little memory as it can do with, and `spare` bytes more."""
-    memory = 64 * MIB
-    while True:
-        try:
-            return edgespec.load(
-                model, offload="stream", memory=memory, **{"draft": "none", "context": CONTEXT, **options}
-            )
-        except MemoryLimitError as error:
-            if error.least is None or error.least <= memory:
-                raise
-            memory = error.least + spare
+    """The model in the least memory, and `spare` bytes more."""
+    return load_in_least_memory(model, spare, **{"context": CONTEXT, **options})
 
 
 def generate(engine: Engine, config: GenerationConfig = GREEDY) -> Generation:
@@ -156,7 +148,7 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
     def refuse() -> None:
         raise ggml.UnsupportedBuild("a tensor's name is elsewhere")
 
-    monkeypatch.setattr(opening, "check_supported", refuse)
+    monkeypatch.setattr(stream_plan, "check_supported", refuse)
     with edgespec.load(q4_drafter_path, memory=budget, **options) as engine:
         paged = engine.target.model.weights
         assert isinstance(paged, PagedWeights)
@@ -201,7 +193,7 @@ def test_a_full_disk_means_streaming_the_model_itself(
 ) -> None:
     if not gains_from_packing(ModelFiles.of(read_header(q4_drafter_path)).layers()):
         pytest.skip("this processor has no faster layout for these weights, so nothing would be packed")
-    monkeypatch.setattr(opening, "_SPARE_DISK", 1 << 60)
+    monkeypatch.setattr(stream_plan, "_SPARE_DISK", 1 << 60)
     with load_streamed(q4_drafter_path, exact=False) as engine:
         assert any(note.startswith("The packed layer file would take") for note in engine.notes)
         assert len(generate(engine).tokens) == GREEDY.max_tokens

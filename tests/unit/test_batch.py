@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.target import tree_batch
-from edgespec.models.llama.batch import Batch
+from edgespec.models.llama.runtime.batch import Batch
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import trees
 

@@ -44,7 +44,7 @@ from edgespec.bench.rows.synthetic import remove_leftovers
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.cli.main import main
 from edgespec.errors import BackendError, OutputError, UsageError
-from edgespec.files.writing import open_claimed
+from edgespec.files.writing import open_locked
 from edgespec.generation.config import GenerationConfig
 
 # Questions
@@ -710,7 +710,7 @@ def test_what_killed_benchmarks_left_is_removed(tmp_path: Path) -> None:
         (tmp_path / f"q4_0-for-{owner}-abc").mkdir()
         (tmp_path / f"q4_0-for-{owner}-abc" / "model.gguf").write_bytes(b"x")
     (tmp_path / f"a-widened-1-for-{gone.pid}.gguf.partial").write_bytes(b"x")
-    with open_claimed(tmp_path / f"a-widened-1-for-{ours}.gguf.partial"):
+    with open_locked(tmp_path / f"a-widened-1-for-{ours}.gguf.partial"):
         remove_leftovers(tmp_path)
         left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [f"a-widened-1-for-{ours}.gguf.partial", f"q4_0-for-{ours}-abc"]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files.writing import cleaned_up, open_claimed, remove_abandoned, written_whole
+from edgespec.files.writing import atomic_write, open_locked, remove_abandoned, termination_raises
 
 
 def test_the_new_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"old")
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(b"new")
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
@@ -30,7 +30,7 @@ def test_what_fails_leaves_the_old_one_and_nothing_else(tmp_path: Path, error: t
     path.write_bytes(b"old")
 
     def fail() -> None:
-        with written_whole(path) as file:
+        with atomic_write(path) as file:
             file.write(b"half of wh")
             raise error
 
@@ -44,8 +44,8 @@ def test_a_killed_writer_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"old")
     program = (
-        "import os, signal, sys; from pathlib import Path; from edgespec.files.writing import written_whole\n"
-        "with written_whole(Path(sys.argv[1])) as file:\n"
+        "import os, signal, sys; from pathlib import Path; from edgespec.files.writing import atomic_write\n"
+        "with atomic_write(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
@@ -54,7 +54,7 @@ def test_a_killed_writer_leaves_the_old_one(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), written_whole(tmp_path / "none" / "a.json"):
+    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "none" / "a.json"):
         pass
 
 
@@ -62,7 +62,7 @@ def test_only_files_that_nobody_writes_are_abandoned(tmp_path: Path) -> None:
     stale, claimed, other = (tmp_path / name for name in ("a.partial", "b.partial", "c.gguf"))
     stale.write_bytes(bytes(10_000))
     other.write_bytes(bytes(10_000))
-    with open_claimed(claimed) as file:
+    with open_locked(claimed) as file:
         file.write(bytes(10_000))
         file.flush()
         assert remove_abandoned(tmp_path) >= 10_000
@@ -76,7 +76,7 @@ def test_only_files_that_nobody_writes_are_abandoned(tmp_path: Path) -> None:
 
 ENDING = """
 import signal, sys
-from edgespec.files.writing import cleaned_up
+from edgespec.files.writing import termination_raises
 
 way, name = sys.argv[1:]
 number = getattr(signal, name)
@@ -84,7 +84,7 @@ if way == "ignored":
     signal.signal(number, signal.SIG_IGN)
 elif way == "handled":
     signal.signal(number, lambda *_: print("theirs"))
-with cleaned_up():
+with termination_raises():
     try:
         signal.raise_signal(number)
         print("went on")
@@ -121,13 +121,13 @@ def test_other_threads_leave_signals_alone() -> None:
     seen: list[object] = []
 
     def work() -> None:
-        with cleaned_up():
+        with termination_raises():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert seen == [before]
-    with cleaned_up():
+    with termination_raises():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) == before

@@ -14,7 +14,7 @@ import pytest
 from edgespec.cli.batch.lines import read_jobs
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
-from edgespec.models.llama.runtime import Model
+from edgespec.models.llama.runtime.model import Model
 from edgespec.models.text.forms import check, is_plain
 from edgespec.models.text.grammar import _KEPT, _KEPT_BYTES, Grammars, _Compiled
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.config import Grammar
 from edgespec.models.text.grammar import Grammars
-from edgespec.models.llama.runtime import Model
+from edgespec.models.llama.runtime.model import Model
 for form in json.load(sys.stdin):
     with Model(Path(sys.argv[1]), vocabulary_only=True) as model:
         try:

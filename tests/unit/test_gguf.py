@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import ModelFileError
-from edgespec.models.gguf.header import BLOCK_SIZES, ArrayInfo, GGUFHeader, read_header, split_paths
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.split_files import split_paths
+from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader
 
 AGAIN = "Download the file again."
 U32, U64, STRING, ARRAY = 4, 10, 8, 9

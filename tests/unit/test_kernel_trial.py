@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import BackendError
-from edgespec.kernels import kept
-from edgespec.kernels.kept import known_report, layouts_in_use, notes, tried_report
+from edgespec.kernels import report_store
 from edgespec.kernels.report import ROWS, Report
+from edgespec.kernels.report_store import ensure_report, layouts_in_use, report_notes, stored_report
 from edgespec.kernels.setting import VARIABLE
 from edgespec.kernels.trial import run_trial
 
@@ -103,10 +103,10 @@ def test_a_worker_that_cannot_be_started_is_no_verdict_on_llama_cpp(tmp_path: Pa
 
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on the first run: nothing was found by this process, and nothing is kept."""
+    """As on the first run: nothing was found by this process, and nothing is report_store."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(kept, "_found", None)
-    for file in kept.reports_folder().glob("*"):
+    monkeypatch.setattr(report_store, "_found", None)
+    for file in report_store.reports_folder().glob("*"):
         file.unlink()
 
 
@@ -118,36 +118,36 @@ def test_it_is_tried_once_and_kept(nothing_known: None, monkeypatch: pytest.Monk
         runs.append(1)
         return report
 
-    assert known_report() is None
-    assert tried_report(run) == tried_report(run) == known_report() == report
-    monkeypatch.setattr(kept, "_found", None)  # the next process
-    assert known_report() == tried_report(run) == report
+    assert stored_report() is None
+    assert ensure_report(run) == ensure_report(run) == stored_report() == report
+    monkeypatch.setattr(report_store, "_found", None)  # the next process
+    assert stored_report() == ensure_report(run) == report
     assert len(runs) == 1
-    assert tried_report(lambda: Report(), again=True) == known_report() == Report()
+    assert ensure_report(lambda: Report(), again=True) == stored_report() == Report()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": [1], "problems": {}, "seconds": {}}', "\x00"])
 def test_what_is_damaged_is_tried_again(
     content: str, nothing_known: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried_report(lambda: Report({"OLD": "problem"}))
-    (file,) = kept.reports_folder().glob("*.json")
+    ensure_report(lambda: Report({"OLD": "problem"}))
+    (file,) = report_store.reports_folder().glob("*.json")
     file.write_text(content)
-    monkeypatch.setattr(kept, "_found", None)
-    assert tried_report(lambda: Report({"NEW": "problem"})).problems == {"NEW": "problem"}
+    monkeypatch.setattr(report_store, "_found", None)
+    assert ensure_report(lambda: Report({"NEW": "problem"})).problems == {"NEW": "problem"}
 
 
 def test_what_may_pass_is_tried_again_the_next_day(
     nothing_known: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passing = Report({"SLOW": "it hung"}, passing=True)
-    tried_report(lambda: passing)
-    monkeypatch.setattr(kept, "_found", None)
-    assert known_report() == passing
-    monkeypatch.setattr(kept, "_found", None)
-    now = kept.time.time()
-    monkeypatch.setattr(kept.time, "time", lambda: now + 25 * 3600)
-    assert known_report() is None
+    ensure_report(lambda: passing)
+    monkeypatch.setattr(report_store, "_found", None)
+    assert stored_report() == passing
+    monkeypatch.setattr(report_store, "_found", None)
+    now = report_store.time.time()
+    monkeypatch.setattr(report_store.time, "time", lambda: now + 25 * 3600)
+    assert stored_report() is None
 
 
 def test_another_build_is_tried_anew(
@@ -156,23 +156,23 @@ def test_another_build_is_tried_anew(
     library = tmp_path / "libggml-cpu.so"
     library.write_bytes(b"faulty kernels")
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
-    tried_report(lambda: Report({"FAULTY": "it crashed"}))
+    ensure_report(lambda: Report({"FAULTY": "it crashed"}))
     library.write_bytes(b"kernels, mended")
-    monkeypatch.setattr(kept, "_found", None)
-    assert known_report() is None
+    monkeypatch.setattr(report_store, "_found", None)
+    assert stored_report() is None
 
 
 def test_a_cache_that_cannot_be_written_to_stops_nothing(
     nothing_known: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(kept, "reports_folder", lambda: tmp_path / "file" / "kernels")
-    assert tried_report(lambda: Report({"A": "b"})).problems == {"A": "b"}
+    monkeypatch.setattr(report_store, "reports_folder", lambda: tmp_path / "file" / "kernels")
+    assert ensure_report(lambda: Report({"A": "b"})).problems == {"A": "b"}
 
 
 def test_plain_needs_no_trial(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "plain")
-    assert tried_report(lambda: pytest.fail("tried")) == Report()
+    assert ensure_report(lambda: pytest.fail("tried")) == Report()
 
 
 # What follows
@@ -182,12 +182,12 @@ def test_what_does_not_work_is_not_used_and_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv(VARIABLE, raising=False)
     report = Report({"AMX": "trying them, llama.cpp crashed"})
     assert layouts_in_use(["AMX", "CPU_REPACK"], report) == ("CPU_REPACK",)
-    (note,) = notes(report)
+    (note,) = report_notes(report)
     assert note.startswith("llama.cpp's AMX kernels are not used: trying them, llama.cpp crashed.")
     assert "setup.py" in note
     monkeypatch.setenv(VARIABLE, "repack")
     assert layouts_in_use(["AMX", "CPU_REPACK"], report) == ("CPU_REPACK",)
-    assert notes(report) == []
+    assert report_notes(report) == []
     monkeypatch.setenv(VARIABLE, "amx")
     with pytest.raises(BackendError, match=r"asks for llama\.cpp's AMX kernels, and they cannot be used"):
         layouts_in_use(["AMX", "CPU_REPACK"], report)

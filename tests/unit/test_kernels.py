@@ -22,7 +22,8 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.row_rule import THOROUGH, RowRuleStore
-from edgespec.models.llama.runtime import Model, build_identity, start_backend
+from edgespec.models.llama.runtime.backend import build_identity, start_backend
+from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.packing.pack import pack_path
 
 Q4_0 = 2

@@ -19,10 +19,11 @@ from edgespec.errors import OutputError, StreamError
 from edgespec.files import state as filestate
 from edgespec.files.writing import remove_abandoned
 from edgespec.kernels import ggml
+from edgespec.kernels.ggml import checks, structs
 from edgespec.kernels.layouts import kernel_layout
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime import start_backend
+from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.offload.layout import Store
 from edgespec.offload.packing import pack
 from edgespec.offload.packing.pack import StalePack, build_pack, open_pack
@@ -76,9 +77,9 @@ def test_a_shifted_structure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     start_backend()
 
     class Shifted(ctypes.Structure):
-        _fields_ = [("new", ctypes.c_void_p), *ggml._Buffer._fields_]
+        _fields_ = [("new", ctypes.c_void_p), *structs.Buffer._fields_]
 
-    monkeypatch.setattr(ggml, "_Buffer", Shifted)
+    monkeypatch.setattr(checks, "Buffer", Shifted)
     with pytest.raises(ggml.UnsupportedBuild, match="a buffer's type is"):
         ggml.check.__wrapped__()
 
@@ -216,7 +217,7 @@ PACKING = """
 import sys, time
 from pathlib import Path
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.runtime import start_backend
+from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.packing.pack import build_pack
 

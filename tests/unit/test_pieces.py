@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.models.llama.prompt_pieces import LENGTHS, LongPieces, outcomes_path
+from edgespec.models.llama.prefill_chunks import LENGTHS, PrefillChunks, outcomes_path
 from edgespec.models.llama.row_rule import RowRule, RowRuleStore, files_about
 
 RULE = RowRule(4, 8)
 
 
-def cut(pieces: LongPieces, missing: int) -> list[tuple[int, int]]:
+def cut(pieces: PrefillChunks, missing: int) -> list[tuple[int, int]]:
     found = []
     while missing:
         found.append(pieces.next(missing))
@@ -24,7 +24,7 @@ def cut(pieces: LongPieces, missing: int) -> list[tuple[int, int]]:
 
 @given(st.integers(1, 5000), st.sets(st.sampled_from(LENGTHS)), st.sampled_from([0, 60, 96, 200, 512]))
 def test_every_token_is_read_once_in_rows_that_are_allowed(missing: int, failed: set[int], most: int) -> None:
-    pieces = LongPieces(RULE, most)
+    pieces = PrefillChunks(RULE, most)
     for rows in failed:
         pieces.found(rows, same=False)
     found = cut(pieces, missing)
@@ -41,26 +41,26 @@ def test_every_token_is_read_once_in_rows_that_are_allowed(missing: int, failed:
 
 
 def test_a_long_prompt_takes_an_eighth_of_the_passes() -> None:
-    assert len(cut(LongPieces(RULE, 512), 2048)) == 4
-    assert len(cut(LongPieces(RULE, 60), 2048)) == 35
+    assert len(cut(PrefillChunks(RULE, 512), 2048)) == 4
+    assert len(cut(PrefillChunks(RULE, 60), 2048)) == 35
 
 
 def test_lengths_that_the_rule_would_pad_are_not_taken() -> None:
-    assert LongPieces(RowRule(5, 5), 512).longest == RULE.maximum
+    assert PrefillChunks(RowRule(5, 5), 512).longest == RULE.maximum
 
 
 def test_outcomes_are_remembered_and_a_damaged_file_is_as_good_as_none(tmp_path: Path) -> None:
     file = tmp_path / "pieces.json"
-    pieces = LongPieces(RULE, 512, file)
+    pieces = PrefillChunks(RULE, 512, file)
     assert pieces.longest == 512
     assert not pieces.is_proven(512)
     pieces.found(512, same=False)
     pieces.found(384, same=True)
-    again = LongPieces(RULE, 512, file)
+    again = PrefillChunks(RULE, 512, file)
     assert (again.longest, again.is_proven(384), again.is_proven(256)) == (384, True, False)
     for text in ("", "[]", '{"x": 1}'):
         file.write_text(text)
-        assert LongPieces(RULE, 512, file).longest == 512
+        assert PrefillChunks(RULE, 512, file).longest == 512
 
 
 def test_a_rule_found_with_layers_on_a_gpu_is_not_used_without(tmp_path: Path) -> None:
@@ -87,4 +87,4 @@ def test_everything_remembered_of_a_model_is_found_when_it_is_removed(tmp_path: 
 
 @pytest.mark.parametrize("rows", [1, 60])
 def test_short_pieces_need_no_proof(rows: int) -> None:
-    assert LongPieces(RULE, 512).is_proven(rows)
+    assert PrefillChunks(RULE, 512).is_proven(rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import OutputError
-from edgespec.models.gguf.header import GGUFHeader
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.drafter_choice import agreement_of, candidates, entry_of
 from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import ContextLengthError
-from edgespec.models.llama.guards.stack import on_deep_stack
-from edgespec.models.llama.runtime import Model
-from edgespec.models.llama.text_pieces import MOST_CHARS, cut
-from edgespec.models.llama.vocabulary import Vocabulary
+from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.tokenizer.deep_stack import on_deep_stack
+from edgespec.models.llama.tokenizer.text_chunks import MOST_CHARS, cut
+from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.encoding import Encoder
 from tests.fuzz.headers import small_model
 
@@ -64,7 +64,7 @@ RUNS = ["a", "é", "中", " ", "!", "7", "\n", "/\n", "a ", "ab1", "\t "]
 HOSTILE = """
 import sys
 from pathlib import Path
-from edgespec.models.llama.runtime import Model
+from edgespec.models.llama.runtime.model import Model
 names, folder, length, natural = sys.argv[1].split(), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 for name in names:
     with Model(folder / f"{name}.gguf", vocabulary_only=True) as model:
@@ -86,7 +86,7 @@ def natural_text() -> str:
     """Prose, code and Japanese of several pieces, without runs of many characters."""
     root = Path(__file__).parents[2]
     prose = (root / "docs" / "architecture.md").read_text()[: MOST_CHARS + 2000]
-    code = (root / "edgespec" / "engine.py").read_text()[: MOST_CHARS + 1000]
+    code = (root / "edgespec" / "engine" / "engine.py").read_text()[: MOST_CHARS + 1000]
     paragraphs = "One more paragraph of plain words. It has two sentences, and then it ends.\n\n" * 80
     return prose + code + paragraphs + "日本語のテキスト、これは試験です。" * 300
 

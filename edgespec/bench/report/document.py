@@ -10,6 +10,7 @@ from typing import Any
 from edgespec.bench.rows.figures import broken_promises, knee
 from edgespec.bench.rows.runner import Measured
 from edgespec.errors import OutputError
+from edgespec.files.writing import atomic_large_write
 
 FORMAT = 1
 
@@ -63,12 +64,10 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OutputError: it cannot be written; then what was there still is.
     """
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        with atomic_large_write(path, path.with_name(path.name + ".partial")) as file:
+            file.write(text.encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise _refused(path, error) from error
 
 

@@ -9,6 +9,7 @@ from edgespec.costs.planner import best
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.cores import default_threads
 from edgespec.plans.model_plan import Plan, PlanWish, plan_for
+from edgespec.progress import no_progress
 
 _CONTEXT = 4096  # as when loading
 
@@ -46,4 +47,4 @@ def expected(setting: Setting, temperature: float) -> float | None:
 
 @lru_cache(maxsize=32)
 def _plan(wish: PlanWish) -> Plan:
-    return plan_for(wish, lambda _what, _fraction: None)
+    return plan_for(wish, no_progress)

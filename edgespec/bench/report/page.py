@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.bench.report.plots import plots
 from edgespec.bench.report.tables import shown_columns
 from edgespec.bench.rows.figures import Row
-from edgespec.models.gguf.footprint import readable
+from edgespec.units import readable
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1c2430; --soft: #5b6675; --grid: #d8dde4;

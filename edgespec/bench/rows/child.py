@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, EdgeSpecError
+from edgespec.progress import Progress
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.generation.config import GenerationConfig
     from edgespec.generation.result import Generation
-
-Report = Callable[[str, float], None]
 
 _WARM_UP_TOKENS = 16
 _CURVE_ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
@@ -131,7 +130,7 @@ def pass_curve(engine: Engine) -> dict[int, dict[str, float]]:
 
     import numpy as np
 
-    from edgespec.models.llama.batch import Batch
+    from edgespec.models.llama.runtime.batch import Batch
 
     context = engine.target.context
     engine.target.rewind(0)
@@ -259,7 +258,7 @@ def _speed(group: list[Generation]) -> float:
     return tokens / sum(record.seconds for answer in group for record in answer.passes)
 
 
-def _load(task: dict[str, Any], report: Report) -> Engine:
+def _load(task: dict[str, Any], report: Progress) -> Engine:
     from edgespec.loading.load import load
 
     return load(**task["load"], on_progress=report)

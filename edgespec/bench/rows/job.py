@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,15 +21,16 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.loading.load import DEFAULT_CONTEXT
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint, readable
-from edgespec.models.gguf.header import GGUFHeader, read_header
+from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
+from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import drafter_to_take
 from edgespec.offload.layout import round_up
 from edgespec.offload.planning.budget import bytes_needed
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress
+from edgespec.units import readable
 
 _TEMPLATE_TOKENS = 128
 

@@ -16,10 +16,10 @@ from edgespec.bench.rows.figures import Disk, Row, fill_identical, fill_shares, 
 from edgespec.bench.rows.setting import Setting, preparing
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import forget_cached
-from edgespec.models.gguf.footprint import readable
-from edgespec.processes.exit_status import crash, told
+from edgespec.processes.exit_status import crash_fault, describe_exit
+from edgespec.progress import Progress
+from edgespec.units import readable
 
-Progress = Callable[[str, float], None]
 Predict = Callable[[Setting], "float | None"]
 
 _CHILD = [sys.executable, "-m", "edgespec.bench.rows.child"]
@@ -234,5 +234,5 @@ def why_it_failed(ended: Capped, cap: int | None) -> str:
     if ended.killed:
         return f"Killed: out of memory within {readable(cap)}." if cap else "Killed: out of memory, it seems."
     last = next((line.strip() for line in reversed(ended.errors.splitlines()) if line.strip()), "")
-    advice = " Likely llama.cpp is at fault: see 'edgespec doctor'." if crash(ended.status) else ""
-    return f"The process {told(ended.status)}{f': {last}' if last else '.'}{advice}"
+    advice = " Likely llama.cpp is at fault: see 'edgespec doctor'." if crash_fault(ended.status) else ""
+    return f"The process {describe_exit(ended.status)}{f': {last}' if last else '.'}{advice}"

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,16 +15,15 @@ from platformdirs import user_cache_path
 
 from edgespec.errors import OutputError, UsageError
 from edgespec.files.writing import remove_abandoned
-from edgespec.models.gguf.footprint import readable
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.widen import widen
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.llama.quantize import make_drafter
-from edgespec.models.llama.runtime import start_backend
+from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.offload.packing.pack import gains_from_packing, pack_path
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress
+from edgespec.units import readable
 
 _SPARE = 1 << 30  # left on the disk
 _OURS = re.compile(r".+-widened-\d+-for-(\d+)\.gguf")

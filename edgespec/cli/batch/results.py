@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +13,7 @@ from typing import Any
 from edgespec.cli.origin import compact
 from edgespec.cli.screen.terminal import ResultStream
 from edgespec.errors import OutputError
+from edgespec.files.writing import atomic_write
 
 Key = tuple[str | int, int]  # the id of a line, and which of its answers; below 0 as in `refused_key`
 
@@ -104,22 +104,12 @@ class ResultFile:
         places = {key: at for key, at, _ in self._earlier_results()}
         others = [key for key in places if key not in known and key not in outdated]
         try:
-            with (
-                self._path.open("rb") as old,
-                tempfile.NamedTemporaryFile(dir=self._path.parent, delete=False) as new,
-            ):
-                try:
-                    for key in [*others, *known]:
-                        if key in places:
-                            old.seek(places[key])
-                            new.write(old.readline())
-                    new.close()
-                    Path(new.name).chmod(stat.S_IMODE(self._path.stat().st_mode))
-                    Path(new.name).replace(self._path)
-                except BaseException:
-                    new.close()
-                    Path(new.name).unlink()
-                    raise
+            with self._path.open("rb") as old, atomic_write(self._path, durable=False) as new:
+                for key in [*others, *known]:
+                    if key in places:
+                        old.seek(places[key])
+                        new.write(old.readline())
+                Path(new.name).chmod(stat.S_IMODE(self._path.stat().st_mode))
         except OSError as error:
             raise OutputError(f"{self._path} cannot be written: {error.strerror}.", "") from error
         self._untidy = False

@@ -60,7 +60,7 @@ def doctor(
 
 def describe(facts: Facts) -> list[tuple[str, str]]:
     """The facts for people: a name and a text in each line."""
-    from edgespec.models.gguf.footprint import readable
+    from edgespec.units import readable
 
     record = facts.to_json()
     machine = facts.machine
@@ -113,7 +113,7 @@ def format_findings(found: Sequence[Finding], width: int | None = None) -> list[
 
 
 def _disk(disk: Disk, speed: float | None = None) -> str:
-    from edgespec.models.gguf.footprint import readable
+    from edgespec.units import readable
 
     device = " ".join(part for part in (disk.device, f"({disk.kind})", disk.file_system) if part)
     direct = {True: ", direct reads", False: ", no direct reads", None: ""}[disk.direct]
@@ -122,7 +122,7 @@ def _disk(disk: Disk, speed: float | None = None) -> str:
 
 
 def _model(described: dict[str, Any], drafter: str, reason: str) -> list[tuple[str, str]]:
-    from edgespec.models.gguf.footprint import readable
+    from edgespec.units import readable
 
     types = {name for row in described["quantization"] for name in row["types"]} - {"F32"}
     title = described["title"] or described["architecture"]

@@ -55,7 +55,7 @@ def make(
     """
     limits = parse_size(memory) if memory else None, parse_size(size) if size else None
     from edgespec.drafting.make import MakeOptions, make_for
-    from edgespec.models.gguf.footprint import readable
+    from edgespec.units import readable
 
     terminal = Terminal(quiet=quiet)
     options = MakeOptions(

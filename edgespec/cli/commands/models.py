@@ -11,6 +11,7 @@ from edgespec.cli.declare import option
 from edgespec.cli.options import parse_size
 from edgespec.cli.screen.terminal import Terminal, is_terminal, results, table
 from edgespec.errors import UsageError
+from edgespec.progress import no_progress
 
 app = typer.Typer(
     name="models",
@@ -60,10 +61,10 @@ def list_models(
     as_json: Json = False,
 ) -> None:
     """List the models that are here."""
-    from edgespec.models.gguf.footprint import readable
     from edgespec.models.hub import catalog
     from edgespec.models.hub.inventory import present_models
     from edgespec.models.hub.repository import Hub
+    from edgespec.units import readable
 
     here = present_models(Hub.from_environment())
     entries = list(catalog.entries().values()) if everything else []
@@ -99,7 +100,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     """Say what a model is and how it would run here; one on the Hub is not downloaded for that."""
     from edgespec.models.gguf.summary import as_lines, describe
     from edgespec.models.hub.inspection import drafters_of, look_at
-    from edgespec.offload.planning.fit import how_it_fits
+    from edgespec.offload.planning.fit import fit_report
 
     terminal = Terminal(quiet=quiet)
     with terminal.working() as progress:
@@ -110,7 +111,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         "name": model,
         "here": seen.path is not None,
         "path": str(seen.path) if seen.path else None,
-        **describe(seen.headers, memory=how_it_fits(seen.headers)),
+        **describe(seen.headers, memory=fit_report(seen.headers)),
         "drafters": drafters_of(seen),
         "plan": _plan(model, seen.headers[0].fingerprint),
     }
@@ -139,7 +140,7 @@ def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
     if not any(ProfileStore().all_passes(model=fingerprint)):
         return None
     try:
-        found = plan_for(PlanWish(model), lambda _what, _fraction: None)
+        found = plan_for(PlanWish(model), no_progress)
     except MemoryLimitError:
         return None
     return found.chosen.to_json()
@@ -184,10 +185,10 @@ def widen(
     wanted = parse_size(size)
     from pathlib import Path
 
-    from edgespec.models.gguf.footprint import readable
     from edgespec.models.gguf.header import read_header
     from edgespec.models.gguf.widen import widen as make
     from edgespec.models.hub import catalog
+    from edgespec.units import readable
 
     terminal = Terminal(quiet=quiet)
     output = Path(destination).expanduser()
@@ -212,9 +213,9 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Remove a model, its pairs, and what EdgeSpec made for it; says how many bytes are freed."""
-    from edgespec.models.gguf.footprint import readable
     from edgespec.models.hub import catalog
     from edgespec.models.hub.removal import plan_removal
+    from edgespec.units import readable
 
     terminal = Terminal()
     path = catalog.find(model, fetch=False)

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edgespec.cli.interrupt import Cancellable, cancelling
@@ -20,6 +20,7 @@ from edgespec.cli.origin import NO_ORIGIN
 from edgespec.cli.screen.status import Status, aside
 from edgespec.errors import OutputError
 from edgespec.generation.result import Generation
+from edgespec.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -153,7 +154,7 @@ class Terminal:
         return engine
 
     @contextlib.contextmanager
-    def working(self, engine: Cancellable | None = None) -> Iterator[Callable[[str, float], None]]:
+    def working(self, engine: Cancellable | None = None) -> Iterator[Progress]:
         """A line that shows what is told to it; Ctrl-C ends the work at the next thing told.
 
         Args:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edgespec.models.gguf.header import ArrayInfo, GGUFHeader
+from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
 SPARE_CELLS = 512  # for trees behind the text, and rejected cells that wait to be cleared away
 USUAL_NODES = 64  # of the largest tree, where nobody says otherwise
@@ -86,16 +86,6 @@ def vocabulary_bytes(header: GGUFHeader) -> int:
     merges = header.metadata.get("tokenizer.ggml.merges")
     n_merges = merges.length if isinstance(merges, ArrayInfo) else 0
     return header.n_vocab * _TOKEN_BYTES + n_merges * _MERGE_BYTES
-
-
-def readable(n_bytes: int) -> str:
-    """Bytes as people read them: 1.5 GiB."""
-    size = float(n_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def _number(header: GGUFHeader, key: str, default: int) -> int:

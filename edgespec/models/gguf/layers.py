@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.models.gguf.header import GGUFHeader, TensorInfo, read_header, split_paths
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.split_files import split_paths
+from edgespec.models.gguf.types import GGUFHeader, TensorInfo
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 _SMALL = 16 << 10

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec.models.gguf.footprint import readable
-from edgespec.models.gguf.header import ArrayInfo, GGUFHeader
+from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
+from edgespec.units import readable, readable_count
 
 _KINDS = (
     ("embedding", re.compile(r"token_embd|position_embd|per_layer_token_embd")),
@@ -106,14 +106,6 @@ def _verdict(memory: dict[str, Any]) -> str:
             f"{readable(memory['streamed_bytes_per_pass'])} are read from disk in every pass"
         )
     return f"{readable(memory['least_bytes'])} are needed at the least, and {available} are there"
-
-
-def readable_count(count: int) -> str:
-    """A number of parameters as people write it: 8.03 B."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return str(count)
 
 
 def type_name(type_id: int) -> str:

@@ -11,7 +11,6 @@ memory, and is never half a model. Its metadata says what it is: `general.name` 
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 from collections.abc import Callable
@@ -25,7 +24,8 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError, OutputError, UsageError
-from edgespec.files.writing import cleaned_up, open_claimed
+from edgespec.files.writing import atomic_large_write
+from edgespec.progress import Progress
 
 Bytes = NDArray[np.uint8]
 
@@ -36,22 +36,21 @@ _CHUNK = 32 << 20
 
 @dataclass(frozen=True)
 class _Block:
-    """A block of one kind: its bytes, scales that make noise of usual size, and where they stand in it."""
+    """A quantization's blocks: scales that give noise of the usual size, and their offset in a block."""
 
-    n_bytes: int
     scales: tuple[float, ...]
-    at: int = 0
+    at: int = 0  # bytes
 
 
 _BLOCKS: dict[Kind, _Block] = {
-    Kind.Q4_0: _Block(18, (0.005,)),
-    Kind.Q4_1: _Block(20, (0.005, -0.04)),
-    Kind.Q5_0: _Block(22, (0.0025,)),
-    Kind.Q5_1: _Block(24, (0.0025, -0.04)),
-    Kind.Q8_0: _Block(34, (0.0003,)),
-    Kind.Q4_K: _Block(144, (0.0002, 0.0015)),
-    Kind.Q5_K: _Block(176, (0.0001, 0.0015)),
-    Kind.Q6_K: _Block(210, (0.00002,), at=208),
+    Kind.Q4_0: _Block((0.005,)),
+    Kind.Q4_1: _Block((0.005, -0.04)),
+    Kind.Q5_0: _Block((0.0025,)),
+    Kind.Q5_1: _Block((0.0025, -0.04)),
+    Kind.Q8_0: _Block((0.0003,)),
+    Kind.Q4_K: _Block((0.0002, 0.0015)),
+    Kind.Q5_K: _Block((0.0001, 0.0015)),
+    Kind.Q6_K: _Block((0.00002,), at=208),
 }
 
 
@@ -60,7 +59,7 @@ def widen(
     destination: Path,
     target_bytes: int,
     *,
-    on_progress: Callable[[str, float], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> Path:
     """Write a model of about `target_bytes` that gives the same tokens as `source`.
 
@@ -104,18 +103,13 @@ def widen(
         if on_progress is not None:
             on_progress(f"Writing {destination.name}", fraction)
 
-    with cleaned_up():
-        try:
-            with open_claimed(partial):
-                _write(reader, partial, source, {key: units + extra}, extra, report)
-                partial.replace(destination)
-        except OSError as error:
-            raise OutputError(
-                f"'{destination}' cannot be written: {error.strerror or error}.", "Is there room on the disk?"
-            ) from error
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+    try:
+        with atomic_large_write(destination, partial):
+            _write(reader, partial, source, {key: units + extra}, extra, report)
+    except OSError as error:
+        raise OutputError(
+            f"'{destination}' cannot be written: {error.strerror or error}.", "Is there room on the disk?"
+        ) from error
     return destination
 
 
@@ -188,8 +182,7 @@ def _write(
 
 def _write_with_columns(write: Callable[[Any], Any], data: Bytes, kind: Kind, extra: int) -> None:
     """The rows, each with `extra` columns of exact zeros behind it."""
-    elements, _ = gguf.GGML_QUANT_SIZES[kind]
-    n_bytes = _BLOCKS[kind].n_bytes
+    elements, n_bytes = gguf.GGML_QUANT_SIZES[kind]
     # A scale and a minimum of zero make any digits zero.
     zeros = np.zeros((len(data), extra // elements * n_bytes), np.uint8)
     write(np.concatenate([data, zeros], axis=1).data)
@@ -199,11 +192,12 @@ def _write_noise(
     write: Callable[[Any], Any], row_bytes: int, kind: Kind, rows: int, noise: np.random.Generator
 ) -> None:
     block = _BLOCKS[kind]
+    _, n_bytes = gguf.GGML_QUANT_SIZES[kind]
     scales = np.array(block.scales, np.float16).view(np.uint8)
     step = max(_CHUNK // row_bytes, 1)
     for start in range(0, rows, step):
         n = min(step, rows - start)
-        blocks = noise.integers(0, 256, (n * row_bytes // block.n_bytes, block.n_bytes), dtype=np.uint8)
+        blocks = noise.integers(0, 256, (n * row_bytes // n_bytes, n_bytes), dtype=np.uint8)
         blocks[:, block.at : block.at + len(scales)] = scales
         write(blocks.data)
 

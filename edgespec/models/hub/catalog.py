@@ -11,18 +11,16 @@ import functools
 import importlib.util
 import json
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ModelFileError
 from edgespec.models.hub.names import Found, HubName, parse_hub_name
+from edgespec.progress import Progress
 
 if TYPE_CHECKING:
     from edgespec.models.hub.repository import Hub
-
-Progress = Callable[[str, float], None]
 
 _FILE = Path(__file__).with_name("catalog.json")
 

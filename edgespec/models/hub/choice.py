@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import UsageError
-from edgespec.models.gguf.footprint import readable
 from edgespec.models.hub.names import HubName, ModelFile, bits_of, is_known_label, normal
+from edgespec.units import readable
 
 _USUAL = "Q4_K_M"  # what most people take
 

@@ -12,17 +12,16 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from edgespec.errors import HubError, OutputError
-from edgespec.models.gguf.footprint import readable
 from edgespec.models.hub.repository import Hub, HubFile, Repository, translated
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress
+from edgespec.units import readable, readable_time
 
 _ATTEMPTS = 5  # in a row without a new byte
 _LONGEST_WAIT = 300  # seconds; if the Hub asks for more, people should know at once
@@ -233,14 +232,6 @@ class _Busy(Exception):
             "the Hub says that it was asked too often" if status == 429 else f"the Hub answers with {status}"
         )
         super().__init__(self.reason)
-
-
-def readable_time(seconds: float) -> str:
-    """Seconds as people read them: 40 s, 5 min, 2 h 10 min."""
-    if seconds < 90:
-        return f"{max(round(seconds), 1)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _blob(hub: Hub, repository: Repository, file: HubFile) -> Path:

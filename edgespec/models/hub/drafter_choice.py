@@ -10,7 +10,8 @@ from pathlib import Path
 
 from edgespec.errors import EdgeSpecError
 from edgespec.models.gguf.footprint import footprint
-from edgespec.models.gguf.header import GGUFHeader, read_header
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.registry import MADE, REGISTERED, Registry, same_file
 

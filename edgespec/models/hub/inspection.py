@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import HubError, UsageError
-from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.split_files import split_paths
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.choice import choose
 from edgespec.models.hub.drafter_choice import candidates, entry_of
 from edgespec.models.hub.repository import Hub, look_up
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +10,7 @@ from edgespec.errors import HubError
 from edgespec.models.hub.choice import choose, listing
 from edgespec.models.hub.names import Found, HubName, ModelFile, normal
 from edgespec.models.hub.repository import Hub, cached_models, look_up
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress
 
 
 def pull(

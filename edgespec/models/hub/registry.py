@@ -16,7 +16,7 @@ from typing import Any
 from platformdirs import user_data_path
 
 from edgespec.errors import OutputError
-from edgespec.files.writing import written_whole
+from edgespec.files.writing import atomic_write
 
 REGISTERED, MADE = "registered", "made"
 
@@ -129,7 +129,7 @@ class Registry:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self._path.with_suffix(".lock")):
                 rows = [asdict(pair) for pair in change(self._read())]
-                with written_whole(self._path) as file:
+                with atomic_write(self._path) as file:
                     file.write(json.dumps({"pairs": rows}, indent=1).encode())
         except OSError as error:
             raise OutputError(

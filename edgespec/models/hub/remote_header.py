@@ -6,7 +6,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from edgespec.errors import HubError
-from edgespec.models.gguf.header import GGUFHeader, IncompleteHeader, read_header_bytes
+from edgespec.models.gguf.cursor import IncompleteHeader
+from edgespec.models.gguf.header import read_header_bytes
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.repository import Hub, HubFile, Repository, translated
 
 _FIRST = 2 << 20

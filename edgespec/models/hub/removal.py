@@ -15,7 +15,9 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from edgespec.errors import ModelFileError, OutputError
-from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.split_files import split_paths
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.registry import Pair, Registry, drafters_folder
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import llama_cpp
 
-from edgespec.models.llama.runtime import start_backend
+from edgespec.models.llama.runtime.backend import start_backend
 
 CPU, GPU, SHARED_GPU, ACCELERATOR = "cpu", "gpu", "shared gpu", "accelerator"
 _KINDS = (CPU, GPU, SHARED_GPU, ACCELERATOR)  # in ggml's order

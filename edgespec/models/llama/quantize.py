@@ -10,7 +10,6 @@ and only then renamed, so `output` is never half a model.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -21,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BackendError, EdgeSpecError, ModelFileError, OutputError, UsageError
-from edgespec.files.writing import cleaned_up, open_claimed
-from edgespec.processes.exit_status import told
+from edgespec.files.writing import atomic_large_write
+from edgespec.processes.exit_status import describe_exit
 
 KEEP = "keep"
 
@@ -71,22 +70,17 @@ def make_drafter(
         "dropped": dropped,
         "threads": threads or 0,
     }
-    with cleaned_up():
-        try:
-            # Opened here because llama.cpp does not say why it could not open a file.
-            with open_claimed(partial):
-                failure = _run_worker(request)
-                if failure:
-                    raise _explain(failure, target, output, quantization, dropped)
-                partial.replace(output)
-        except OSError as error:
-            raise OutputError(
-                f"{output} cannot be written: {error.strerror}.",
-                "Choose a folder that exists and that you may write to.",
-            ) from error
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+    try:
+        # Opened here because llama.cpp does not say why it could not open a file.
+        with atomic_large_write(output, partial):
+            failure = _run_worker(request)
+            if failure:
+                raise _explain(failure, target, output, quantization, dropped)
+    except OSError as error:
+        raise OutputError(
+            f"{output} cannot be written: {error.strerror}.",
+            "Choose a folder that exists and that you may write to.",
+        ) from error
     return output
 
 
@@ -130,7 +124,7 @@ def _run_worker(request: dict[str, Any]) -> dict[str, Any]:
         failure: dict[str, Any] = json.loads(child.stdout)
         return failure
     last = (child.stderr.strip().splitlines() or ["it gave no reason"])[-1]
-    return {"stage": "crash", "reason": f"its process {told(child.returncode)}: {last}"}
+    return {"stage": "crash", "reason": f"its process {describe_exit(child.returncode)}: {last}"}
 
 
 def _explain(

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.files.writing import written_whole
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.runtime import Context, build_identity
+from edgespec.files.writing import atomic_write
+from edgespec.models.llama.runtime.backend import build_identity
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
 
 # From 64 rows on attention runs in tiles of keys, whose rounding depends on where cells lie.
 MOST_ROWS = 60
@@ -145,5 +146,5 @@ class RowRuleStore:
     def _put(self, path: Path, rule: RowRule | None) -> None:
         with contextlib.suppress(OSError):  # it is found anew next time
             path.parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(path) as file:
+            with atomic_write(path) as file:
                 file.write(json.dumps({"rule": asdict(rule) if rule else None}).encode())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from edgespec.errors import TemplateError
-from edgespec.models.llama.vocabulary import Vocabulary
+from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.template import ChatTemplate, Segment, render_segments
 
 # Tokens are counted to this multiple of the context, so that errors can name the number.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.config import Grammar
-from edgespec.models.llama.vocabulary import Vocabulary
+from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.forms import NAMES, check, is_plain, source_of, wrong
 from edgespec.processes.trial import attempt_in_child
 

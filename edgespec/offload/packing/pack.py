@@ -28,12 +28,12 @@ from typing import IO, Any
 
 from edgespec.errors import OutputError
 from edgespec.files.direct_reader import BLOCK, FileReader
-from edgespec.files.writing import cleaned_up, open_claimed
+from edgespec.files.writing import atomic_large_write
 from edgespec.kernels.ggml import address_of_map
 from edgespec.kernels.layouts import weight_layout
 from edgespec.kernels.setting import AUTO, kernels_setting
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
-from edgespec.models.llama.runtime import build_identity
+from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.offload.layout import PIECE_BYTES, Store, StoredLayer, pieces, round_up
 from edgespec.offload.packing.sources import (
     LayerHash,
@@ -137,21 +137,15 @@ def build_pack(
     states = current_states(files)
     settled = all(state.settled for state in states)
     try:
-        with cleaned_up():
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open_claimed(partial) as file:
-                    _reserve(file, packed_bytes(layers))
-                    index = _write_layers(file, files, layers, on_progress or (lambda _fraction: None))
-                    sources = Sources(index.pop("hashes"), (states,) if settled else ())
-                    check_unchanged(files, states)
-                    names = {"model": header_fingerprint(files), "build": build_identity()}
-                    _write_index(file, {**names, "sources": sources.to_json(), **index})
-                    partial.replace(path)
-                _sync_folder(path.parent)
-            finally:
-                with contextlib.suppress(OSError):
-                    partial.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_large_write(path, partial) as file:
+            _reserve(file, packed_bytes(layers))
+            index = _write_layers(file, files, layers, on_progress or (lambda _fraction: None))
+            sources = Sources(index.pop("hashes"), (states,) if settled else ())
+            check_unchanged(files, states)
+            names = {"model": header_fingerprint(files), "build": build_identity()}
+            _write_index(file, {**names, "sources": sources.to_json(), **index})
+        _sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
     return _store(path, index)

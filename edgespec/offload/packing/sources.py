@@ -23,7 +23,7 @@ from typing import Any
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import BLOCK, FileReader
 from edgespec.files.state import FileState, states_of
-from edgespec.files.writing import written_whole
+from edgespec.files.writing import atomic_write
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.offload.layout import PIECE_BYTES, pieces, round_up
 
@@ -111,7 +111,7 @@ class Sources:
         if self.note is None:
             return
         known = [*self.states, states][-_MOST_STATES:]
-        with contextlib.suppress(OSError), written_whole(self.note, lasting=False) as file:
+        with contextlib.suppress(OSError), atomic_write(self.note, durable=False) as file:
             file.write(json.dumps(replace(self, states=tuple(known)).to_json()).encode())
 
 

@@ -12,10 +12,18 @@ from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.machine.probe import available_memory
-from edgespec.models.gguf.footprint import Footprint, readable
+from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.placement import place
-from edgespec.offload.planning.stream import StreamPlan, largest_beside, plan_stream, stored_sizes, tied_bytes
+from edgespec.offload.planning.stream_plan import (
+    StreamPlan,
+    largest_beside,
+    plan_stream,
+    stored_sizes,
+    tied_bytes,
+)
+from edgespec.progress import Progress
+from edgespec.units import readable
 
 # The interpreter and its libraries. In a program of somebody else's the rest is that program's.
 PROCESS_BYTES = 96 << 20
@@ -26,7 +34,7 @@ _MARGIN = 0.05  # of what is free, left for what others may want meanwhile
 
 
 @dataclass(frozen=True)
-class MemoryWish:
+class MemoryOptions:
     """What a person asked for.
 
     Attributes:
@@ -80,17 +88,17 @@ class MemoryPlan:
 
 
 def plan_memory(
-    wish: MemoryWish,
-    prints: list[Footprint],
+    options: MemoryOptions,
+    footprints: list[Footprint],
     files: ModelFiles,
     pack_folder: Path,
-    on_progress: Callable[[str, float], None],
+    on_progress: Progress,
     process: int | None = None,
 ) -> MemoryPlan:
     """Decide where the target's weights live; packs them first where they are to be streamed.
 
     Args:
-        prints: the target's footprint, and the drafter's if it is a model.
+        footprints: the target's footprint, and the drafter's if it is a model.
         process: bytes of the process itself; None estimates them.
 
     Raises:
@@ -98,30 +106,30 @@ def plan_memory(
         BackendError: weights must be streamed, and cannot be here.
         OutputError, StreamError: as plan_stream.
     """
-    budget = memory_room(wish.memory)
+    budget = memory_room(options.memory)
     notes: list[str] = []
     warnings = []
-    if wish.memory is not None and wish.memory > budget:
+    if options.memory is not None and options.memory > budget:
         warnings.append(
-            f"--memory is lowered from {readable(wish.memory)} to {readable(budget)}: "
+            f"--memory is lowered from {readable(options.memory)} to {readable(budget)}: "
             "no more is available now."
         )
-    whole = bytes_needed(prints, process)
-    least = whole - sum(p.weights for p in prints)
-    had = f"there are {readable(budget)}" + (" in the budget" if wish.memory else "")
+    whole = bytes_needed(footprints, process)
+    least = whole - sum(p.weights for p in footprints)
+    had = f"there are {readable(budget)}" + (" in the budget" if options.memory else "")
     if budget < least:
         raise MemoryLimitError(
-            f"A context of {wish.context} tokens needs {readable(least)} of memory besides the "
+            f"A context of {options.context} tokens needs {readable(least)} of memory besides the "
             f"weights, and {had}.",
             "Ask for a smaller --context, or for more --memory.",
             least=least,
         )
-    if budget >= whole and wish.offload != "stream":
+    if budget >= whole and options.offload != "stream":
         # What is in memory stays what it is, whatever becomes of the file. A tied embedding is there twice
         # then, and where that is too much, one of the two is mapped.
-        fits = wish.offload == "none" or budget >= whole + _second_copy(files)
-        return MemoryPlan(budget, memory_map=wish.offload == "mmap" or not fits, warnings=warnings)
-    if wish.offload == "none":
+        fits = options.offload == "none" or budget >= whole + _second_copy(files)
+        return MemoryPlan(budget, memory_map=options.offload == "mmap" or not fits, warnings=warnings)
+    if options.offload == "none":
         raise MemoryLimitError(
             f"The model needs {readable(whole)} of memory, and {had}.",
             "Leave out --offload none, ask for more --memory, or take a smaller quantization.",
@@ -132,22 +140,22 @@ def plan_memory(
         return plan_stream(
             files,
             budget=budget,
-            fixed=whole - prints[0].weights,
-            process=process_bytes(prints) if process is None else process,
-            pack=wish.pack,
+            fixed=whole - footprints[0].weights,
+            process=process_bytes(footprints) if process is None else process,
+            pack=options.pack,
             pack_folder=pack_folder,
-            gpu_layers=wish.gpu_layers,
-            n_slots=wish.slots,
+            gpu_layers=options.gpu_layers,
+            n_slots=options.slots,
             on_progress=on_progress,
         )
 
-    if wish.offload != "mmap":
+    if options.offload != "mmap":
         try:
             return MemoryPlan(
                 budget, memory_map=False, stream=plan(), notes=notes, warnings=warnings, replan=plan
             )
         except UnsupportedBuild as error:
-            if wish.offload == "stream":
+            if options.offload == "stream":
                 raise BackendError(
                     f"Weights cannot be streamed here: {error}.", "Use --offload mmap."
                 ) from error
@@ -167,19 +175,19 @@ def _second_copy(files: ModelFiles) -> int:
         return 0
 
 
-def foresee(
-    prints: list[Footprint], files: ModelFiles, budget: int, *, streams: bool = False
+def predict_memory(
+    footprints: list[Footprint], files: ModelFiles, budget: int, *, streams: bool = False
 ) -> PlannedMemory:
     """Where weights would live under a budget, found without reading or writing any.
 
     Args:
-        prints: the target's footprint, and the drafter's if it is a model.
+        footprints: the target's footprint, and the drafter's if it is a model.
         streams: stream even what would fit.
 
     Raises:
         MemoryLimitError: the budget is too small; says how much would do.
     """
-    whole = bytes_needed(prints)
+    whole = bytes_needed(footprints)
     layers = stored_sizes(files)
     if (budget >= whole and not streams) or not layers:
         return PlannedMemory(budget, whole, files.tensor_bytes)
@@ -188,7 +196,7 @@ def foresee(
     placement = place(
         layers,
         budget=budget,
-        fixed=whole - prints[0].weights + beside,
+        fixed=whole - footprints[0].weights + beside,
         loading=PROCESS_BYTES + beside + largest_beside(files),
     )
     streamed = sum(layers[index] for index in placement.streamed)
@@ -197,24 +205,24 @@ def foresee(
     return PlannedMemory(budget, whole, resident, streamed, slot, placement.n_slots)
 
 
-def process_bytes(prints: list[Footprint]) -> int:
+def process_bytes(footprints: list[Footprint]) -> int:
     """Memory of the process itself, libraries included, where nobody has measured it."""
-    return PROCESS_BYTES + _LATER_BYTES + (LEARNED_BYTES if len(prints) > 1 else 0)
+    return PROCESS_BYTES + _LATER_BYTES + (LEARNED_BYTES if len(footprints) > 1 else 0)
 
 
-def bytes_needed(prints: list[Footprint], process: int | None = None) -> int:
+def bytes_needed(footprints: list[Footprint], process: int | None = None) -> int:
     """Memory for everything, all weights included.
 
     Args:
         process: bytes of the process itself; None estimates them.
     """
-    return (process_bytes(prints) if process is None else process) + sum(p.total for p in prints)
+    return (process_bytes(footprints) if process is None else process) + sum(p.total for p in footprints)
 
 
-def memory_room(wished: int | None) -> int:
+def memory_room(wanted: int | None) -> int:
     """Bytes that everything may take: what was asked for, as far as there is as much.
 
-    What this process holds already is a part of it. Without a wish, a margin is left to others.
+    What this process holds already is a part of it. Without a options, a margin is left to others.
     """
     room = available_memory() + min(psutil.Process().memory_info().rss, PROCESS_BYTES)
-    return min(wished, room) if wished is not None else int(room * (1 - _MARGIN))
+    return min(wanted, room) if wanted is not None else int(room * (1 - _MARGIN))

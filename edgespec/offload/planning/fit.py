@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
-from edgespec.models.gguf.header import GGUFHeader
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.budget import bytes_needed, foresee, memory_room
+from edgespec.models.gguf.types import GGUFHeader
+from edgespec.offload.planning.budget import bytes_needed, memory_room, predict_memory
 
 USUAL_CONTEXT = 4096  # tokens, where nobody asks for something else
 
 Verdict = Literal["fits", "streams", "too large"]
 
 
-def how_it_fits(
+def fit_report(
     headers: Sequence[GGUFHeader], *, budget: int | None = None, context: int = USUAL_CONTEXT
 ) -> dict[str, Any]:
     """How a model without a drafter would be held, as JSON.
@@ -34,22 +34,22 @@ def how_it_fits(
 
     least = needed = bytes_needed([needs])
     try:
-        foresee([needs], files, 0)
+        predict_memory([needs], files, 0)
     except MemoryLimitError as error:
         least = error.least or needed
     try:
-        holding = foresee([needs], files, room)
+        plan = predict_memory([needs], files, room)
     except MemoryLimitError:
-        holding = None
-    if holding is not None and not holding.streamed_bytes and room < needed:
-        holding = None  # it has no layers that could be streamed
-    verdict: Verdict = "too large" if holding is None else "streams" if holding.streamed_bytes else "fits"
+        plan = None
+    if plan is not None and not plan.streamed_bytes and room < needed:
+        plan = None  # it has no layers that could be streamed
+    verdict: Verdict = "too large" if plan is None else "streams" if plan.streamed_bytes else "fits"
     return {
         "available_bytes": room,
         "needed_bytes": needed,
         "context": context,
         "verdict": verdict,
-        "resident_bytes": holding.resident_bytes if holding else 0,
-        "streamed_bytes_per_pass": holding.streamed_bytes if holding else 0,
+        "resident_bytes": plan.resident_bytes if plan else 0,
+        "streamed_bytes_per_pass": plan.streamed_bytes if plan else 0,
         "least_bytes": least,
     }

@@ -15,13 +15,13 @@ from platformdirs import user_cache_path
 
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
-from edgespec.models.gguf.header import GGUFHeader
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.tree_cache import PART
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
 from edgespec.models.text.template import WORKER_BYTES
 from edgespec.offload.planning.budget import LEARNED_BYTES, PROCESS_BYTES, bytes_needed
-from edgespec.offload.planning.stream import tied_bytes
+from edgespec.offload.planning.stream_plan import tied_bytes
 from edgespec.speculation.noise import noise_bytes
 from edgespec.speculation.sampling import scratch_bytes
 
@@ -35,7 +35,7 @@ _MOST_BUFFERS_EXACT = 1 / 24
 
 
 @dataclass(frozen=True)
-class ContextWish:
+class ContextOptions:
     """What contexts are wanted for.
 
     Attributes:
@@ -56,18 +56,18 @@ class Needs:
     """What will be taken.
 
     Attributes:
-        prints: of the target, and of the drafter if it is a model.
+        footprints: of the target, and of the drafter if it is a model.
         process: bytes of the process beside its models, and of the one that renders chat templates.
         rows: most rows of the target's passes.
     """
 
-    prints: list[Footprint]
+    footprints: list[Footprint]
     process: int
     rows: int
 
 
 def measure_needs(
-    files: ModelFiles, draft: ModelFiles | None, wish: ContextWish, *, budget: int, offload: str
+    files: ModelFiles, draft: ModelFiles | None, options: ContextOptions, *, budget: int, offload: str
 ) -> Needs:
     """What target and drafter need, with as many rows a pass as memory is spared for.
 
@@ -79,27 +79,29 @@ def measure_needs(
         MemoryLimitError: not even logits fit.
     """
     process = _process_bytes()  # before the dry runs, which leave traces
-    fewest = max(USUAL_NODES, wish.n_outputs)
+    fewest = max(USUAL_NODES, options.n_outputs)
     counts = [fewest]
     while counts[0] * 2 <= MOST_PROMPT_ROWS:
         counts.insert(0, counts[0] * 2)
-    sizes = dict(zip(counts, _footprints(files, wish, counts), strict=True))
+    sizes = dict(zip(counts, _footprints(files, options, counts), strict=True))
     if offload == "none":  # otherwise the file is mapped, or streaming counts the copy itself
         sizes = {rows: _with_second_copy(size, files) for rows, size in sizes.items()}
-    drafter = [_with_second_copy(_footprints(draft, wish, [MOST_PROMPT_ROWS])[0], draft)] if draft else []
+    drafter = [_with_second_copy(_footprints(draft, options, [MOST_PROMPT_ROWS])[0], draft)] if draft else []
     headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
-    process += _later_bytes(headers, sizes[fewest].cache // wish.n_cells)
+    process += _later_bytes(headers, sizes[fewest].cache // options.n_cells)
 
     def whole(rows: int) -> int:
         return bytes_needed([sizes[rows], *drafter], process)
 
     if offload != "stream" and whole(fewest) <= budget:
         # In memory, exact passes have few rows: sweeps over the weights are cheap.
-        rows = fewest if wish.exact else next(n for n in counts if whole(n) <= budget)
+        rows = fewest if options.exact else next(n for n in counts if whole(n) <= budget)
     else:
-        exact = wish.exact if wish.exact is not None else offload != "mmap"  # streamed ones are by default
+        exact = (
+            options.exact if options.exact is not None else offload != "mmap"
+        )  # streamed ones are by default
         rows = affordable_rows({n: size.buffers for n, size in sizes.items()}, budget, exact=exact)
-        if exact and (offload == "mmap" or wish.gpu_layers):
+        if exact and (offload == "mmap" or options.gpu_layers):
             rows = fewest  # attention is kept to one kernel only where weights are streamed
     return Needs([sizes[rows], *drafter], process, rows)
 
@@ -128,20 +130,20 @@ def _process_bytes() -> int:
     return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
 
 
-def _footprints(files: ModelFiles, wish: ContextWish, row_counts: Sequence[int]) -> list[Footprint]:
+def _footprints(files: ModelFiles, options: ContextOptions, row_counts: Sequence[int]) -> list[Footprint]:
     """The footprint of a model with contexts of each of these most rows a pass."""
     header = files.headers[0]
-    shapes = [Shape(wish.n_cells, n, wish.n_outputs, wish.n_sequences) for n in row_counts]
+    shapes = [Shape(options.n_cells, n, options.n_outputs, options.n_sequences) for n in row_counts]
     store = AllocationStore(user_cache_path("edgespec") / "allocations")
-    found = store.get(header, shapes, wish.gpu_layers)
-    prints = []
+    found = store.get(header, shapes, options.gpu_layers)
+    footprints = []
     for at, rows in enumerate(row_counts):
-        size = footprint(header, n_cells=wish.n_cells, n_outputs=wish.n_outputs, n_rows=rows)
+        size = footprint(header, n_cells=options.n_cells, n_outputs=options.n_outputs, n_rows=rows)
         if found is not None:
-            work = work_bytes(files.headers, rows, wish.n_threads)
+            work = work_bytes(files.headers, rows, options.n_threads)
             size = replace(size, cache=found[at].cache, buffers=found[at].buffers + work)
-        prints.append(replace(size, weights=files.tensor_bytes))
-    return prints
+        footprints.append(replace(size, weights=files.tensor_bytes))
+    return footprints
 
 
 def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int) -> int:

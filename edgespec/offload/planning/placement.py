@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgespec.errors import MemoryLimitError
-from edgespec.models.gguf.footprint import readable
 from edgespec.offload.layout import PIECE_BYTES
+from edgespec.units import readable
 
 FEWEST_SLOTS = 2  # one in use, one on its way
 

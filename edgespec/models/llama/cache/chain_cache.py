@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.runtime import Context
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
 
 
 class ChainCache:

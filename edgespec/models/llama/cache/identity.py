@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from edgespec.models.gguf.header import GGUFHeader
-from edgespec.models.llama.runtime import Model, build_identity
+from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.llama.runtime.backend import build_identity
+from edgespec.models.llama.runtime.model import Model
 
 
 def cache_identity(header: GGUFHeader, model: Model, **settings: object) -> dict[str, str]:

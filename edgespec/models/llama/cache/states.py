@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import tempfile
 import time
 import zlib
 from array import array
@@ -25,8 +24,9 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
+from edgespec.files.writing import atomic_write
 from edgespec.models.llama.cache.text_cache import TextCache
-from edgespec.models.llama.runtime import NoRoomInCache
+from edgespec.models.llama.runtime.context import NoRoomInCache
 
 BLOCK = 128  # tokens
 
@@ -178,16 +178,10 @@ class StateStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._make_room(len(state))
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=_UNFINISHED, delete=False) as file:
-                try:
-                    file.write(_MAGIC + zlib.crc32(state).to_bytes(4, "little"))
-                    file.write(state)
-                    file.close()
-                    Path(file.name).replace(self.folder / block.name)
-                except BaseException:
-                    file.close()
-                    Path(file.name).unlink()
-                    raise
+            path = self.folder / block.name
+            with atomic_write(path, durable=False, suffix=_UNFINISHED) as file:
+                file.write(_MAGIC + zlib.crc32(state).to_bytes(4, "little"))
+                file.write(state)
         except OSError as error:
             self.failure = f"{self.folder} cannot be written: {error.strerror}"
 

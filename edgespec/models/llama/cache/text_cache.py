@@ -6,10 +6,10 @@ import ctypes
 from collections.abc import Sequence
 from typing import Protocol
 
-from edgespec.models.llama.batch import Batch
 from edgespec.models.llama.cache.chain_cache import ChainCache
 from edgespec.models.llama.cache.tree_cache import BranchingCache
-from edgespec.models.llama.runtime import Context
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
 
 
 class TextCache(Protocol):

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import ctypes
 
-from edgespec.models.llama.batch import Batch
-from edgespec.models.llama.runtime import Context, NoRoomInCache
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context, NoRoomInCache
 
 PART = 128  # tokens that are moved at a time
 

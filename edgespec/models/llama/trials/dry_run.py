@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgespec.files.writing import written_whole
-from edgespec.models.gguf.header import GGUFHeader
-from edgespec.models.llama.runtime import Context, Model, build_identity, info_lines
+from edgespec.files.writing import atomic_write
+from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.llama.runtime.backend import build_identity, info_lines
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 
 _MIB = 1 << 20
 _CACHE = re.compile(r": size = +([\d.]+) MiB \(")
@@ -76,7 +78,7 @@ class AllocationStore:
         if found is not None:
             with contextlib.suppress(OSError):  # it is found anew next time
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with written_whole(path, lasting=False) as file:
+                with atomic_write(path, durable=False) as file:
                     file.write(json.dumps([asdict(entry) for entry in found]).encode())
         return found
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EdgeSpecError
-from edgespec.models.llama.runtime import Context, Model, start_backend
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
 
 _TEXTS = (
     "Hello, world! It's 3.14 o'clock.\n\n  def f(x):\n\treturn x + 1  \n",

@@ -16,10 +16,9 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from edgespec.errors import ModelFileError
-from edgespec.files.writing import written_whole
-from edgespec.models.gguf.header import GGUFHeader
-from edgespec.models.gguf.types import ArrayInfo
-from edgespec.models.llama.runtime import build_identity
+from edgespec.files.writing import atomic_write
+from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
+from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.processes.trial import attempt_in_child
 
 _MOST_S = 20.0  # of processor time: the largest vocabularies take two
@@ -129,7 +128,7 @@ def _read(place: Path) -> str | None:
 def _keep(place: Path, failure: str) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(place, lasting=False) as file:
+        with atomic_write(place, durable=False) as file:
             file.write(json.dumps({"failure": failure}).encode())
     except OSError:
         pass  # it is found out again next time

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, ContextLengthError
-from edgespec.models.llama.guards.stack import on_deep_stack
-from edgespec.models.llama.text_pieces import cut
+from edgespec.models.llama.tokenizer.deep_stack import on_deep_stack
+from edgespec.models.llama.tokenizer.text_chunks import cut
 
 _BYTE_PAIR = 2  # llama_vocab_type: the only one that splits texts by regular expressions
 _COVERING = (1, 2, 5)  # the kinds whose tokens hold every byte of a text: SentencePiece, byte-pair, RWKV

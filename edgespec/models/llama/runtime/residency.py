@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgespec.kernels.ggml import Address, overrides
-from edgespec.models.llama.graph import GraphObserver
+from edgespec.models.llama.runtime.graph import GraphObserver
 
 BufferTypes = list[tuple[str, Address]]  # regular expressions over weights' names, and their buffer types
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.models.llama.vocabulary import Vocabulary
+from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 
 _SHOWN = 3
 

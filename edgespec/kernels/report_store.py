@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
-from edgespec.files.writing import written_whole
-from edgespec.kernels.compiling import compile_again
+from edgespec.files.writing import atomic_write
+from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, allowed_layouts, kernels_setting
 from edgespec.kernels.trial import TRIAL_TIMEOUT_S, run_trial
@@ -35,7 +35,7 @@ def reports_folder() -> Path:
     return user_cache_path("edgespec") / "kernels"
 
 
-def known_report() -> Report | None:
+def stored_report() -> Report | None:
     """What was found here before; None if nothing was tried yet."""
     global _found
     if _found is None:
@@ -43,7 +43,7 @@ def known_report() -> Report | None:
     return _found
 
 
-def tried_report(trial: Trial = run_trial, *, again: bool = False) -> Report:
+def ensure_report(trial: Trial = run_trial, *, again: bool = False) -> Report:
     """What is known, tried now if nothing is; to be called before a model is loaded.
 
     Several processes at once wait for the one that tries. With EDGESPEC_KERNELS=plain there is nothing to
@@ -57,7 +57,7 @@ def tried_report(trial: Trial = run_trial, *, again: bool = False) -> Report:
         UsageError: EDGESPEC_KERNELS has an unknown value.
     """
     global _found
-    known = None if again else known_report()
+    known = None if again else stored_report()
     if known is not None:
         return known
     if kernels_setting() == PLAIN:
@@ -69,7 +69,7 @@ def tried_report(trial: Trial = run_trial, *, again: bool = False) -> Report:
             report = trial()
             with contextlib.suppress(OSError):  # it is tried again next time
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with written_whole(path, lasting=False) as file:
+                with atomic_write(path, durable=False) as file:
                     file.write(json.dumps(report.to_json(), indent=1).encode())
     _found = report
     return report
@@ -89,18 +89,18 @@ def layouts_in_use(available: Sequence[str], report: Report | None) -> tuple[str
         raise BackendError(
             f"{VARIABLE} asks for llama.cpp's {faulty[0]} kernels, and they cannot be used: "
             f"{problems[faulty[0]]}.",
-            f"Set {VARIABLE}={AUTO}. To mend it: {compile_again(faulty[0])}",
+            f"Set {VARIABLE}={AUTO}. To mend it: {rebuild_command(faulty[0])}",
         )
     return tuple(name for name in allowed if name not in problems)
 
 
-def notes(report: Report) -> list[str]:
+def report_notes(report: Report) -> list[str]:
     """What a person who loads a model should know, in sentences."""
     if kernels_setting() != AUTO:
         return []  # a layout that was left out is not missed, and one that was asked for is an error
     return [
         f"llama.cpp's {layout} kernels are not used: {problem}. Answers are right, but slower than they "
-        f"could be. To mend it: {compile_again(layout)}"
+        f"could be. To mend it: {rebuild_command(layout)}"
         for layout, problem in report.problems.items()
     ]
 

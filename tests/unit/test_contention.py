@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.costs.curves import Curve
-from edgespec.machine.busy import DISTURBED, Load, Watch, pressure
+from edgespec.machine.contention import DISTURBED, ContentionWatch, Load, pressure
 from edgespec.machine.cores import usable_cores
 from edgespec.measure.initial_costs import better
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
@@ -49,7 +49,7 @@ def test_programs_that_take_every_core_are_noticed() -> None:
     hogs = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2 * cores)]
     try:
         time.sleep(0.5)
-        watch = Watch(cores)
+        watch = ContentionWatch(cores)
         end = time.monotonic() + 2
         while time.monotonic() < end:
             pass

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path("/")
 
 
-def groups(controller: str, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
+def cgroups(controller: str, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
     """The version and folder of each group around this process that `controller` may be set in.
 
     The innermost comes first; a limit in any of them holds for everything inside. Folders that a
@@ -19,7 +19,7 @@ def groups(controller: str, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
         root: where /proc and /sys are.
     """
     mount = root / "sys/fs/cgroup"
-    for line in text(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (line + "::").split(":")[:3]
         if controllers == "":
             for top in (mount, mount / "unified"):  # where version 1 is used beside it
@@ -29,7 +29,7 @@ def groups(controller: str, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
                 yield from ((1, folder) for folder in _upwards(top, path))
 
 
-def text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """What a file of the system says, without the space around it; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip("\0\n\t ")
@@ -37,10 +37,10 @@ def text(path: Path) -> str:
         return ""
 
 
-def number(path: Path) -> int | None:
+def read_number(path: Path) -> int | None:
     """A whole number in a file of the system; None if there is none."""
     try:
-        return int(text(path))
+        return int(read_text(path))
     except ValueError:
         return None
 

@@ -7,12 +7,12 @@ import mmap
 
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import Address, address_of_map
-from edgespec.models.gguf.footprint import readable
+from edgespec.units import readable
 
 _HUGE_PAGE = 2 << 20
 
 
-class Area:
+class WeightMemory:
     """`n_bytes` of anonymous memory, which is there as soon as it is read into.
 
     Touching it first would cost as much again as the reading, and in one thread.

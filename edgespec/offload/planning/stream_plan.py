@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,9 +16,9 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout
 from edgespec.machine.disks import TMPFS, disk_of
-from edgespec.models.gguf.footprint import readable
 from edgespec.models.gguf.layers import Layer, ModelFiles
-from edgespec.models.llama.runtime import Model, start_backend
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.layout import Store, plain_store
 from edgespec.offload.packing.pack import (
     StalePack,
@@ -33,8 +32,8 @@ from edgespec.offload.packing.pack import (
 from edgespec.offload.packing.sources import States, check_unchanged, current_states
 from edgespec.offload.planning.placement import Placement, place
 from edgespec.offload.weights import StreamedWeights
-
-Progress = Callable[[str, float], None]
+from edgespec.progress import Progress, no_progress
+from edgespec.units import readable
 
 PACK_MODES = ("auto", "always", "never")
 
@@ -132,7 +131,7 @@ def plan_stream(
     pack_folder: Path,
     gpu_layers: int = 0,
     n_slots: int | None = None,
-    on_progress: Progress = lambda _what, _fraction: None,
+    on_progress: Progress = no_progress,
 ) -> StreamPlan:
     """Decide what to stream from where; packs the layers first where that is wanted.
 

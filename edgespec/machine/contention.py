@@ -58,7 +58,7 @@ def pressure(before: Load, after: Load, *, cores: int, threads: int) -> float:
     return min(max(others + threads - cores, 0.0) / threads, 1.0)
 
 
-class Watch:
+class ContentionWatch:
     """Looks at what other programs do from now on.
 
     Args:

@@ -8,7 +8,7 @@ from pathlib import Path
 import llama_cpp
 
 
-def compile_again(layout: str = "") -> str:
+def rebuild_command(layout: str = "") -> str:
     """The command that compiles llama.cpp anew so that a layout's kernels work."""
     script = Path(__file__).parents[2] / "scripts" / "setup.py"
     if layout == "AMX" and script.exists():

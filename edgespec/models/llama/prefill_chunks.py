@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from edgespec.files.writing import written_whole
+from edgespec.files.writing import atomic_write
 from edgespec.models.llama.row_rule import RowRule, file_stem, files_about
 
 # Multiples of 32, so that attention can be cut into equal streams; close enough that little is padded.
@@ -23,7 +23,7 @@ LENGTHS = (512, 384, 256, 192, 128, 96)
 _LEAST_FILLED = 0.75  # of a piece that is padded; more padding costs more arithmetic than reading it saves
 
 
-class LongPieces:
+class PrefillChunks:
     """The lengths above the row rule's that a prompt may be read in.
 
     Args:
@@ -63,7 +63,7 @@ class LongPieces:
             return
         with contextlib.suppress(OSError):  # it is tried again next time
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(self._path) as file:
+            with atomic_write(self._path) as file:
                 file.write(json.dumps({str(n): ok for n, ok in self._outcomes.items()}).encode())
 
 

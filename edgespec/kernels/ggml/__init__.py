@@ -1,0 +1,60 @@
+"""ggml beneath llama.cpp: the buffer types and graph nodes that llama.cpp's own interface does not reach.
+
+llama.cpp has no way to let weights come and go, so EdgeSpec gives it a buffer type of its own: address
+space without memory behind it (`unbacked`). Before a layer runs, its tensors' data pointers are set to where
+its weights have been read to (`tensors`).
+
+ggml makes no promise about the layout of the structures involved (`structs`), so `check` compares them with
+what its public functions say about real objects. No package but this one knows an offset.
+"""
+
+from edgespec.kernels.ggml.buffer_types import (
+    extra_buffer_types,
+    offer_buffer_types,
+    offered_buffer_types,
+    overrides,
+    plain_buffer_type,
+)
+from edgespec.kernels.ggml.checks import check
+from edgespec.kernels.ggml.functions import cpu_device, functions
+from edgespec.kernels.ggml.map_address import address_of_map
+from edgespec.kernels.ggml.structs import F16, F32, I32, Address, UnsupportedBuild
+from edgespec.kernels.ggml.tensors import (
+    ScratchContext,
+    Shape,
+    attention_operation,
+    operation_of,
+    read_node,
+    set_buffer,
+    set_data,
+    set_shape,
+    shape_of,
+)
+from edgespec.kernels.ggml.unbacked import UnbackedBufferType
+
+__all__ = [
+    "F16",
+    "F32",
+    "I32",
+    "Address",
+    "ScratchContext",
+    "Shape",
+    "UnbackedBufferType",
+    "UnsupportedBuild",
+    "address_of_map",
+    "attention_operation",
+    "check",
+    "cpu_device",
+    "extra_buffer_types",
+    "functions",
+    "offer_buffer_types",
+    "offered_buffer_types",
+    "operation_of",
+    "overrides",
+    "plain_buffer_type",
+    "read_node",
+    "set_buffer",
+    "set_data",
+    "set_shape",
+    "shape_of",
+]

@@ -1,0 +1,84 @@
+"""The buffer types that llama.cpp's loader chooses between, and those it is told to use."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from edgespec.kernels.ggml.functions import cpu_device, functions
+from edgespec.kernels.ggml.structs import POINTER, Address, Override, UnsupportedBuild
+
+
+@cache
+def extra_buffer_types() -> tuple[Address, ...]:
+    """The CPU's buffer types beside the plain one, in ggml's order."""
+    return offered_buffer_types()  # cached, so that it is asked before the first change
+
+
+def offered_buffer_types() -> tuple[Address, ...]:
+    """Those of them that llama.cpp chooses between at present, in the order in which it tries them."""
+    table = _extra_table()
+    found: list[Address] = []
+    while table and table[len(found)]:
+        found.append(table[len(found)])
+    return tuple(found)
+
+
+def offer_buffer_types(wanted: Sequence[Address]) -> None:
+    """Let llama.cpp choose between these extra buffer types, in this order, when it loads models from now on.
+
+    It takes for each tensor the first type that can hold it, and has no option to leave one out. But the
+    table it looks through is not constant, and ends at the first null.
+
+    Args:
+        wanted: some of `extra_buffer_types`.
+
+    Raises:
+        UnsupportedBuild: the table is another one each time.
+    """
+    available = extra_buffer_types()
+    if offered_buffer_types() == tuple(wanted):
+        return
+    table = _extra_table()
+    for index in range(len(available)):
+        table[index] = wanted[index] if index < len(wanted) else None
+    if offered_buffer_types() != tuple(wanted):
+        raise UnsupportedBuild("the list of its kernel layouts cannot be changed")
+
+
+def _extra_table() -> Any:
+    """ggml's own array of extra buffer types, ended by a null; None where it has none."""
+    f = functions()
+    registry = f["ggml_backend_dev_backend_reg"](cpu_device())
+    address = f["ggml_backend_reg_get_proc_address"](registry, b"ggml_backend_dev_get_extra_bufts")
+    if not address:
+        return None
+    lookup = ctypes.CFUNCTYPE(ctypes.POINTER(POINTER), POINTER)(address)
+    return lookup(cpu_device())
+
+
+def overrides(patterns: list[tuple[str, Address]]) -> ctypes.Array[Override]:
+    """llama.cpp's list of (regular expression over tensor names, buffer type), ended by an empty one."""
+    table = (Override * (len(patterns) + 1))()
+    for entry, (pattern, buffer_type) in zip(table, patterns, strict=False):
+        entry.pattern, entry.buffer_type = pattern.encode(), buffer_type
+    return table
+
+
+@cache
+def plain_buffer_type() -> Address:
+    """A buffer type of plain memory that is not the CPU's usual one.
+
+    An override to the usual one makes llama.cpp's loader look at the extra types again.
+    """
+    f = functions()
+    memory = ctypes.create_string_buffer(4096)
+    aligned = -(-ctypes.addressof(memory) // 64) * 64
+    buffer = f["ggml_backend_cpu_buffer_from_ptr"](aligned, 64)
+    try:
+        found: Address = f["ggml_backend_buffer_get_type"](buffer)
+        return found
+    finally:
+        f["ggml_backend_buffer_free"](buffer)

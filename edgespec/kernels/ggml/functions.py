@@ -1,0 +1,83 @@
+"""ggml's public functions, found through llama.cpp's library, with their types declared."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import llama_cpp
+
+from edgespec.kernels.ggml.structs import POINTER, SIZE, Address, ContextParams, UnsupportedBuild
+
+_CPU_DEVICE = 0
+
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "ggml_init": (POINTER, [ContextParams]),
+    "ggml_free": (None, [POINTER]),
+    "ggml_tensor_overhead": (SIZE, []),
+    "ggml_nbytes": (SIZE, [POINTER]),
+    "ggml_get_name": (ctypes.c_char_p, [POINTER]),
+    "ggml_get_data": (POINTER, [POINTER]),
+    "ggml_set_name": (POINTER, [POINTER, ctypes.c_char_p]),
+    "ggml_new_tensor": (POINTER, [POINTER, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int64)]),
+    "ggml_view_1d": (POINTER, [POINTER, POINTER, ctypes.c_int64, SIZE]),
+    "ggml_mul_mat": (POINTER, [POINTER, POINTER, POINTER]),
+    "ggml_mul_mat_id": (POINTER, [POINTER, POINTER, POINTER, POINTER]),
+    "ggml_quantize_chunk": (SIZE, [ctypes.c_int, *[POINTER] * 2, *[ctypes.c_int64] * 3, POINTER]),
+    "ggml_quantize_requires_imatrix": (ctypes.c_bool, [ctypes.c_int]),
+    "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
+    "ggml_graph_overhead_custom": (SIZE, [SIZE, ctypes.c_bool]),
+    "ggml_new_graph_custom": (POINTER, [POINTER, SIZE, ctypes.c_bool]),
+    "ggml_build_forward_expand": (None, [POINTER, POINTER]),
+    "ggml_backend_dev_init": (POINTER, [POINTER, ctypes.c_char_p]),
+    "ggml_backend_cpu_set_n_threads": (None, [POINTER, ctypes.c_int]),
+    "ggml_backend_graph_compute": (ctypes.c_int, [POINTER, POINTER]),
+    "ggml_backend_free": (None, [POINTER]),
+    "ggml_backend_tensor_get": (None, [POINTER, POINTER, SIZE, SIZE]),
+    "ggml_flash_attn_ext": (POINTER, [*[POINTER] * 5, *[ctypes.c_float] * 3]),
+    "ggml_backend_cpu_buffer_type": (POINTER, []),
+    "ggml_backend_cpu_buffer_from_ptr": (POINTER, [POINTER, SIZE]),
+    "ggml_backend_buft_name": (ctypes.c_char_p, [POINTER]),
+    "ggml_backend_buft_alloc_buffer": (POINTER, [POINTER, SIZE]),
+    "ggml_backend_buft_get_alloc_size": (SIZE, [POINTER, POINTER]),
+    "ggml_backend_buft_get_alignment": (SIZE, [POINTER]),
+    "ggml_backend_buft_is_host": (ctypes.c_bool, [POINTER]),
+    "ggml_backend_buffer_free": (None, [POINTER]),
+    "ggml_backend_buffer_get_base": (POINTER, [POINTER]),
+    "ggml_backend_buffer_get_size": (SIZE, [POINTER]),
+    "ggml_backend_buffer_get_type": (POINTER, [POINTER]),
+    "ggml_backend_buffer_set_usage": (None, [POINTER, ctypes.c_int]),
+    "ggml_backend_tensor_alloc": (ctypes.c_int, [POINTER, POINTER, POINTER]),
+    "ggml_backend_tensor_set": (None, [POINTER, POINTER, SIZE, SIZE]),
+    "ggml_backend_dev_by_type": (POINTER, [ctypes.c_int]),
+    "ggml_backend_dev_supports_op": (ctypes.c_bool, [POINTER, POINTER]),
+    "ggml_backend_dev_backend_reg": (POINTER, [POINTER]),
+    "ggml_backend_reg_get_proc_address": (POINTER, [POINTER, ctypes.c_char_p]),
+}
+
+
+@cache
+def functions() -> dict[str, Any]:
+    """ggml's public functions by name, with their types declared.
+
+    Raises:
+        UnsupportedBuild: one is missing.
+    """
+    # libllama depends on ggml's libraries, so their symbols are found through it.
+    library = llama_cpp.llama_cpp._lib
+    found = {}
+    for name, (result, arguments) in _FUNCTIONS.items():
+        try:
+            # Looked up anew, so that types declared here do not change another user's of the library.
+            function = ctypes.CFUNCTYPE(result, *arguments)((name, library))
+        except AttributeError as error:
+            raise UnsupportedBuild(f"it has no {name}") from error
+        found[name] = function
+    return found
+
+
+def cpu_device() -> Address:
+    """ggml's CPU device."""
+    device: Address = functions()["ggml_backend_dev_by_type"](_CPU_DEVICE)
+    return device

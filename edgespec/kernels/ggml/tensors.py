@@ -1,0 +1,121 @@
+"""Reading and changing ggml's tensors and graph nodes in place."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from edgespec.kernels.ggml.functions import functions
+from edgespec.kernels.ggml.structs import (
+    F16,
+    F32,
+    POINTER,
+    SOURCES,
+    Address,
+    ContextParams,
+    Tensor,
+    require_same,
+)
+
+# The part of a tensor that says what a graph node reads: sources, view, data, name.
+_NODE = struct.Struct(f"={SOURCES}QQQQ64s")
+_NODE_OFFSET = Tensor.src.offset
+_DATA_OFFSET = Tensor.data.offset
+_SHAPE = struct.Struct("=4q4Q")
+_SHAPE_OFFSET = Tensor.ne.offset
+_OPERATION_OFFSET = Tensor.op.offset
+
+
+class ScratchContext:
+    """A ggml context for a few tensors without data, and for a graph of so many nodes."""
+
+    def __init__(self, n_tensors: int = 8, n_nodes: int = 0) -> None:
+        self._f = functions()
+        size = self._f["ggml_tensor_overhead"]() * n_tensors
+        if n_nodes:
+            size += self._f["ggml_graph_overhead_custom"](n_nodes, False)
+        self.handle: Address | None = self._f["ggml_init"](ContextParams(size, None, True))
+
+    def tensor(self, type_id: int, shape: tuple[int, ...], name: bytes = b"") -> Address:
+        """A new tensor; `shape` begins with the row length."""
+        sizes = (ctypes.c_int64 * len(shape))(*shape)
+        tensor: Address = self._f["ggml_new_tensor"](self.handle, type_id, len(shape), sizes)
+        self._f["ggml_set_name"](tensor, name)
+        return tensor
+
+    def __enter__(self) -> ScratchContext:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._f["ggml_free"](self.handle)
+
+
+def read_node(node: Address) -> tuple[Any, ...]:
+    """Of a graph node: ten source tensors, the tensor it is a view of, the view's offset, data, name."""
+    return _NODE.unpack(ctypes.string_at(node + _NODE_OFFSET, _NODE.size))
+
+
+def set_data(tensor: Address, data: Address) -> None:
+    """Let a tensor's weights be at `data`."""
+    POINTER.from_address(tensor + _DATA_OFFSET).value = data
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tensor's four dimensions.
+
+    Attributes:
+        sizes: elements along each, rows first.
+        strides: bytes from one element to the next along each.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def in_streams(self, dimension: int, size: int) -> Shape:
+        """The same elements with a dimension cut into pieces of `size`, which the fourth one counts."""
+        sizes, strides = list(self.sizes), list(self.strides)
+        sizes[dimension], sizes[3] = size, self.sizes[dimension] // size
+        strides[3] = self.strides[dimension] * size
+        return Shape(tuple(sizes), tuple(strides))
+
+
+def shape_of(tensor: Address) -> Shape:
+    """A tensor's dimensions."""
+    fields = _SHAPE.unpack(ctypes.string_at(tensor + _SHAPE_OFFSET, _SHAPE.size))
+    return Shape(fields[:4], fields[4:])
+
+
+def set_shape(tensor: Address, shape: Shape) -> None:
+    """Describe a tensor's memory differently."""
+    ctypes.memmove(tensor + _SHAPE_OFFSET, _SHAPE.pack(*shape.sizes, *shape.strides), _SHAPE.size)
+
+
+def operation_of(node: Address) -> int:
+    """The number of a graph node's operation."""
+    return int(ctypes.c_int.from_address(node + _OPERATION_OFFSET).value)
+
+
+@cache
+def attention_operation() -> int:
+    """The number of flash attention among ggml's operations.
+
+    Raises:
+        UnsupportedBuild: its sources are not where they are expected.
+    """
+    with ScratchContext() as scratch:
+        # Keys and values of eight cells, for the queries of four rows.
+        queries, keys, values = (scratch.tensor(t, (32, n, 2)) for t, n in ((F32, 4), (F16, 8), (F16, 8)))
+        mask = scratch.tensor(F16, (8, 4))
+        node = functions()["ggml_flash_attn_ext"](scratch.handle, queries, keys, values, mask, 1.0, 0.0, 0.0)
+        require_same("the sources of attention", read_node(node)[:4], (queries, keys, values, mask))
+        require_same("the shape of attention", shape_of(node).sizes, (32, 2, 4, 1))
+        return operation_of(node)
+
+
+def set_buffer(tensor: Address, buffer: Address | None) -> None:
+    """Let a tensor be in a buffer, without placing it there."""
+    POINTER.from_address(tensor + Tensor.buffer.offset).value = buffer

@@ -1,0 +1,117 @@
+"""A buffer type without memory behind it, for weights that live outside llama.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable
+from typing import Any
+
+from edgespec.kernels.ggml.functions import functions
+from edgespec.kernels.ggml.map_address import address_of_map
+from edgespec.kernels.ggml.structs import POINTER, SIZE, Address, Buffer, BufferType, Tensor
+
+_UNREAD = b"\x01"  # in place of the first letter of a name
+
+
+class UnbackedBufferType:
+    """A buffer type whose buffers are address space only, and whose tensors the loader does not read.
+
+    llama.cpp reads every tensor of a file that it finds by its name, those too that it would then drop into
+    a buffer without memory. A model of forty gigabytes would be read once for nothing. So a tensor has
+    another name until the model is loaded.
+
+    Args:
+        kernel_type: the extra CPU buffer type whose kernels shall run on the tensors; None for plain ones.
+
+    Attributes:
+        tensors: name to address of every tensor that llama.cpp placed in it.
+        error: why a buffer could not be made.
+    """
+
+    def __init__(self, kernel_type: Address | None) -> None:
+        self.tensors: dict[str, Address] = {}
+        self.error: BaseException | None = None
+        self._f = functions()
+        self._final: Address = kernel_type or self._f["ggml_backend_cpu_buffer_type"]()
+        self._init = self._final_init() if kernel_type else None
+        self._areas: list[mmap.mmap] = []
+        self._buffers: list[Buffer] = []
+        # llama.cpp tells buffer types apart by their names.
+        self._name = ctypes.create_string_buffer(f"EDGESPEC {self._final:x}".encode())
+        self._struct = BufferType()
+        final = BufferType.from_address(self._final).interface
+        interface = self._struct.interface
+        self._keep: tuple[Any, ...] = (
+            ctypes.CFUNCTYPE(POINTER, POINTER)(lambda _type: ctypes.addressof(self._name)),
+            ctypes.CFUNCTYPE(POINTER, POINTER, SIZE)(self._guarded(self._alloc, None)),
+            ctypes.CFUNCTYPE(ctypes.c_int, POINTER, POINTER)(self._guarded(self._init_tensor, 0)),
+            ctypes.CFUNCTYPE(None, POINTER, POINTER, POINTER, SIZE, SIZE)(lambda *_: None),
+        )
+        interface.get_name = _address_of(self._keep[0])
+        interface.alloc_buffer = _address_of(self._keep[1])
+        interface.get_alignment, interface.get_alloc_size = final.get_alignment, final.get_alloc_size
+
+    @property
+    def address(self) -> Address:
+        """The ggml_backend_buffer_type, for as long as this object lives."""
+        return ctypes.addressof(self._struct)
+
+    def settle(self) -> None:
+        """After loading: let the buffers pass for those of the type whose kernels shall run."""
+        for buffer in self._buffers:
+            buffer.type = self._final
+        for name, tensor in self.tensors.items():
+            Tensor.from_address(tensor).name = name.encode()
+
+    def close(self) -> None:
+        """Give the address space back; the model must be freed before."""
+        self._buffers.clear()
+        self.tensors.clear()
+        for area in self._areas:
+            area.close()
+        self._areas.clear()
+        self._keep = ()  # they refer back to this object
+
+    def _guarded(self, function: Callable[..., Any], failed: Any) -> Callable[..., Any]:
+        """ctypes would print and forget an exception."""
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            except BaseException as error:
+                self.error = error
+                return failed
+
+        return call
+
+    def _alloc(self, _type: Address, size: int) -> Address:
+        # Read-only private memory does not count against the limit on committed memory, however large.
+        area = mmap.mmap(-1, size + mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+        self._areas.append(area)
+        buffer: Address = self._f["ggml_backend_cpu_buffer_from_ptr"](address_of_map(area), size)
+        layout = Buffer.from_address(buffer)
+        # A host buffer would be read into directly; one of this type is given its bytes by set_tensor.
+        layout.type = self.address
+        layout.interface.init_tensor = _address_of(self._keep[2])
+        layout.interface.set_tensor = _address_of(self._keep[3])
+        layout.interface.memset_tensor = layout.interface.get_tensor = layout.interface.cpy_tensor = None
+        self._buffers.append(layout)
+        return buffer
+
+    def _init_tensor(self, buffer: Address, tensor: Address) -> int:
+        layout = Tensor.from_address(tensor)
+        self.tensors[layout.name.decode("utf-8", "replace")] = tensor
+        # Under a name that the file does not have, nothing is read for it.
+        layout.name = _UNREAD + layout.name[1:]
+        return int(self._init(buffer, tensor)) if self._init else 0
+
+    def _final_init(self) -> Callable[[Address, Address], int] | None:
+        sample = self._f["ggml_backend_buft_alloc_buffer"](self._final, 4096)
+        pointer = Buffer.from_address(sample).interface.init_tensor
+        self._f["ggml_backend_buffer_free"](sample)
+        return ctypes.CFUNCTYPE(ctypes.c_int, POINTER, POINTER)(pointer) if pointer else None
+
+
+def _address_of(function: Any) -> Address:
+    return int(ctypes.cast(function, POINTER).value or 0)

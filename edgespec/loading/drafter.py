@@ -1,0 +1,122 @@
+"""Opening the drafter, the tree policy, and what a pair is known to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from platformdirs import user_cache_path
+
+from edgespec.costs.curves import Costs
+from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
+from edgespec.engine.target import Target
+from edgespec.loading.memory import MemoryDecision
+from edgespec.loading.models import open_model
+from edgespec.loading.state import LoadState
+from edgespec.measure.initial_costs import starting_costs
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.runtime.abort import DecodeAborted
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.tokenizer.compatibility import differs
+from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
+from edgespec.offload.planning.needs import MOST_PROMPT_ROWS
+from edgespec.profiles.store import Keys
+from edgespec.profiles.table_file import TableFile
+from edgespec.speculation.drafters.base import Drafter, NoDrafter
+from edgespec.speculation.drafters.proposers import Proposer
+from edgespec.speculation.drafters.proposing import ProposingDrafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.policies import TreePolicy, tree_policy
+
+_MODEL_DRAFT_DEPTH = 16
+
+
+def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
+    """The drafter, as keys of what is remembered of a pair name it."""
+    if files is not None:
+        return files.headers[0].fingerprint
+    return NO_DRAFTER if state.options.draft == NO_DRAFTER else "lookup"
+
+
+def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolicy:
+    """The tree policy, with what it learned of this pair in earlier runs."""
+    folder = user_cache_path("edgespec") / "acceptance"
+    pair = [target.headers[0].fingerprint, drafter]
+    return tree_policy(state.options.tree, TableFile.for_pair(folder, pair))
+
+
+def tree_limits(drafter: ModelFiles | None, policy: TreePolicy, state: LoadState) -> TreeLimits:
+    """What no tree may exceed."""
+    options, nodes = state.options, state.options.n_nodes
+    limits = TreeLimits(nodes, depth=nodes, width=max(8, nodes // 8))
+    if drafter is not None:
+        limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
+    return policy.within(limits, options.tree_depth, options.tree_width)
+
+
+def open_drafter(
+    files: ModelFiles | None, target: Target, limits: TreeLimits, memory: MemoryDecision, state: LoadState
+) -> Drafter:
+    """The drafter: a model, prompt lookup, both, or none.
+
+    Raises:
+        ModelFileError, MemoryLimitError: its model cannot be loaded.
+    """
+    options = state.options
+    if files is not None:
+        proposers = DRAFTER_KINDS[options.kind or "merged"].new_proposers()
+        return _open_model_drafter(files, target.model.vocabulary, limits, proposers, memory, state)
+    if options.draft == "auto":
+        state.notes.append(
+            "No drafter is known for this target; drafting from the text itself. "
+            "'edgespec draft make' makes one."
+        )
+    proposers = DRAFTER_KINDS[drafter_name(None, state)].new_proposers()
+    return ProposingDrafter(proposers) if proposers else NoDrafter()
+
+
+def _open_model_drafter(
+    files: ModelFiles,
+    vocabulary: Vocabulary,
+    limits: TreeLimits,
+    proposers: Sequence[Proposer],
+    memory: MemoryDecision,
+    state: LoadState,
+) -> Drafter:
+    path = files.paths[0]
+    model = open_model(path, state, memory_map=memory.plan.memory_map)
+    differ = differs(vocabulary, model.vocabulary)
+    context = state.keep(
+        Context(
+            model,
+            n_cells=state.options.n_cells,
+            n_rows=MOST_PROMPT_ROWS,
+            n_outputs=limits.width,
+            n_sequences=state.n_sequences(model),
+            n_threads=state.n_threads,
+            abort=state.abort,
+        )
+    )
+    if differ:
+        from edgespec.drafters.retokenized import RetokenizedDrafter
+
+        state.notes.append(
+            f"The vocabularies of {path.name} and the target differ ({differ}): drafting by text, which "
+            "is slower."
+        )
+        return RetokenizedDrafter(model, context, vocabulary)
+    from edgespec.drafters.model import ModelDrafter
+
+    return ModelDrafter(model, context, vocabulary.n_tokens, proposers)
+
+
+def pair_costs(
+    target: Target, drafter: Drafter, limits: TreeLimits, keys: Keys, state: LoadState
+) -> Costs | None:
+    """What trees of each size cost here; None where their size is fixed."""
+    if state.options.tree_budget is not None or isinstance(drafter, NoDrafter):
+        return None
+    try:
+        return starting_costs(target, drafter, limits.width, keys, state.on_progress, notes=state.notes)
+    except DecodeAborted:
+        raise KeyboardInterrupt from None

@@ -1,0 +1,67 @@
+"""Which files are loaded: the target's and its drafter's, checked before llama.cpp sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.errors import UsageError
+from edgespec.loading.state import LoadState
+from edgespec.machine.probe import available_memory
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.hub import catalog
+from edgespec.models.hub.drafter_choice import drafter_to_take
+from edgespec.models.hub.registry import Registry
+from edgespec.models.llama.trials.vetting import require_loadable
+
+
+def read_model(path: Path) -> ModelFiles:
+    """The files of a model.
+
+    Raises:
+        ModelFileError: one is missing or damaged, or llama.cpp would not survive loading it.
+    """
+    files = ModelFiles.of(read_header(path))
+    require_loadable(files.headers)
+    return files
+
+
+def find_drafter(target: ModelFiles, state: LoadState) -> ModelFiles | None:
+    """The files of the drafter; None if it is no model.
+
+    Raises:
+        UsageError: the kind of drafter and its name contradict each other, or no drafter is known.
+        ModelFileError, HubError: the drafter cannot be had.
+    """
+    options = state.options
+    options.check_drafter()
+    if options.names_a_model:
+        return read_model(catalog.find(options.draft, state.on_progress))
+    known = _known_drafter(target, state) if options.draft == "auto" and options.may_use_a_model else None
+    return read_model(known) if known else None
+
+
+def _known_drafter(target: ModelFiles, state: LoadState) -> Path | None:
+    """The best drafter on this machine for the target, and a note that says which."""
+    options = state.options
+    state.notes += (
+        f"The drafter {gone.path} of this target is not there any more. "
+        f"'edgespec models remove {gone.path}' forgets it."
+        for gone in Registry().missing(target.headers[0].fingerprint)
+    )
+    found = drafter_to_take(
+        target.headers[0],
+        target.tensor_bytes,
+        budget=min(options.memory or available_memory(), available_memory()),
+        n_cells=options.n_cells,
+        n_outputs=options.n_nodes,
+    )
+    if found is not None:
+        state.notes.append(f"Drafting with {found.path.name}, {found.reason}.")
+        return found.path
+    if options.kind is not None:
+        raise UsageError(
+            "No drafter is known for this target.",
+            "Name one with --draft PATH, or make one: edgespec draft make TARGET.",
+        )
+    return None

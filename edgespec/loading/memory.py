@@ -1,0 +1,69 @@
+"""How the memory of target and drafter is planned, before either is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from platformdirs import user_cache_path
+
+from edgespec.generation.result import MemoryUse
+from edgespec.loading.state import LoadState
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.runtime.model import Model
+from edgespec.offload.planning.budget import MemoryPlan, bytes_needed, memory_room, plan_memory
+from edgespec.offload.planning.needs import ContextOptions, Needs, measure_needs
+
+
+@dataclass(frozen=True)
+class MemoryDecision:
+    """What everything needs, and where the target's weights live."""
+
+    needs: Needs
+    plan: MemoryPlan
+
+    @property
+    def kernels(self) -> str:
+        """Which kernels run, as keys of what is remembered name them."""
+        return "plain" if self.plan.kernels_differ else "packed"
+
+    def use(self, model: Model) -> MemoryUse:
+        """What the loaded target takes, for reports."""
+        footprints = self.needs.footprints
+        use = MemoryUse(budget_bytes=self.plan.budget, resident_bytes=sum(f.weights for f in footprints))
+        if self.plan.stream is not None and model.weights.resident_bytes:
+            layers = model.weights.resident_bytes
+            use.resident_bytes += self.plan.stream.other_bytes + layers - footprints[0].weights
+            use.streamed_bytes_per_pass = model.weights.streamed_bytes
+        return use
+
+
+def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadState) -> MemoryDecision:
+    """Measure what is needed, and plan where weights live; packs streamed layers where that is wanted.
+
+    Raises:
+        MemoryLimitError, BackendError, OutputError, StreamError, ModelFileError: as measure_needs and
+            plan_memory.
+    """
+    options = state.options
+    needs = measure_needs(
+        target,
+        drafter,
+        ContextOptions(
+            options.n_cells,
+            options.n_nodes,
+            state.n_sequences(),
+            state.n_threads,
+            options.gpu_layers,
+            options.exact,
+        ),
+        budget=memory_room(options.memory),
+        offload=options.offload,
+    )
+    if drafter is not None and needs.footprints[1].weights > needs.footprints[0].weights:
+        name = drafter.headers[0].path.name
+        state.notes.append(f"The drafter {name} is larger than its target: it is unlikely to pay off.")
+    state.needed_bytes = bytes_needed(needs.footprints, needs.process)
+    packs = user_cache_path("edgespec") / "packs"
+    plan = plan_memory(options.for_memory, needs.footprints, target, packs, state.on_progress, needs.process)
+    state.notes += plan.notes
+    return MemoryDecision(needs, plan)

@@ -1,0 +1,42 @@
+"""Loading one model file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.loading.state import LoadState
+from edgespec.models.llama.runtime.model import Model
+from edgespec.offload.paging import PagedWeights
+
+
+def open_model(
+    path: Path,
+    state: LoadState,
+    *,
+    memory_map: bool,
+    repack: bool = True,
+    weights: PagedWeights | None = None,
+) -> Model:
+    """A model with all of its weights in memory or mapped.
+
+    Args:
+        weights: read ahead of a mapped model.
+
+    Raises:
+        ModelFileError, MemoryLimitError: it cannot be loaded.
+    """
+    state.on_progress(f"Loading {path.name}", 0.0)
+    try:
+        model = Model(
+            path,
+            gpu_layers=state.options.gpu_layers,
+            memory_map=memory_map,
+            repack=repack,
+            on_progress=lambda fraction: state.on_progress(f"Loading {path.name}", fraction),
+            weights=weights,
+        )
+    except BaseException:
+        if weights is not None:
+            weights.close()
+        raise
+    return state.keep(model)

@@ -1,0 +1,112 @@
+"""The options of loading, checked before any file is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
+from edgespec.errors import UsageError
+from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
+from edgespec.models.llama.row_rule import MOST_ROWS
+from edgespec.offload.planning.budget import MemoryOptions
+from edgespec.speculation.policies import tree_policy
+
+_NO_MODEL = ("auto", NO_DRAFTER, "lookup")  # values of `draft` that name no file
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What `load` was asked for; its docstring says what each option means.
+
+    Attributes:
+        kind: of drafter: "model", "lookup" or "merged"; None leaves it to `draft`.
+        threads: None takes the default, or what was measured to be faster.
+    """
+
+    draft: str
+    kind: str | None
+    context: int
+    threads: int | None
+    memory: int | None
+    tree: str
+    tree_budget: int | None
+    tree_depth: int | None
+    tree_width: int | None
+    exact: bool | None
+    gpu_layers: int
+    offload: str
+    pack: str
+    slots: int | None
+
+    @property
+    def for_memory(self) -> MemoryOptions:
+        """What planning memory depends on."""
+        return MemoryOptions(self.memory, self.offload, self.pack, self.gpu_layers, self.context, self.slots)
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes of the largest tree."""
+        return max(self.tree_budget or 0, USUAL_NODES)
+
+    @property
+    def n_cells(self) -> int:
+        """Cells of the cache: for the text, and for the tree behind it."""
+        return self.context + SPARE_CELLS + (self.tree_budget or 0)
+
+    @property
+    def names_a_model(self) -> bool:
+        """Whether `draft` is the name or path of a model."""
+        return self.draft not in _NO_MODEL
+
+    @property
+    def may_use_a_model(self) -> bool:
+        """Whether the kind of drafter that was asked for is, or may be, a model."""
+        return self.kind is None or DRAFTER_KINDS[self.kind].model
+
+    def check(self) -> None:
+        """Refuse what cannot be meant.
+
+        Raises:
+            UsageError: an option is out of its range.
+        """
+        _require(16 <= self.context <= 10_000_000, "context", self.context, "from 16 to 10000000")
+        threads = self.threads
+        _require(threads is None or 1 <= threads <= 1024, "threads", threads, "from 1 to 1024")
+        _require(self.memory is None or self.memory > 0, "memory", self.memory, "above 0")
+        budget = self.tree_budget
+        _require(budget is None or 1 <= budget <= 4096, "tree budget", budget, "from 1 to 4096")
+        for name, value in (("tree depth", self.tree_depth), ("tree width", self.tree_width)):
+            _require(value is None or 1 <= value <= 4096, name, value, "from 1 to 4096")
+        tree_policy(self.tree)
+        _require(self.gpu_layers >= -1, "gpu layers", self.gpu_layers, "0 or more, or -1 for all")
+        ways = ("auto", "stream", "mmap", "none")
+        _require(self.offload in ways, "offload", self.offload, "auto, stream, mmap or none")
+        _require(self.pack in ("auto", "always", "never"), "pack", self.pack, "auto, always or never")
+        slots = self.slots
+        _require(slots is None or 2 <= slots <= 4096, "number of slots", slots, "from 2 to 4096")
+        if self.exact and budget is not None and budget > MOST_ROWS:
+            raise UsageError(
+                f"The tree budget is {budget}, and exact decoding allows {MOST_ROWS}.",
+                f"Ask for --tree-budget {MOST_ROWS} or less, or for --no-exact.",
+            )
+
+    def check_drafter(self) -> None:
+        """Refuse a kind of drafter that contradicts its name.
+
+        Raises:
+            UsageError: it does, or there is no such kind.
+        """
+        kind, draft = self.kind, self.draft
+        if kind is None:
+            return
+        if kind not in DRAFTER_KINDS or kind == NO_DRAFTER:
+            raise UsageError(f"There is no drafter kind '{kind}'.", "The kinds are model, lookup and merged.")
+        if not DRAFTER_KINDS[kind].model and self.names_a_model:
+            raise UsageError("The lookup drafter needs no model.", "Leave out --draft, or --drafter lookup.")
+        if DRAFTER_KINDS[kind].model and draft in (NO_DRAFTER, "lookup"):
+            raise UsageError(f"The {kind} drafter needs a model.", "Name it with --draft PATH.")
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise UsageError(f"The {name} is {value}.", f"It must be {wanted}.")

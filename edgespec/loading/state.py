@@ -1,0 +1,81 @@
+"""What the steps of loading share, and how a load that fails is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from edgespec.errors import MemoryLimitError
+from edgespec.loading.options import LoadOptions
+from edgespec.machine.cores import default_threads
+from edgespec.machine.probe import available_memory
+from edgespec.models.gguf.footprint import USUAL_NODES
+from edgespec.models.llama.runtime.abort import AbortFlag
+from edgespec.models.llama.runtime.model import Model
+from edgespec.progress import Progress
+from edgespec.speculation.tree import MAX_LEAVES
+from edgespec.units import readable
+
+
+class Closable(Protocol):
+    """A model, a context, or a process that renders templates."""
+
+    def close(self) -> None: ...
+
+
+Opened = TypeVar("Opened", bound=Closable)
+
+
+class LoadState:
+    """The state of one load.
+
+    Attributes:
+        abort: ends the decodes of everything that is loaded.
+        notes: what a person might wonder about, in plain sentences.
+        n_threads: CPU threads to compute with.
+        needed_bytes: of memory, for everything; 0 until it is known.
+    """
+
+    def __init__(self, options: LoadOptions, on_progress: Progress) -> None:
+        self.options = options
+        self.on_progress = on_progress
+        self.abort = AbortFlag()
+        self.notes: list[str] = []
+        self.n_threads = default_threads() if options.threads is None else options.threads
+        self.needed_bytes = 0
+        self._opened: list[Closable] = []
+
+    def keep(self, opened: Opened) -> Opened:
+        """Have this closed if a later step fails."""
+        self._opened.append(opened)
+        return opened
+
+    def n_sequences(self, model: Model | None = None) -> int:
+        """Sequence ids for trees; each id costs a row of logits, used or not."""
+        if model is not None and model.keeps_recurrent_state:
+            return 1
+        return MAX_LEAVES if self.options.n_nodes > USUAL_NODES else USUAL_NODES
+
+    @contextmanager
+    def undone_on_failure(self) -> Iterator[None]:
+        """If the block raises, close what it has opened, the latest first.
+
+        Raises:
+            MemoryLimitError: with how much memory is needed, which llama.cpp does not say.
+        """
+        try:
+            yield
+        except BaseException as error:
+            for opened in reversed(self._opened):
+                opened.close()
+            if isinstance(error, MemoryLimitError) and not error.hint:
+                raise self._with_figures(error) from error
+            raise
+
+    def _with_figures(self, error: MemoryLimitError) -> MemoryLimitError:
+        return MemoryLimitError(
+            f"{error.what} About {readable(self.needed_bytes)} are needed, and "
+            f"{readable(available_memory())} are there, unless the process is held to less.",
+            "Ask for a smaller --context or --tree-budget, close other programs, or take a smaller model.",
+        )

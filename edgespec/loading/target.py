@@ -1,0 +1,149 @@
+"""Opening the target: its weights, its context, its chat template, and the rules of exact decoding."""
+
+from __future__ import annotations
+
+from platformdirs import user_cache_path
+
+from edgespec.engine.target import Target
+from edgespec.errors import BackendError
+from edgespec.loading.memory import MemoryDecision
+from edgespec.loading.models import open_model
+from edgespec.loading.state import LoadState
+from edgespec.machine.cores import thread_counts
+from edgespec.measure.threads import choose_threads, known_threads
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.cache.identity import cache_identity
+from edgespec.models.llama.prefill_chunks import PrefillChunks, outcomes_path
+from edgespec.models.llama.row_rule import SPARING, THOROUGH, RowRule, RowRuleStore
+from edgespec.models.llama.runtime.abort import DecodeAborted
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
+from edgespec.models.text.template import ChatTemplate
+from edgespec.offload.attention import keep_row_attention
+from edgespec.offload.paging import try_paging
+from edgespec.offload.planning.stream_plan import open_streamed_model
+from edgespec.offload.ring import DamagedPack
+
+
+def open_target(
+    files: ModelFiles, memory: MemoryDecision, state: LoadState
+) -> tuple[Target, ChatTemplate | None]:
+    """The target, ready to verify trees, and the process that renders its chat template.
+
+    Raises:
+        BackendError: exact decoding was asked for, and is not possible with this model here.
+        ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
+    """
+    options, header = state.options, files.headers[0]
+    model = _open_weights(files, memory, state)
+    exact = _decodes_exactly(model, memory, state)
+    template = _open_template(model, state)
+    context = state.keep(
+        Context(
+            model,
+            n_cells=options.n_cells,
+            n_rows=memory.needs.rows,
+            n_outputs=options.n_nodes,
+            n_sequences=state.n_sequences(model),
+            n_threads=state.n_threads,
+            abort=state.abort,
+        )
+    )
+    rule = _row_rule(context, header.fingerprint, memory, state) if exact else None
+    target = Target(model, context, rule)
+    target.identity = cache_identity(
+        header,
+        model,
+        context=options.n_cells,
+        rule=target.rule,
+        gpu_layers=options.gpu_layers,
+        kernels=memory.kernels,
+    )
+    _allow_long_chunks(target, header.fingerprint, state)
+    _choose_threads(target, header.fingerprint, state)
+    return target, template
+
+
+def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -> Model:
+    path, plan = files.paths[0], memory.plan
+    if plan.stream is None:
+        paged = try_paging(files) if plan.paged else None
+        # Rearranged weights are a copy in memory, which the system cannot page out.
+        return open_model(path, state, memory_map=plan.memory_map, repack=not plan.paged, weights=paged)
+    gpu_layers = state.options.gpu_layers
+    try:
+        model = open_streamed_model(path, plan.stream, gpu_layers, state.on_progress)
+    except DamagedPack:  # the pack has been removed, so this makes a new one
+        model = open_streamed_model(path, plan.stream_again(), gpu_layers, state.on_progress)
+    state.keep(model)
+    state.notes += plan.stream.notes
+    return model
+
+
+def _decodes_exactly(model: Model, memory: MemoryDecision, state: LoadState) -> bool:
+    """Whether decoding is exact: as asked for, or else where the weights are streamed."""
+    # A streamed pass takes the same time with the rows that exactness adds.
+    streamed = memory.plan.stream is not None and not model.keeps_recurrent_state
+    exact = streamed if state.options.exact is None else state.options.exact
+    if model.keeps_recurrent_state:
+        if exact:
+            raise BackendError(
+                f"'{model.path.name}' keeps a running state, and exact decoding needs a cache of cells.",
+                "Use --no-exact.",
+            )
+        state.notes.append(
+            "The target keeps a running state, which branches cannot share: drafting chains, not trees."
+        )
+    return exact
+
+
+def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
+    source = model.chat_template
+    if source is None:
+        return None
+    vocabulary = model.vocabulary
+    bos, eos = (vocabulary.text(t).decode("utf-8", "replace") for t in (vocabulary.bos, vocabulary.eos))
+    template = state.keep(ChatTemplate(source, bos, eos))
+    template.start()  # its process starts while the context is set up
+    return template
+
+
+def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState) -> RowRule | None:
+    exact = state.options.exact
+    state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
+    held = f"{memory.kernels} gpu_layers={state.options.gpu_layers}"
+    search = SPARING if memory.plan.stream is not None else THOROUGH
+    rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, search)
+    if rule is None and exact is None:
+        state.notes.append("No row rule holds for this model here, so the text is not bit-exact.")
+    elif rule is None:
+        raise BackendError(
+            "No row rule gives identical results with this model on this machine, so decoding cannot "
+            "be exact here.",
+            "Use --no-exact: the text may then differ at near-ties between tokens.",
+        )
+    return rule
+
+
+def _allow_long_chunks(target: Target, fingerprint: str, state: LoadState) -> None:
+    """Let a streamed target read prompts in long chunks, if these turn out to be exact."""
+    if target.rule is None or state.options.gpu_layers or not target.model.weights.streamed_bytes:
+        return
+    if keep_row_attention(target.context):
+        path = outcomes_path(user_cache_path("edgespec") / "rows", fingerprint, target.identity)
+        target.pieces = PrefillChunks(target.rule, target.context.n_rows, path)
+
+
+def _choose_threads(target: Target, fingerprint: str, state: LoadState) -> None:
+    """Compute with the fastest number of threads, which is measured where trees are sized too."""
+    options = state.options
+    if options.threads is not None or len(thread_counts()) < 2:
+        return
+    try:
+        if options.draft != "none" and options.tree_budget is None:
+            state.n_threads = choose_threads(target, fingerprint)
+        else:
+            state.n_threads = known_threads(fingerprint)
+            target.context.set_threads(state.n_threads)
+    except DecodeAborted:
+        raise KeyboardInterrupt from None

@@ -1,0 +1,81 @@
+"""llama.cpp's process-wide state: started once, silenced, its log kept for error messages."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import llama_cpp
+
+from edgespec.kernels.layouts import kernels_identity
+
+_INFO_LEVEL, _ERROR_LEVEL = 2, 4  # ggml_log_level
+_KEPT_ERRORS = 8
+
+
+class _Log:
+    """llama.cpp's log: silent, its first error lines kept for messages."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.info: list[str] | None = None  # lines, while somebody wants them
+        self._callback: Any = None
+
+    def install(self) -> None:
+        if self._callback is not None:
+            return
+
+        @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+        def receive(level: int, text: bytes, _data: object) -> None:
+            if level == _ERROR_LEVEL and len(self.errors) < _KEPT_ERRORS:
+                self.errors.append(text.decode("utf-8", "replace").strip())
+            elif level == _INFO_LEVEL and self.info is not None:
+                self.info.append(text.decode("utf-8", "replace").strip())
+
+        self._callback = receive  # C keeps only the address, so Python must keep the object
+        llama_cpp.llama_log_set(receive, None)
+        llama_cpp.llama_backend_init()
+
+    def cause(self) -> str:
+        """The first error line since `errors` was cleared: later ones only pass it on."""
+        return self.errors[0].rstrip(".") if self.errors else "it gave no reason"
+
+    @property
+    def tells_of_memory(self) -> bool:
+        """Whether an allocation failed."""
+        return any(re.search(r"alloc|insufficient memory|mmap failed", line) for line in self.errors)
+
+
+log = _Log()
+
+
+def start_backend() -> None:
+    """Initialise llama.cpp once and silence its log."""
+    log.install()
+
+
+@contextmanager
+def info_lines() -> Iterator[list[str]]:
+    """What llama.cpp logs meanwhile, line by line; one thread at a time may ask."""
+    start_backend()
+    lines = log.info = []
+    try:
+        yield lines
+    finally:
+        log.info = None
+
+
+def build_identity() -> str:
+    """Names the llama.cpp build, the CPU features it uses and the kernel layouts in use.
+
+    These are what the rounding and the speed of arithmetic depend on.
+
+    Raises:
+        UsageError: EDGESPEC_KERNELS cannot be obeyed.
+    """
+    start_backend()
+    features = llama_cpp.llama_print_system_info().decode()
+    return f"{llama_cpp.__version__} {sys.platform} {features} {kernels_identity()}"

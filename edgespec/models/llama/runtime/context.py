@@ -1,0 +1,245 @@
+"""A llama.cpp context: decoding batches, reading logits, and editing the key-value cache."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import BackendError, ContextLengthError, MemoryLimitError
+from edgespec.models.llama.runtime import forks
+from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
+from edgespec.models.llama.runtime.backend import log
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.graph import GraphCallback
+from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.runtime.signals import SignalsWait
+
+FloatArray = NDArray[np.float32]
+
+
+class NoRoomInCache(ContextLengthError):
+    """The cache has no cells for this batch.
+
+    Args:
+        n_cells: cells in the cache.
+    """
+
+    def __init__(self, n_cells: int) -> None:
+        super().__init__(
+            f"The cache of {n_cells} cells has no room for another pass.", "Ask for a larger --context."
+        )
+
+
+class Context:
+    """One llama.cpp context: a key-value cache, compute buffers, and the last logits.
+
+    Attributes:
+        n_cells: cells in the cache; a token takes one.
+        n_rows: most rows in one decode call, and in one physical batch.
+        n_outputs: most rows of one decode call whose logits can be read.
+        n_sequences: sequence ids, 0 .. n_sequences - 1.
+        n_threads: CPU threads.
+        graph: what is told of the nodes that are computed.
+
+    Raises:
+        MemoryLimitError: llama.cpp cannot allocate the context.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_cells: int,
+        n_rows: int,
+        n_outputs: int,
+        n_sequences: int,
+        n_threads: int,
+        abort: AbortFlag | None = None,
+    ) -> None:
+        self.model = model
+        self.n_rows = n_rows
+        self.n_sequences = n_sequences
+        self.n_threads = n_threads
+        self._handle: Any = None
+        self._memory_handle: Any = None
+        self._forked = False
+        self._n_outputs = 0
+        self._abort = abort  # C keeps the flag's address, so it must live as long as the context
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = n_cells
+        params.n_batch = params.n_ubatch = n_rows
+        self.n_outputs = max(n_outputs, n_sequences)  # llama.cpp reserves one a sequence anyway
+        params.n_outputs_max = self.n_outputs
+        params.n_seq_max = n_sequences
+        params.kv_unified = True  # branches of a tree share cells
+        params.swa_full = True  # sliding-window layers keep all cells, so that branches can be cut
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.n_threads = params.n_threads_batch = n_threads
+        params.no_perf = True
+        if abort is not None:
+            abort.install(params)
+        model.weights.amend_context(params)
+        self.graph = GraphCallback(model.weights.observers)
+        self.graph.install(params)
+        log.errors.clear()
+        self._handle = llama_cpp.llama_init_from_model(model.handle, params)
+        if not self._handle:
+            raise MemoryLimitError(
+                f"llama.cpp cannot set up a context of {n_cells} cells for '{model.path.name}': "
+                f"{log.cause()}."
+            )
+        model.add_context(self)
+        forks.watch(self)
+        self._memory_handle = llama_cpp.llama_get_memory(self._handle)
+        self.n_cells = int(llama_cpp.llama_n_ctx(self._handle))
+
+    @property
+    def handle(self) -> Any:
+        """The llama_context pointer.
+
+        Raises:
+            BackendError: the context is closed, or was made before this process was forked.
+        """
+        if not self._handle:
+            raise self._closed()
+        return self._handle
+
+    @property
+    def _memory(self) -> Any:
+        if not self._memory_handle:
+            raise self._closed()
+        return self._memory_handle
+
+    def _closed(self) -> BackendError:
+        return forks.refusal() if self._forked else BackendError("The engine is closed.", "Load it again.")
+
+    def set_threads(self, n_threads: int) -> None:
+        """Compute with so many CPU threads from now on."""
+        llama_cpp.llama_set_n_threads(self.handle, n_threads, n_threads)
+        self.n_threads = n_threads
+
+    def decode(self, batch: Batch) -> None:
+        """Run the model over the batch; its tokens enter the cache, its logits can be read.
+
+        Raises:
+            DecodeAborted: the abort flag was set; nothing of the batch is in a cache of cells. A running
+                state may have been overwritten.
+            NoRoomInCache: too few free cells.
+            BackendError: llama.cpp refused the batch, or a kernel failed; or the context is closed.
+            StreamError: weights could not be read; as for DecodeAborted.
+            ModelFileError: the model's file was changed; as for DecodeAborted.
+        """
+        handle = self.handle
+        if (change := self.model.change()) is not None:  # reading what was cut off would end the process
+            raise change
+        forks.has_computed()
+        struct, keep_alive = batch.to_llama()
+        log.errors.clear()
+        error: BaseException | None = None
+        if not self.graph.installed:
+            code = llama_cpp.llama_decode(handle, struct)
+        else:
+            with SignalsWait(self._interrupt):
+                self.graph.begin(self._stopped)
+                try:
+                    code = llama_cpp.llama_decode(handle, struct)
+                finally:
+                    error = self.graph.end()
+        error = error or self.model.change()
+        del keep_alive
+        if error is not None or code == 2:
+            self._forget(batch)
+        if error is not None:
+            raise error
+        if code == 1:
+            raise NoRoomInCache(self.n_cells)
+        if code == 2:
+            raise DecodeAborted
+        if code != 0:
+            raise BackendError(f"llama.cpp failed to decode (code {code}): {log.cause()}.")
+        self._n_outputs = batch.n_outputs
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that decodes have waited for weights from disk, in all."""
+        return self.model.weights.waited_s
+
+    def _stopped(self) -> bool:
+        return self._abort is not None and self._abort.is_set
+
+    def _interrupt(self) -> None:
+        """End the pass that runs: KeyboardInterrupt is to follow it."""
+        if self._abort is not None:
+            self._abort.set()
+
+    def _forget(self, batch: Batch) -> None:
+        """Take a batch that was not computed to its end out of the cache.
+
+        llama.cpp only takes a row out of the first of its sequences.
+        """
+        positions = np.repeat(batch.positions, np.diff(batch.offsets))
+        for sequence in np.unique(batch.sequence_ids).tolist():
+            self.remove(sequence, int(positions[batch.sequence_ids == sequence].min()))
+
+    def logits(self) -> FloatArray:
+        """(rows that wanted logits, n_vocab) of the last decode: a view, valid until the next one or `close`.
+
+        Raises:
+            BackendError: there are none, or the context is closed.
+        """
+        llama_cpp.llama_synchronize(self.handle)
+        start = ctypes.cast(llama_cpp.llama_get_logits(self.handle), ctypes.c_void_p).value
+        n_vocab = self.model.vocabulary.n_tokens
+        if not start:
+            raise BackendError("llama.cpp has no logits to read.")
+        memory = (ctypes.c_float * (self._n_outputs * n_vocab)).from_address(start)
+        return np.frombuffer(memoryview(memory), dtype=np.float32).reshape(self._n_outputs, n_vocab)
+
+    def copy(self, source: int, destination: int, start: int, end: int) -> None:
+        """Let `destination` share the cells of `source` at positions start .. end - 1."""
+        llama_cpp.llama_memory_seq_cp(self._memory, source, destination, start, end)
+
+    def remove(self, sequence: int, start: int = 0, end: int = -1) -> bool:
+        """Take the sequence out of its cells at positions start .. end - 1; -1 means to the end.
+
+        Returns:
+            False if this kind of memory cannot forget a part.
+        """
+        return bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence, start, end))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        llama_cpp.llama_memory_clear(self._memory, False)
+
+    def save(self, sequence: int) -> ctypes.Array[ctypes.c_uint8]:
+        """The state of one sequence as bytes, exact."""
+        size = llama_cpp.llama_state_seq_get_size(self.handle, sequence)
+        buffer: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * size)()
+        written = llama_cpp.llama_state_seq_get_data(self.handle, buffer, size, sequence)
+        if written != size:
+            raise BackendError("llama.cpp could not read the state of the conversation.")
+        return buffer
+
+    def restore(self, sequence: int, state: ctypes.Array[ctypes.c_uint8]) -> None:
+        """Put a saved state back, in consecutive cells."""
+        if llama_cpp.llama_state_seq_set_data(self.handle, state, len(state), sequence) == 0:
+            raise BackendError("llama.cpp could not put the state of the conversation back.")
+
+    def forked(self) -> None:
+        """Let go of what belongs to the process that this one was forked from."""
+        if self._handle:
+            self._handle = self._memory_handle = None
+            self._forked = True
+
+    def close(self) -> None:
+        """Free the cache and the buffers; a second time, nothing happens.
+
+        No other thread may use the context meanwhile.
+        """
+        if self._handle:
+            handle, self._handle, self._memory_handle = self._handle, None, None
+            llama_cpp.llama_free(handle)

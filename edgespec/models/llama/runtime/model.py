@@ -1,0 +1,228 @@
+"""A loaded GGUF model: its weights, its vocabulary, and the contexts that are closed with it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import llama_cpp
+
+from edgespec.errors import BackendError, MemoryLimitError, ModelFileError
+from edgespec.files.state import FileState, states_of
+from edgespec.kernels.layouts import offer_to_loader
+from edgespec.models.gguf.split_files import parts_by_name
+from edgespec.models.llama.runtime import forks
+from edgespec.models.llama.runtime.backend import log, start_backend
+from edgespec.models.llama.runtime.layout_overrides import directed
+from edgespec.models.llama.runtime.residency import AllInMemory, Residency
+from edgespec.models.llama.runtime.signals import SignalsWait
+from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
+
+
+class Closable(Protocol):
+    """What a model closes before its weights are freed."""
+
+    def close(self) -> None: ...
+
+
+class Model:
+    """The weights of one GGUF file.
+
+    Args:
+        gpu_layers: layers to hand to the GPU, where the llama.cpp build has one.
+        memory_map: let the system page the weights in and out instead of reading them into memory. A file
+            that changes is then an error in the next pass; if it is cut during one, the system ends the
+            process.
+        may_be_rewritten: somebody writes to the mapped file on purpose.
+        repack: copy weights into the kernel layouts in use (see offload.kernels).
+        on_progress: told the fraction that is loaded.
+        weights: where the weights are; None leaves them all to llama.cpp. Closed with the model, or by the
+            caller if the model cannot be loaded.
+        vocabulary_only: load the vocabulary and no weights; nothing can be computed.
+        allocate: False plans memory instead of taking it, for the model and its contexts; nothing can be
+            computed.
+
+    Attributes:
+        states: of the model's files, as they were loaded.
+
+    Raises:
+        ModelFileError: llama.cpp cannot load the file, or it changes meanwhile.
+        MemoryLimitError: there is not enough memory.
+        UsageError, BackendError: EDGESPEC_KERNELS cannot be obeyed, or llama.cpp does not work here.
+        BackendError: llama.cpp cannot compute in this process, as it was forked from one where it had.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        gpu_layers: int = 0,
+        memory_map: bool = False,
+        may_be_rewritten: bool = False,
+        repack: bool = True,
+        on_progress: Callable[[float], None] | None = None,
+        weights: Residency | None = None,
+        vocabulary_only: bool = False,
+        allocate: bool = True,
+    ) -> None:
+        if not vocabulary_only:
+            forks.check_computing()
+        start_backend()
+        self.path = path
+        self.weights: Residency = weights or AllInMemory()
+        self._handle: Any = None
+        self._files = tuple(part.absolute() for part in parts_by_name(path))
+        self.states = _states_now(self._files)
+        self._mapped = memory_map and not may_be_rewritten and not vocabulary_only
+        self._forked = False
+        self._contexts: weakref.WeakSet[Closable] = weakref.WeakSet()
+        log.errors.clear()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
+        patterns: list[tuple[str, int]] = []
+        if repack and not vocabulary_only:
+            params.use_extra_bufts = offer_to_loader()
+            patterns = directed(path, gpu_layers)
+        else:
+            params.use_extra_bufts = False
+        params.vocab_only = vocabulary_only
+        params.no_alloc = not allocate
+        failed: list[BaseException] = []
+        signals = SignalsWait()
+
+        @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
+        def report(fraction: float, _data: object) -> bool:
+            try:
+                if on_progress is not None:
+                    on_progress(fraction)
+            except BaseException as error:  # ctypes would swallow it
+                failed.append(error)
+                return False
+            return not signals.interrupted
+
+        params.progress_callback = report
+        try:
+            with signals, self.weights.loading(path, params, patterns) as load_path:
+                self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(load_path), params)
+            if failed:
+                raise failed[0]
+        except BaseException:
+            self.close()
+            raise
+        if not self._handle and log.tells_of_memory:
+            raise MemoryLimitError(f"The system refused memory for '{path.name}': {log.cause()}.")
+        if not self._handle:
+            raise ModelFileError(
+                f"llama.cpp cannot load '{path}': {log.cause()}.",
+                "The file may be damaged, or its architecture newer than this llama.cpp build.",
+            )
+        try:
+            if not may_be_rewritten and _states_now(self._files) != self.states:
+                raise ModelFileError(
+                    f"'{path}' was changed while it was being loaded.",
+                    "Let its download or copy finish first.",
+                )
+            self.vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(self._handle))
+            self.weights.loaded()
+        except BaseException:
+            self.close()
+            raise
+        forks.watch(self)
+
+    def change(self) -> ModelFileError | None:
+        """What is wrong if the files of a mapped model are not what was loaded; None if they are.
+
+        Weights that were read into memory do not change with their file.
+        """
+        if not self._mapped or _states_now(self._files) == self.states:
+            return None
+        return ModelFileError(
+            f"'{self.path}' was changed, moved or removed while the model was in use.",
+            "Its weights were not in memory, so they may be others now: load the model again.",
+        )
+
+    @property
+    def handle(self) -> Any:
+        """The llama_model pointer.
+
+        Raises:
+            BackendError: the model is closed, or was loaded before this process was forked.
+        """
+        if not self._handle:
+            if self._forked:
+                raise forks.refusal()
+            raise BackendError(f"The model '{self.path.name}' is closed.", "Load it again.")
+        return self._handle
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return int(llama_cpp.llama_model_size(self.handle))
+
+    @property
+    def n_parameters(self) -> int:
+        """Elements of all tensors."""
+        return int(llama_cpp.llama_model_n_params(self.handle))
+
+    @property
+    def n_context_trained(self) -> int:
+        """Positions the model was trained for."""
+        return int(llama_cpp.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def keeps_recurrent_state(self) -> bool:
+        """Whether some layers keep a running state instead of cells (recurrent and hybrid models)."""
+        return bool(
+            llama_cpp.llama_model_is_recurrent(self.handle) or llama_cpp.llama_model_is_hybrid(self.handle)
+        )
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja chat template in the file."""
+        template = llama_cpp.llama_model_chat_template(self.handle, None)
+        return template.decode("utf-8", "replace") if template else None
+
+    def forked(self) -> None:
+        """Let go of what belongs to the process that this one was forked from."""
+        if self._handle:
+            self._handle, self._forked = None, True
+            self.vocabulary.close(forks.refusal)
+
+    def add_context(self, context: Closable) -> None:
+        """Have a context closed before the weights are freed, if nobody has closed it until then."""
+        self._contexts.add(context)
+
+    def close(self) -> None:
+        """Free the weights, and the contexts that use them; a second time, nothing happens."""
+        if self._handle:
+            for context in list(self._contexts):
+                context.close()
+            if hasattr(self, "vocabulary"):
+                self.vocabulary.close()
+            handle, self._handle = self._handle, None
+            llama_cpp.llama_model_free(handle)
+            self.weights.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _states_now(paths: tuple[Path, ...]) -> tuple[FileState, ...]:
+    """The states of a model's files; none if one is gone."""
+    try:
+        return states_of(paths)
+    except OSError:
+        return ()
