@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import TracebackType
 
-from edgespec.costs.curves import Costs
+from edgespec.costs.pass_time import Costs
 from edgespec.engine.answer import AnswerBuilder
 from edgespec.engine.loop import Loop, Sizer
 from edgespec.engine.target import Target

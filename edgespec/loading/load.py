@@ -10,7 +10,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from edgespec.costs.curves import Costs
+from edgespec.costs.pass_time import Costs
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError, MemoryLimitError, UsageError

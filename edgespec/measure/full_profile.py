@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.costs.pass_time import draft_seconds
 from edgespec.costs.yields import Yields
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
@@ -175,5 +176,5 @@ def _overhead(steps: DraftProfile, rounds: list[PassRecord], watched: list[Watch
     if len(drafts) < _ENOUGH_DRAFTS:
         drafts = [(w.draft_s, w.steps, w.rows) for w in watched if w.steps]
     grown = sum(seconds for seconds, _, _ in drafts)
-    decoded = sum(n * steps.step.at(rows / n) for _, n, rows in drafts)
+    decoded = sum(draft_seconds(steps.step, n, rows) for _, n, rows in drafts)
     return max(grown / decoded, 1.0) if decoded > 0 else 1.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.planner import together
+from edgespec.costs.pass_time import USUAL_OVERLAP, fitted_overlap, read_seconds
 from edgespec.costs.yields import Yields
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target, TextTree
@@ -24,7 +24,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
 from edgespec.machine.busy import Watch
 from edgespec.models.llama.row_rule import MOST_ROWS
-from edgespec.profiles.store import USUAL_OVERLAP, DraftProfile, PassProfile
+from edgespec.profiles.store import DraftProfile, PassProfile
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
@@ -50,7 +50,6 @@ _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
 _FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # where there is no time for several passes of each size
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 7
-_OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 _DEEPEST = 16  # of trees that are watched
 _TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # of an answer, for trees along it to mean anything
 
@@ -345,28 +344,18 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
 def _profile(target: Target, timed: Timed, whole: Timed, read_rate: float) -> PassProfile:
     """What the passes tell."""
     n_bytes = target.model.weights.streamed_bytes
+    overlap = USUAL_OVERLAP
+    if read_rate:
+        overlap = fitted_overlap(timed.curve(), whole.curve(), read_seconds(n_bytes, read_rate))
     return PassProfile(
         timed.curve(),
         timed.spread,
         streamed=n_bytes > 0,
         read_rate=read_rate,
-        overlap=_overlap(timed.curve(), whole.curve(), n_bytes / read_rate) if read_rate else USUAL_OVERLAP,
+        overlap=overlap,
         weight_bytes=target.model.n_bytes,
         parameters=target.model.n_parameters,
     )
-
-
-def _overlap(compute: Curve, whole: Curve, read_s: float) -> float:
-    """How well reading and arithmetic hid each other in passes of all sizes."""
-
-    def off(overlap: float) -> float:
-        return sum(
-            math.log(taken / together(read_s, busy, overlap)) ** 2
-            for busy, taken in zip(compute.seconds, whole.seconds, strict=True)
-            if busy > 0 and taken > 0
-        )
-
-    return min(_OVERLAPS, key=off)
 
 
 def _most_rows(target: Target) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
+from edgespec.costs.pass_time import USUAL_OVERLAP, curve_of_other_size
 from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import (
     Advice,
@@ -39,7 +40,6 @@ from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import foresee, memory_room
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows
 from edgespec.profiles.store import (
-    USUAL_OVERLAP,
     DiskProfile,
     Keys,
     PassProfile,
@@ -384,19 +384,10 @@ def _preferred(known: list[PassProfile], streams: bool) -> PassProfile | None:
 
 
 def _derived(reference: PassProfile, seen: Seen) -> Curve:
-    """The reference's passes for a model of another size.
-
-    A pass of one row takes as long as weights take to come from memory, every further row as long as its
-    arithmetic.
-    """
+    """The reference's passes for a model of another size."""
     by_bytes = sum(header.tensor_bytes for header in seen.headers) / max(reference.weight_bytes, 1)
     by_parameters = _parameters(seen.headers) / max(reference.parameters, 1)
-    curve = reference.compute
-    first = curve.seconds[0]
-    return Curve.through(
-        (rows, first * by_bytes + (seconds - first) * by_parameters)
-        for rows, seconds in zip(curve.rows, curve.seconds, strict=True)
-    )
+    return curve_of_other_size(reference.compute, by_bytes, by_parameters)
 
 
 def _parameters(headers: tuple[GGUFHeader, ...]) -> int:

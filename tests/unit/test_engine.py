@@ -63,7 +63,7 @@ def test_figures_count_the_tokens_of_the_answer(seed: int, config: GenerationCon
     ended = len(target.tokens) == len(PROMPT) + len(answer.tokens)  # by an end token, which is counted
     yielded = sum(record.accepted + 1 for record in answer.passes)
     assert yielded in (len(answer.tokens), len(answer.tokens) + ended)
-    assert sum((list(chunk.tokens) for chunk in chunks), []) == answer.tokens
+    assert [token for chunk in chunks for token in chunk.tokens] == answer.tokens
     assert "".join(chunk.text for chunk in chunks) == answer.text
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.costs.curves import Curve
+from edgespec.costs.pass_time import pass_seconds
 from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import (
     Drafting,
@@ -18,7 +19,6 @@ from edgespec.costs.planner import (
     best,
     predict,
     predict_prompt,
-    together,
 )
 from edgespec.costs.yields import typical
 
@@ -55,11 +55,11 @@ def test_a_streamed_pass_takes_the_longer_of_reading_and_arithmetic() -> None:
 def test_reading_and_arithmetic_take_from_each_other_most_where_they_are_alike(
     read_s: float, compute_s: float, overlap: float
 ) -> None:
-    taken = together(read_s, compute_s, overlap)
+    taken = pass_seconds(read_s, compute_s, overlap)
     assert max(read_s, compute_s) <= taken <= read_s + compute_s
-    assert taken == pytest.approx(together(compute_s, read_s, overlap))
+    assert taken == pytest.approx(pass_seconds(compute_s, read_s, overlap))
     alike = max(read_s, compute_s)
-    assert taken <= together(alike, alike, overlap) == pytest.approx(alike * 2 ** (1 / overlap))
+    assert taken <= pass_seconds(alike, alike, overlap) == pytest.approx(alike * 2 ** (1 / overlap))
 
 
 def test_what_is_read_while_the_drafter_works_need_not_be_waited_for() -> None:
