@@ -18,7 +18,7 @@ from edgespec.generation.result import MemoryUse
 from edgespec.kernels.kept import known_report, notes, tried_report
 from edgespec.machine.cores import default_threads, thread_counts
 from edgespec.machine.probe import available_memory
-from edgespec.measure.initial_costs import starting_costs
+from edgespec.measure.initial_costs import initial_costs
 from edgespec.measure.threads import choose_threads, known_threads
 from edgespec.models.gguf import header as gguf
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, Footprint, readable
@@ -340,7 +340,7 @@ class _Loader:
         if self._wish.tree_budget is not None or isinstance(drafter, NoDrafter):
             return None
         try:
-            return starting_costs(target, drafter, width, keys, self._on_progress, notes=self._notes)
+            return initial_costs(target, drafter, width, keys, self._on_progress, notes=self._notes)
         except DecodeAborted:
             raise KeyboardInterrupt from None
 

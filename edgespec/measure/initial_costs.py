@@ -14,7 +14,7 @@ _ROWS = 32  # of a usual tree
 _PATIENCE_S = 8.0  # for passes, before a first answer
 
 
-def starting_costs(
+def initial_costs(
     target: Target,
     drafter: Drafter,
     width: int,

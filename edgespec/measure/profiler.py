@@ -55,7 +55,7 @@ _TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # of an answer, for trees along it to mean
 
 
 @dataclass
-class Timed:
+class TimingSamples:
     """Repeated measurements by size, in seconds."""
 
     seconds: dict[int, list[float]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def quick_passes(target: Target, seconds: float) -> PassProfile | None:
         DecodeAborted: stopped from outside.
     """
     rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
-    timed, whole, arriving = Timed(), Timed(), StreamRate(target.model.weights)
+    timed, whole, arriving = TimingSamples(), TimingSamples(), StreamRate(target.model.weights)
     watch = Watch(target.context.n_threads)
     _time_passes(target, rows[:1], timed, whole, 1, seconds)
     expected = whole.seconds[1][0] * 2 * len(rows)
@@ -98,7 +98,7 @@ def quick_steps(drafter: Drafter, width: int) -> DraftProfile | None:
 
     if not isinstance(drafter, ModelDrafter):
         return None
-    timed = Timed()
+    timed = TimingSamples()
     for _ in range(2):
         for rows in (1, width):
             timed.add(rows, drafter.step_seconds(rows))
@@ -112,14 +112,14 @@ def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tup
     Raises:
         DecodeAborted: stopped from outside.
     """
-    whole = Timed()
-    _time_passes(target, [1], Timed(), whole, 1, seconds)
+    whole = TimingSamples()
+    _time_passes(target, [1], TimingSamples(), whole, 1, seconds)
     sizes = _ROWS if whole.seconds[1][0] * len(_ROWS) * _ROUNDS < seconds / 2 else _FEW_ROWS
     rows = [
         r for r in sizes if r <= _most_rows(target) and (r <= target.max_nodes or target.reads_at_once(r))
     ]
     for attempt in range(2):
-        timed, whole, arriving = Timed(), Timed(), StreamRate(target.model.weights)
+        timed, whole, arriving = TimingSamples(), TimingSamples(), StreamRate(target.model.weights)
         watch = Watch(target.context.n_threads)
         _time_passes(target, rows, timed, whole, _ROUNDS, seconds, on_progress)
         profile = replace(_profile(target, timed, whole, arriving.rate), busy=watch.pressure)
@@ -136,7 +136,7 @@ def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftP
 
     if not isinstance(drafter, ModelDrafter):
         return None
-    timed = Timed()
+    timed = TimingSamples()
     for turn in range(_ROUNDS):
         for rows in (w for w in _WIDTHS if w <= width):
             timed.add(rows, drafter.step_seconds(rows))
@@ -153,7 +153,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenTexts:
     """Texts by the target.
 
     Attributes:
@@ -166,7 +166,9 @@ class Written:
     passes: list[PassRecord]
 
 
-def write_texts(engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress) -> Written:
+def write_texts(
+    engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress
+) -> WrittenTexts:
     """The beginnings of answers to the built-in prompts, one after the other, until the time is over."""
     begun = time.perf_counter()
     config = config.with_(max_tokens=_TEXT_TOKENS)
@@ -191,11 +193,11 @@ def write_texts(engine: Engine, config: GenerationConfig, seconds: float, on_pro
         passes += records[1:]
         if time.perf_counter() > begun + seconds:
             break
-    return Written(texts, statistics.median([r.accept_s for r in passes] or [0.0]), passes)
+    return WrittenTexts(texts, statistics.median([r.accept_s for r in passes] or [0.0]), passes)
 
 
 @dataclass
-class Watched:
+class TreeStatistics:
     """What trees along known texts told.
 
     Attributes:
@@ -209,21 +211,21 @@ class Watched:
     rows: int = 0
 
 
-def watch_trees(
+def measure_trees(
     engine: Engine,
     config: GenerationConfig,
     texts: Sequence[Text],
     budget: int,
     seconds: float,
     on_progress: Progress,
-) -> Watched:
+) -> TreeStatistics:
     """Lead trees of a size along texts that the target wrote, as its passes would have.
 
     A target that chooses by itself writes the same text whatever drafts it, so its part is known and only
     the drafter runs. Every text is walked from its first token, then from its second, and so on, until the
     time is over. Walks of one text are alike, so their passes count for no more than those of one.
     """
-    meter, watched = YieldMeter(), Watched()
+    meter, found = YieldMeter(), TreeStatistics()
     begun = time.perf_counter()
     limits = engine.limits
     limits = replace(limits, budget=min(budget, limits.budget), depth=min(limits.depth, _DEEPEST))
@@ -232,13 +234,13 @@ def watch_trees(
         for text in texts:
             if time.perf_counter() > begun + seconds and meter.passes:
                 break
-            _walk(engine, config, text, start, limits, meter, watched)
+            _walk(engine, config, text, start, limits, meter, found)
             done = (time.perf_counter() - begun) / seconds
             on_progress(f"Watching trees of {limits.budget}", min(done, 1.0))
     if (yields := meter.yields()) is not None:
         once = sum(len(text.answer) for text in texts) / yields.at(limits.budget)
-        watched.yields = replace(yields, passes=min(yields.passes, max(round(once), 1)))
-    return watched
+        found.yields = replace(yields, passes=min(yields.passes, max(round(once), 1)))
+    return found
 
 
 def _walk(
@@ -248,7 +250,7 @@ def _walk(
     start: int,
     limits: TreeLimits,
     meter: YieldMeter,
-    watched: Watched,
+    found: TreeStatistics,
 ) -> None:
     """One walk along a text; what is learned on the way is forgotten afterwards, as the text comes again."""
     n_vocab = engine.target.model.vocabulary.n_tokens
@@ -267,9 +269,9 @@ def _walk(
             path.append(child)
         meter.add(tree, path, tokens[place + len(path)], engine.drafter.steps, engine.drafter.rows)
         if not first:  # which also reads the text up to here
-            watched.draft_s += taken
-            watched.steps += engine.drafter.steps
-            watched.rows += engine.drafter.rows
+            found.draft_s += taken
+            found.steps += engine.drafter.steps
+            found.rows += engine.drafter.rows
         first = False
         place += len(path)
 
@@ -277,8 +279,8 @@ def _walk(
 def _time_passes(
     target: Target,
     rows: Sequence[int],
-    timed: Timed,
-    whole: Timed,
+    timed: TimingSamples,
+    whole: TimingSamples,
     rounds: int,
     seconds: float,
     on_progress: Progress = lambda _what, _fraction: None,
@@ -306,7 +308,7 @@ def _time_passes(
         target.rewind(0)
 
 
-def _expected(whole: Timed, size: int) -> float:
+def _expected(whole: TimingSamples, size: int) -> float:
     """Seconds that a pass of this size will take, from those that were timed.
 
     A tree takes about as long as the next smaller one, a long piece of a prompt as its rows.
@@ -341,7 +343,7 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
     return taken, waited
 
 
-def _profile(target: Target, timed: Timed, whole: Timed, read_rate: float) -> PassProfile:
+def _profile(target: Target, timed: TimingSamples, whole: TimingSamples, read_rate: float) -> PassProfile:
     """What the passes tell."""
     n_bytes = target.model.weights.streamed_bytes
     overlap = USUAL_OVERLAP

@@ -24,7 +24,7 @@ from edgespec.costs.planner import (
     best,
     predict_prompt,
 )
-from edgespec.costs.yields import Yields, typical
+from edgespec.costs.yields import Yields, expected_yields
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.measure.threads import known_threads
 from edgespec.measure.throughput import measure_reading
@@ -319,7 +319,10 @@ class _Planning:
         yields = self._yields(seen, "lookup")
         source = "measured with this pair" if yields else "a guess, as it depends on the text"
         lookup = Drafting(
-            "prompt lookup", yields or typical(_LOOKUP_AGREEMENT), source=source, measured=yields is not None
+            "prompt lookup",
+            yields or expected_yields(_LOOKUP_AGREEMENT),
+            source=source,
+            measured=yields is not None,
         )
         found.append((lookup, None))
         return found
@@ -337,7 +340,7 @@ class _Planning:
             source = f"as of pairs that agree on {_USUAL_AGREEMENT:.0%} of tokens, which is usual"
         drafting = Drafting(
             name=(small.path.name if small.path else self._wish.draft),
-            yields=yields or typical(top1 or _USUAL_AGREEMENT),
+            yields=yields or expected_yields(top1 or _USUAL_AGREEMENT),
             step=steps.step if steps else _derived(self._reference(small), small),
             overhead=steps.overhead if steps else 1.1,
             width=_WIDTH,

@@ -234,7 +234,7 @@ class ProfileStore:
         share = min(temperature, 1.0)
         if greedy is None or sampled is None:
             return sampled if share > 0.5 else greedy
-        return greedy.mixed(sampled, share)
+        return greedy.interpolated(sampled, share)
 
     def disk(self, key: Key) -> DiskProfile | None:
         """How fast a disk is."""

@@ -19,7 +19,7 @@ from edgespec.costs.pass_time import (
 )
 from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import Drafting, Passes, predict, predict_prompt
-from edgespec.costs.yields import typical
+from edgespec.costs.yields import expected_yields
 from edgespec.drafting.agreement import Agreement
 from edgespec.drafting.recipe_search import CostModel
 from edgespec.generation.result import PassRecord
@@ -90,7 +90,7 @@ def test_another_model_s_first_row_follows_its_bytes_and_the_others_its_paramete
 def test_plans_predict_known_figures(
     nodes: int, pass_s: float, draft_s: float, read_s: float, round_s: float
 ) -> None:
-    drafting = Drafting("small", typical(0.7), STEP, overhead=1.2, width=4)
+    drafting = Drafting("small", expected_yields(0.7), STEP, overhead=1.2, width=4)
     prediction = predict(STREAMED, Passes(COMPUTE, 2.5e9, 0.01, 4.0), drafting, nodes)
     found = (prediction.pass_s, prediction.draft_s, prediction.read_s, prediction.round_s)
     assert found == pytest.approx((pass_s, draft_s, read_s, round_s), rel=1e-12)

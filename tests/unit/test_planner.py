@@ -20,7 +20,7 @@ from edgespec.costs.planner import (
     predict,
     predict_prompt,
 )
-from edgespec.costs.yields import typical
+from edgespec.costs.yields import expected_yields
 
 IN_MEMORY = PlannedMemory(budget=8 << 30, needed=4 << 30, resident_bytes=3 << 30)
 STREAMED = PlannedMemory(
@@ -32,7 +32,7 @@ STREAMED = PlannedMemory(
     n_slots=2,
 )
 COMPUTE = Curve.through([(1, 0.1), (16, 0.2), (64, 1.0)])
-DRAFTER = Drafting("small", typical(0.7), Curve.through([(1, 0.01), (8, 0.02)]))
+DRAFTER = Drafting("small", expected_yields(0.7), Curve.through([(1, 0.01), (8, 0.02)]))
 
 
 def test_plain_decoding_in_memory_takes_its_arithmetic() -> None:
@@ -112,7 +112,7 @@ def test_the_choice_is_about_the_best_and_never_slower_than_plain(
     seconds: list[float], rate: float, agreement: float, step: float
 ) -> None:
     passes = Passes(Curve.through(zip((1, 16, 64), seconds, strict=True)), rate)
-    drafting = Drafting("small", typical(agreement), Curve.through([(1, step)]))
+    drafting = Drafting("small", expected_yields(agreement), Curve.through([(1, step)]))
     ways = alternatives(STREAMED, passes, drafting, 60)
     chosen = best(ways)
     assert chosen.tokens_per_second >= ways[0].tokens_per_second
