@@ -32,7 +32,7 @@ from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
 from edgespec.machine.probe import usable_cores
-from edgespec.measure.full_profile import survey
+from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.widen import widen
 from edgespec.plans.model_plan import Plan, PlanWish, plan_for
 from edgespec.profiles.stream_rate import StreamRate
@@ -171,7 +171,7 @@ def _knowing_nothing() -> Iterator[None]:
 
 def _profile(target: Path, draft: str, memory: int, seconds: float) -> None:
     with edgespec.load(target, draft=draft, drafter="model", memory=memory, context=CONTEXT) as engine:
-        survey(engine, seconds, lambda _what, _fraction: None)
+        measure_full_profile(engine, seconds, lambda _what, _fraction: None)
 
 
 def _use(target: Path, draft: str, memory: int, options: argparse.Namespace) -> None:
@@ -204,7 +204,7 @@ def _measured(
         # Plain decoding is slow, and takes as long for every text.
         prompts = PROMPTS[::2][: options.prompts if kind else 2]
         records = [record for prompt in prompts for record in _passes(engine, prompt, options)]
-        engine.observed.forget()
+        engine.profile_updates.forget()
         rate = StreamRate(engine.target.model.weights, since_loading=True).rate
     return Speed(
         statistics.mean(record.accepted + 1 for record in records),

@@ -92,18 +92,3 @@ class Curve:
             return 0.0
         left = min(left, len(self.rows) - 2)
         return (self.seconds[left + 1] - self.seconds[left]) / (self.rows[left + 1] - self.rows[left])
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What drafting and verifying take for one pair of models.
-
-    Attributes:
-        verify: a round but for its drafting, by nodes of the tree.
-        step_s: seconds of a draft step that reads one node; None where drafting costs next to nothing.
-        row_s: seconds that each further node of a step takes.
-    """
-
-    verify: Curve
-    step_s: float | None = None
-    row_s: float = 0.0

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from edgespec.costs.curves import Curve
+from edgespec.costs.pass_time import draft_seconds, pass_seconds, read_seconds, round_seconds
 from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.yields import BUDGETS, Yields
 
@@ -29,7 +30,7 @@ class Passes:
         compute: seconds of arithmetic by rows.
         read_rate: bytes of weights that arrive a second; 0 if that is not known.
         accept_s: seconds of a round outside draft and pass.
-        overlap: how well the longer of reading and arithmetic hides the other; see `together`.
+        overlap: how well the longer of reading and arithmetic hides the other; see `pass_time.pass_seconds`.
         measured: they are this model's, and not derived from another's.
     """
 
@@ -64,9 +65,8 @@ class Drafting:
         """Seconds of growing a tree of so many nodes."""
         if self.yields is None or self.step is None or nodes < 2:
             return 0.0
-        steps = self.yields.steps_at(nodes)
-        rows = min(max(self.yields.rows_at(nodes) / steps, 1.0), self.width) if steps else 1.0
-        return steps * self.step.at(rows) * self.overhead
+        steps, rows = self.yields.steps_at(nodes), self.yields.rows_at(nodes)
+        return draft_seconds(self.step, steps, rows, self.width) * self.overhead
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,13 @@ def predict(holding: PlannedMemory, passes: Passes, drafting: Drafting, nodes: i
     """What trees of so many nodes would give; one node is plain decoding."""
     draft_s = drafting.seconds(nodes)
     compute_s = passes.compute.at(nodes)
-    read_s = 0.0
-    if holding.streamed_bytes and passes.read_rate:
-        ahead = min(holding.n_slots * holding.slot_bytes, passes.read_rate * draft_s)
-        read_s = (holding.streamed_bytes - ahead) / passes.read_rate
-    pass_s = together(read_s, compute_s, passes.overlap)
+    read_s = read_seconds(
+        holding.streamed_bytes,
+        passes.read_rate,
+        ring_bytes=holding.n_slots * holding.slot_bytes,
+        drafting_s=draft_s,
+    )
+    pass_s = pass_seconds(read_s, compute_s, passes.overlap)
     tokens = drafting.yields.at(nodes) if drafting.yields is not None else 1.0
     return Prediction(
         holding=holding,
@@ -139,7 +141,7 @@ def predict(holding: PlannedMemory, passes: Passes, drafting: Drafting, nodes: i
         draft_s=draft_s,
         read_s=read_s,
         compute_s=compute_s,
-        round_s=draft_s + pass_s + passes.accept_s,
+        round_s=round_seconds(draft_s, pass_s, passes.accept_s),
     )
 
 
@@ -185,28 +187,15 @@ def predict_prompt(holding: PlannedMemory, passes: Passes, tokens: int, rows: in
     whole, rest = divmod(tokens, rows)
     pieces = [rows] * whole + ([rest] if rest else [])
     compute = [passes.compute.at(piece) for piece in pieces]
-    sweep_s = holding.streamed_bytes / passes.read_rate if passes.read_rate else 0.0
+    sweep_s = read_seconds(holding.streamed_bytes, passes.read_rate)
     return PromptTime(
         tokens,
         rows,
         len(pieces),
         sum(compute),
         sweep_s * len(pieces),
-        sum(together(sweep_s, compute_s, passes.overlap) for compute_s in compute),
+        sum(pass_seconds(sweep_s, compute_s, passes.overlap) for compute_s in compute),
     )
-
-
-def together(read_s: float, compute_s: float, overlap: float) -> float:
-    """Seconds of a pass from those of its reading and of its arithmetic.
-
-    The longer of the two where they differ much. Where they are alike, now a layer is waited for and now a
-    slot, as neither takes always the same, and readers need the processor too: then it is more, by the norm
-    of this exponent.
-    """
-    longer, shorter = max(read_s, compute_s), min(read_s, compute_s)
-    if shorter <= 0 or overlap == math.inf:
-        return longer
-    return float(longer * (1 + (shorter / longer) ** overlap) ** (1 / overlap))
 
 
 def alternatives(

@@ -48,7 +48,7 @@ class Yields:
         """Nodes that the drafter reads for trees of so many nodes."""
         return _between({1: 0.0, **self.rows}, budget) if self.rows else _USUAL_ROWS * (budget - 1)
 
-    def along(self, other: Yields) -> Yields:
+    def with_steps_of(self, other: Yields) -> Yields:
         """These yields, with the draft steps of a run with smaller trees beside their own."""
         return replace(
             self,
@@ -56,7 +56,7 @@ class Yields:
             rows=dict(sorted({**other.rows, **self.rows}.items())),
         )
 
-    def mixed(self, other: Yields, share: float) -> Yields:
+    def interpolated(self, other: Yields, share: float) -> Yields:
         """Between these yields and others: all of the others' at a share of 1."""
         budgets = sorted({*self.tokens, *other.tokens})
         return replace(
@@ -114,7 +114,7 @@ class Yields:
         )
 
 
-def typical(agreement: float) -> Yields:
+def expected_yields(agreement: float) -> Yields:
     """What is to be expected of a pair of which nothing is known but how often the first choice is right.
 
     Of the choices that are not the drafter's first, about half are its second, and so on: close to what was

@@ -23,7 +23,7 @@ from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.tree import FloatArray, TokenTree
-from edgespec.speculation.verification.base import Drafted
+from edgespec.speculation.verification.base import DraftedTree
 
 _TRIAL_TEXT = 32  # tokens
 
@@ -110,7 +110,7 @@ class ModelDrafter(Drafter):
         self._changing = False
         return tree
 
-    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> Drafted:
+    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         """A tree whose tokens are drawn from this model's distribution.
 
         Raises:
@@ -254,7 +254,7 @@ class ModelDrafter(Drafter):
         children = self._candidates(frontier, self._limits.branching)
         if self._proposals is not None:
             assert self._ranking is not None
-            children = self._ranking.screened(frontier, self._proposals.join(frontier, children))
+            children = self._ranking.filtered(frontier, self._proposals.join(frontier, children))
         self._expansions.add(frontier, children)
         return children
 
@@ -268,7 +268,7 @@ class ModelDrafter(Drafter):
         if not rows:
             return Children.none(len(frontier.nodes), count)
         positions = [len(self._read) + int(depth) for depth in frontier.depths[rows]]
-        self._ranking.expanding(frontier, rows)
+        self._ranking.before_ranking(frontier, rows)
         best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
         for row, place in enumerate(rows):
             found[int(frontier.nodes[place])] = best.row(row)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.costs.pass_time import read_seconds
 from edgespec.drafting.agreement import PROMPTS, Agreement, PassCost, Reader, Written, write_texts
 from edgespec.drafting.recipe_search import CostModel, Judged, Recipe, search
 from edgespec.drafting.recipes import State, Workshop
@@ -204,7 +205,7 @@ def _cost(cost: PassCost, options: MakeOptions) -> CostModel:
     pass_s = options.pass_s or cost.pass_s
     if not cost.streamed_bytes or not cost.read_rate:
         return CostModel(pass_s, limit=options.size)
-    read_s = min(cost.streamed_bytes / cost.read_rate, pass_s)
+    read_s = min(read_seconds(cost.streamed_bytes, cost.read_rate), pass_s)
     return CostModel(pass_s, cost.read_rate, options.size, read_s)
 
 

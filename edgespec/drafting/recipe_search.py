@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgespec.costs.pass_time import even_draft_seconds, pass_seconds, read_seconds, round_seconds
 from edgespec.drafting.agreement import Agreement
 from edgespec.models.llama.quantize import KEEP
 from edgespec.progress import Progress
@@ -74,12 +75,13 @@ class CostModel:
         pass_s = self.pass_s
         if self.read_rate:
             read_s = pass_s if self.read_s is None else self.read_s
-            pass_s = max(pass_s, read_s + n_bytes / self.read_rate)
+            pass_s = pass_seconds(read_s + read_seconds(n_bytes, self.read_rate), pass_s)
         expected, reached, best = 1.0, 1.0, 0.0
         for depth in range(1, _DEEPEST + 1):
             reached *= level
             expected += reached
-            best = max(best, expected / (pass_s + depth * step_s))
+            draft_s = even_draft_seconds(step_s, 0.0, steps=depth, rows=depth)
+            best = max(best, expected / round_seconds(draft_s, pass_s))
         return best
 
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import TracebackType
 
-from edgespec.costs.curves import Costs
+from edgespec.costs.pass_time import Costs
 from edgespec.engine.answer import AnswerBuilder
 from edgespec.engine.loop import Loop, Sizer
 from edgespec.engine.target import Target
@@ -26,7 +26,7 @@ from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.text.encoding import Encoder, Prompt
 from edgespec.models.text.grammar import Grammars
 from edgespec.profiles.store import Keys
-from edgespec.profiles.updates import Observed
+from edgespec.profiles.updates import ProfileUpdates
 from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
@@ -50,7 +50,7 @@ class Engine:
         policy: how trees grow.
         load_s: seconds that loading took.
         keys: what the figures of this pair on this machine are kept under, where they are.
-        observed: what this run saw of them.
+        profile_updates: what this run has measured of them, for the next one.
         notes: what a person might wonder about, in plain sentences.
         warnings: what a person must know, such as where something else is done than was asked for.
         last_generation: the latest answer.
@@ -97,7 +97,7 @@ class Engine:
         self.limits = most
         self.policy = policy or tree_policy()
         self.keys = keys
-        self.observed = Observed(keys)
+        self.profile_updates = ProfileUpdates(keys)
         self._costs = costs
         sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs)
         self.loop = Loop(target, drafter, sizer, plain_s=costs.verify.at(1) if costs else 0.0)
@@ -205,7 +205,7 @@ class Engine:
                     return
                 yield chunk
         finally:
-            with self._usage.held_anyway():
+            with self._usage.held_for_cleanup():
                 steps.close()
 
     def generate(
@@ -268,7 +268,7 @@ class Engine:
             stack.callback(self.target.close)
             stack.callback(self.drafter.close)
             stack.callback(self.encoder.close)
-            self.observed.keep(self.target.model.weights)
+            self.profile_updates.keep(self.target.model.weights)
 
     def __enter__(self) -> Engine:
         return self
@@ -318,7 +318,7 @@ class Engine:
             raise
         finally:
             rest = builder.finish(reason)
-            with self._usage.held_anyway() as there:
+            with self._usage.held_for_cleanup() as there:
                 if there:
                     self.target.settle(len(prompt) + builder.tokens_to_cache)
             answer.plain_pass_s = self.loop.plain_s
@@ -342,8 +342,8 @@ class Engine:
             assert self.last_round is not None
             tree, accepted = self.last_round
             path = accepted.path[: record.accepted + 1]
-            self.observed.add(tree, path, record.draft_steps, config.temperature)
-        self.observed.timed(record, self.target.context.n_threads)
+            self.profile_updates.add_tree(tree, path, record.draft_steps, config.temperature)
+        self.profile_updates.add_pass(record, self.target.context.n_threads)
         timings.draft_s += record.draft_s
         timings.verify_s += record.verify_s
         timings.io_wait_s += record.wait_s

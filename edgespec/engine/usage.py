@@ -86,7 +86,7 @@ class Usage:
             yield
 
     @contextmanager
-    def held_anyway(self) -> Iterator[bool]:
+    def held_for_cleanup(self) -> Iterator[bool]:
         """The same for what has to be tidied up; tells whether there is something to tidy up still."""
         with self._inside:
             yield not (self._closed or self._forked)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from platformdirs import user_cache_path
 
-from edgespec.costs.curves import Costs
+from edgespec.costs.pass_time import Costs
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.engine.target import Target
 from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
 from edgespec.loading.state import LoadState
-from edgespec.measure.initial_costs import starting_costs
+from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.context import Context
@@ -117,6 +117,6 @@ def pair_costs(
     if state.options.tree_budget is not None or isinstance(drafter, NoDrafter):
         return None
     try:
-        return starting_costs(target, drafter, limits.width, keys, state.on_progress, notes=state.notes)
+        return initial_costs(target, drafter, limits.width, keys, state.on_progress, notes=state.notes)
     except DecodeAborted:
         raise KeyboardInterrupt from None

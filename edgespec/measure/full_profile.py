@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.costs.pass_time import draft_seconds
 from edgespec.costs.yields import Yields
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
 from edgespec.measure.profiler import (
-    Watched,
+    TreeStatistics,
     measure_passes,
     measure_steps,
-    watch_trees,
+    measure_trees,
     write_texts,
 )
 from edgespec.measure.throughput import measure_reading, memory_bandwidth
@@ -34,7 +35,7 @@ _WRITING, _LARGE, _SMALL = 0.5, 0.33, 0.17  # of what is left
 
 
 @dataclass(frozen=True)
-class Survey:
+class FullProfile:
     """What was measured.
 
     Attributes:
@@ -84,9 +85,9 @@ class Survey:
         }
 
 
-def survey(
+def measure_full_profile(
     engine: Engine, seconds: float, on_progress: Progress, store: ProfileStore | None = None
-) -> Survey:
+) -> FullProfile:
     """Measure a loaded pair for about so many seconds, and keep what was found.
 
     Raises:
@@ -112,7 +113,7 @@ def survey(
     if drafts:
         steps = measure_steps(engine.drafter, engine.limits.width, on_progress)
         most = engine.limits.budget
-        watched: list[Watched] = []
+        trees: list[TreeStatistics] = []
         rounds: list[PassRecord] = []
         for sampled_at, share in ((0.0, 0.65), (_SAMPLED, 0.35)):
             config = GenerationConfig(max_tokens=200, temperature=sampled_at, seed=1)
@@ -120,22 +121,22 @@ def survey(
             written = write_texts(engine, config, left * _WRITING, on_progress)
             accept_s = written.accept_s
             rounds += written.passes
-            watched += [
-                watch_trees(engine, config, written.texts, budget, left * part, on_progress)
+            trees += [
+                measure_trees(engine, config, written.texts, budget, left * part, on_progress)
                 for budget, part in ((most, _LARGE), (min(_SMALL_TREE, most), _SMALL))
             ]
-        greedy, sampled = _with_steps(*watched[:2]), _with_steps(*watched[2:])
+        greedy, sampled = _with_steps(*trees[:2]), _with_steps(*trees[2:])
         for temperature, yields in ((0.0, greedy), (_SAMPLED, sampled)):
             if yields is not None:
                 store.put(keys.yields(temperature), yields)
         if steps is not None:
-            steps = replace(steps, overhead=_overhead(steps, rounds, watched))
+            steps = replace(steps, overhead=_overhead(steps, rounds, trees))
             store.put(keys.drafts, steps)
         # Of the whole time, which is longer than that of the passes: disks do not give the same all the time.
         passes = replace(passes, accept_s=accept_s, read_rate=arriving.rate)
         store.put(keys.passes, passes)
-    engine.observed.forget()  # these passes are in what was just kept
-    return Survey(
+    engine.profile_updates.forget()  # these passes are in what was just kept
+    return FullProfile(
         model=engine.target.model.path.name,
         drafter=engine.drafter.name,
         exact=engine.target.rule is not None,
@@ -158,20 +159,20 @@ def _streamed_file(engine: Engine) -> Path:
     return next(iter(model.weights.paths), model.path)
 
 
-def _with_steps(watched: Watched, small: Watched) -> Yields | None:
-    if watched.yields is None or small.yields is None:
-        return watched.yields
-    return watched.yields.along(small.yields)
+def _with_steps(large: TreeStatistics, small: TreeStatistics) -> Yields | None:
+    if large.yields is None or small.yields is None:
+        return large.yields
+    return large.yields.with_steps_of(small.yields)
 
 
-def _overhead(steps: DraftProfile, rounds: list[PassRecord], watched: list[Watched]) -> float:
+def _overhead(steps: DraftProfile, rounds: list[PassRecord], trees: list[TreeStatistics]) -> float:
     """Seconds of growing trees over those of the decodes in it.
 
     In real rounds, if there were enough: what is read ahead meanwhile takes its part of the processor.
     """
     drafts = [(r.draft_s, r.draft_steps, r.draft_rows) for r in rounds if r.draft_steps]
     if len(drafts) < _ENOUGH_DRAFTS:
-        drafts = [(w.draft_s, w.steps, w.rows) for w in watched if w.steps]
+        drafts = [(w.draft_s, w.steps, w.rows) for w in trees if w.steps]
     grown = sum(seconds for seconds, _, _ in drafts)
-    decoded = sum(n * steps.step.at(rows / n) for _, n, rows in drafts)
+    decoded = sum(draft_seconds(steps.step, n, rows) for _, n, rows in drafts)
     return max(grown / decoded, 1.0) if decoded > 0 else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.costs.curves import Costs
+from edgespec.costs.pass_time import Costs, even_step, streamed_curve
 from edgespec.engine.target import Target
 from edgespec.measure.profiler import quick_passes, quick_steps
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
@@ -13,7 +13,7 @@ _ROWS = 32  # of a usual tree
 _PATIENCE_S = 8.0  # for passes, before a first answer
 
 
-def starting_costs(
+def initial_costs(
     target: Target,
     drafter: Drafter,
     width: int,
@@ -54,13 +54,10 @@ def starting_costs(
         drafts = quick_steps(drafter, width)
         if drafts is not None:
             store.put(keys.drafts, drafts)
-    verify = passes.compute
-    if n_bytes:
-        verify = verify.floored(n_bytes / passes.read_rate)
+    verify = streamed_curve(passes.compute, n_bytes, passes.read_rate)
     if drafts is None:
         return Costs(verify)
-    first, last = drafts.step.at(1) * drafts.overhead, drafts.step.at(width) * drafts.overhead
-    return Costs(verify, first, (last - first) / max(width - 1, 1))
+    return Costs(verify, *even_step(drafts.step, width, drafts.overhead))
 
 
 def better(known: PassProfile | None, measured: PassProfile | None) -> PassProfile:

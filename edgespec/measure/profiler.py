@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.planner import together
+from edgespec.costs.pass_time import USUAL_OVERLAP, fitted_overlap, read_seconds
 from edgespec.costs.yields import Yields
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target, TextTree
@@ -24,7 +24,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.llama.row_rule import MOST_ROWS
-from edgespec.profiles.store import USUAL_OVERLAP, DraftProfile, PassProfile
+from edgespec.profiles.store import DraftProfile, PassProfile
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
@@ -49,13 +49,12 @@ _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
 _FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # where there is no time for several passes of each size
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 7
-_OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 _DEEPEST = 16  # of trees that are watched
 _TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # of an answer, for trees along it to mean anything
 
 
 @dataclass
-class Timed:
+class TimingSamples:
     """Repeated measurements by size, in seconds."""
 
     seconds: dict[int, list[float]] = field(default_factory=dict)
@@ -81,7 +80,7 @@ def quick_passes(target: Target, seconds: float) -> PassProfile | None:
         DecodeAborted: stopped from outside.
     """
     rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
-    timed, whole, arriving = Timed(), Timed(), StreamRate(target.model.weights)
+    timed, whole, arriving = TimingSamples(), TimingSamples(), StreamRate(target.model.weights)
     watch = ContentionWatch(target.context.n_threads)
     _time_passes(target, rows[:1], timed, whole, 1, seconds)
     expected = whole.seconds[1][0] * 2 * len(rows)
@@ -98,7 +97,7 @@ def quick_steps(drafter: Drafter, width: int) -> DraftProfile | None:
 
     if not isinstance(drafter, ModelDrafter):
         return None
-    timed = Timed()
+    timed = TimingSamples()
     for _ in range(2):
         for rows in (1, width):
             timed.add(rows, drafter.step_seconds(rows))
@@ -112,14 +111,14 @@ def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tup
     Raises:
         DecodeAborted: stopped from outside.
     """
-    whole = Timed()
-    _time_passes(target, [1], Timed(), whole, 1, seconds)
+    whole = TimingSamples()
+    _time_passes(target, [1], TimingSamples(), whole, 1, seconds)
     sizes = _ROWS if whole.seconds[1][0] * len(_ROWS) * _ROUNDS < seconds / 2 else _FEW_ROWS
     rows = [
         r for r in sizes if r <= _most_rows(target) and (r <= target.max_nodes or target.reads_at_once(r))
     ]
     for attempt in range(2):
-        timed, whole, arriving = Timed(), Timed(), StreamRate(target.model.weights)
+        timed, whole, arriving = TimingSamples(), TimingSamples(), StreamRate(target.model.weights)
         watch = ContentionWatch(target.context.n_threads)
         _time_passes(target, rows, timed, whole, _ROUNDS, seconds, on_progress)
         profile = replace(_profile(target, timed, whole, arriving.rate), busy=watch.pressure)
@@ -136,7 +135,7 @@ def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftP
 
     if not isinstance(drafter, ModelDrafter):
         return None
-    timed = Timed()
+    timed = TimingSamples()
     for turn in range(_ROUNDS):
         for rows in (w for w in _WIDTHS if w <= width):
             timed.add(rows, drafter.step_seconds(rows))
@@ -153,7 +152,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenTexts:
     """Texts by the target.
 
     Attributes:
@@ -166,7 +165,9 @@ class Written:
     passes: list[PassRecord]
 
 
-def write_texts(engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress) -> Written:
+def write_texts(
+    engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress
+) -> WrittenTexts:
     """The beginnings of answers to the built-in prompts, one after the other, until the time is over."""
     begun = time.perf_counter()
     config = config.with_(max_tokens=_TEXT_TOKENS)
@@ -191,11 +192,11 @@ def write_texts(engine: Engine, config: GenerationConfig, seconds: float, on_pro
         passes += records[1:]
         if time.perf_counter() > begun + seconds:
             break
-    return Written(texts, statistics.median([r.accept_s for r in passes] or [0.0]), passes)
+    return WrittenTexts(texts, statistics.median([r.accept_s for r in passes] or [0.0]), passes)
 
 
 @dataclass
-class Watched:
+class TreeStatistics:
     """What trees along known texts told.
 
     Attributes:
@@ -209,21 +210,21 @@ class Watched:
     rows: int = 0
 
 
-def watch_trees(
+def measure_trees(
     engine: Engine,
     config: GenerationConfig,
     texts: Sequence[Text],
     budget: int,
     seconds: float,
     on_progress: Progress,
-) -> Watched:
+) -> TreeStatistics:
     """Lead trees of a size along texts that the target wrote, as its passes would have.
 
     A target that chooses by itself writes the same text whatever drafts it, so its part is known and only
     the drafter runs. Every text is walked from its first token, then from its second, and so on, until the
     time is over. Walks of one text are alike, so their passes count for no more than those of one.
     """
-    meter, watched = YieldMeter(), Watched()
+    meter, found = YieldMeter(), TreeStatistics()
     begun = time.perf_counter()
     limits = engine.limits
     limits = replace(limits, budget=min(budget, limits.budget), depth=min(limits.depth, _DEEPEST))
@@ -232,13 +233,13 @@ def watch_trees(
         for text in texts:
             if time.perf_counter() > begun + seconds and meter.passes:
                 break
-            _walk(engine, config, text, start, limits, meter, watched)
+            _walk(engine, config, text, start, limits, meter, found)
             done = (time.perf_counter() - begun) / seconds
             on_progress(f"Watching trees of {limits.budget}", min(done, 1.0))
     if (yields := meter.yields()) is not None:
         once = sum(len(text.answer) for text in texts) / yields.at(limits.budget)
-        watched.yields = replace(yields, passes=min(yields.passes, max(round(once), 1)))
-    return watched
+        found.yields = replace(yields, passes=min(yields.passes, max(round(once), 1)))
+    return found
 
 
 def _walk(
@@ -248,7 +249,7 @@ def _walk(
     start: int,
     limits: TreeLimits,
     meter: YieldMeter,
-    watched: Watched,
+    found: TreeStatistics,
 ) -> None:
     """One walk along a text; what is learned on the way is forgotten afterwards, as the text comes again."""
     n_vocab = engine.target.model.vocabulary.n_tokens
@@ -267,9 +268,9 @@ def _walk(
             path.append(child)
         meter.add(tree, path, tokens[place + len(path)], engine.drafter.steps, engine.drafter.rows)
         if not first:  # which also reads the text up to here
-            watched.draft_s += taken
-            watched.steps += engine.drafter.steps
-            watched.rows += engine.drafter.rows
+            found.draft_s += taken
+            found.steps += engine.drafter.steps
+            found.rows += engine.drafter.rows
         first = False
         place += len(path)
 
@@ -277,8 +278,8 @@ def _walk(
 def _time_passes(
     target: Target,
     rows: Sequence[int],
-    timed: Timed,
-    whole: Timed,
+    timed: TimingSamples,
+    whole: TimingSamples,
     rounds: int,
     seconds: float,
     on_progress: Progress = no_progress,
@@ -306,7 +307,7 @@ def _time_passes(
         target.rewind(0)
 
 
-def _expected(whole: Timed, size: int) -> float:
+def _expected(whole: TimingSamples, size: int) -> float:
     """Seconds that a pass of this size will take, from those that were timed.
 
     A tree takes about as long as the next smaller one, a long piece of a prompt as its rows.
@@ -341,31 +342,21 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
     return taken, waited
 
 
-def _profile(target: Target, timed: Timed, whole: Timed, read_rate: float) -> PassProfile:
+def _profile(target: Target, timed: TimingSamples, whole: TimingSamples, read_rate: float) -> PassProfile:
     """What the passes tell."""
     n_bytes = target.model.weights.streamed_bytes
+    overlap = USUAL_OVERLAP
+    if read_rate:
+        overlap = fitted_overlap(timed.curve(), whole.curve(), read_seconds(n_bytes, read_rate))
     return PassProfile(
         timed.curve(),
         timed.spread,
         streamed=n_bytes > 0,
         read_rate=read_rate,
-        overlap=_overlap(timed.curve(), whole.curve(), n_bytes / read_rate) if read_rate else USUAL_OVERLAP,
+        overlap=overlap,
         weight_bytes=target.model.n_bytes,
         parameters=target.model.n_parameters,
     )
-
-
-def _overlap(compute: Curve, whole: Curve, read_s: float) -> float:
-    """How well reading and arithmetic hid each other in passes of all sizes."""
-
-    def off(overlap: float) -> float:
-        return sum(
-            math.log(taken / together(read_s, busy, overlap)) ** 2
-            for busy, taken in zip(compute.seconds, whole.seconds, strict=True)
-            if busy > 0 and taken > 0
-        )
-
-    return min(_OVERLAPS, key=off)
 
 
 def _most_rows(target: Target) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
+from edgespec.costs.pass_time import USUAL_OVERLAP, curve_of_other_size
 from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import (
     Advice,
@@ -22,7 +23,7 @@ from edgespec.costs.planner import (
     best,
     predict_prompt,
 )
-from edgespec.costs.yields import Yields, typical
+from edgespec.costs.yields import Yields, expected_yields
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.measure.threads import known_threads
 from edgespec.measure.throughput import measure_reading
@@ -38,7 +39,6 @@ from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import memory_room, predict_memory
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows
 from edgespec.profiles.store import (
-    USUAL_OVERLAP,
     DiskProfile,
     Keys,
     PassProfile,
@@ -322,7 +322,10 @@ class _Planning:
         yields = self._yields(seen, "lookup")
         source = "measured with this pair" if yields else "a guess, as it depends on the text"
         lookup = Drafting(
-            "prompt lookup", yields or typical(_LOOKUP_AGREEMENT), source=source, measured=yields is not None
+            "prompt lookup",
+            yields or expected_yields(_LOOKUP_AGREEMENT),
+            source=source,
+            measured=yields is not None,
         )
         found.append((lookup, None))
         return found
@@ -340,7 +343,7 @@ class _Planning:
             source = f"as of pairs that agree on {_USUAL_AGREEMENT:.0%} of tokens, which is usual"
         drafting = Drafting(
             name=(small.path.name if small.path else self._wish.draft),
-            yields=yields or typical(top1 or _USUAL_AGREEMENT),
+            yields=yields or expected_yields(top1 or _USUAL_AGREEMENT),
             step=steps.step if steps else _derived(self._reference(small), small),
             overhead=steps.overhead if steps else 1.1,
             width=_WIDTH,
@@ -391,19 +394,10 @@ def _preferred(known: list[PassProfile], streams: bool) -> PassProfile | None:
 
 
 def _derived(reference: PassProfile, seen: Seen) -> Curve:
-    """The reference's passes for a model of another size.
-
-    A pass of one row takes as long as weights take to come from memory, every further row as long as its
-    arithmetic.
-    """
+    """The reference's passes for a model of another size."""
     by_bytes = sum(header.tensor_bytes for header in seen.headers) / max(reference.weight_bytes, 1)
     by_parameters = _parameters(seen.headers) / max(reference.parameters, 1)
-    curve = reference.compute
-    first = curve.seconds[0]
-    return Curve.through(
-        (rows, first * by_bytes + (seconds - first) * by_parameters)
-        for rows, seconds in zip(curve.rows, curve.seconds, strict=True)
-    )
+    return curve_of_other_size(reference.compute, by_bytes, by_parameters)
 
 
 def _parameters(headers: tuple[GGUFHeader, ...]) -> int:

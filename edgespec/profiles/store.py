@@ -22,13 +22,13 @@ import psutil
 from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
+from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.yields import Yields
 from edgespec.files.writing import atomic_write
 from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
 
 _VERSION = 2
-USUAL_OVERLAP = 4.0
 _NOISY = 0.15  # half the distance between quartiles, as a share of the median
 _T = TypeVar("_T")
 
@@ -104,7 +104,7 @@ class PassProfile:
         streamed: whether layers were streamed meanwhile.
         read_rate: bytes of weights that arrive from disk a second while a pass runs; 0 if none do.
         weight_bytes, parameters: the model's size.
-        overlap: how well reading and arithmetic hide each other; see planner.together.
+        overlap: how well reading and arithmetic hide each other; see pass_time.pass_seconds.
         load_s: seconds from start to ready.
         quick: whether this was measured in a hurry.
         busy: share of the time in which other programs stood in the way; see hardware.busy.
@@ -234,7 +234,7 @@ class ProfileStore:
         share = min(temperature, 1.0)
         if greedy is None or sampled is None:
             return sampled if share > 0.5 else greedy
-        return greedy.mixed(sampled, share)
+        return greedy.interpolated(sampled, share)
 
     def disk(self, key: Key) -> DiskProfile | None:
         """How fast a disk is."""

@@ -20,14 +20,14 @@ from edgespec.models.llama.runtime.residency import Residency
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.yield_meter import taken_within
+from edgespec.speculation.yield_meter import accepted_by_budget
 
 _ENOUGH_PASSES = 4  # whose bytes tell how fast the disk is
-_OUTWEIGHED = 8  # passes of a run that count as much as a profile made in a hurry
+_PROFILE_WEIGHT = 8  # passes of a run that count as much as a profile made in a hurry
 _UNMARKED = 24  # passes after which a disturbed profile is as good as another
 
 
-class _Seen:
+class _TreeTally:
     """Passes with trees, against what a profile expected of them.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Seen:
 
     def add(self, tree: TokenTree, path: Sequence[int], steps: int) -> None:
         """Count a pass: what it accepted tells of smaller trees too, and of larger ones by proportion."""
-        accepted = taken_within(tree, path) - 1.0
+        accepted = accepted_by_budget(tree, path) - 1.0
         expected = self._yields.at(len(tree)) - 1
         if expected > 0:
             larger = np.array(BUDGETS) > len(tree)
@@ -66,7 +66,7 @@ class _Seen:
         return dict(zip(BUDGETS, ratios.tolist(), strict=True))
 
 
-def outweighed(profile: PassProfile, seconds: Mapping[int, Sequence[float]]) -> PassProfile:
+def corrected_passes(profile: PassProfile, seconds: Mapping[int, Sequence[float]]) -> PassProfile:
     """A profile of little weight, moved to what passes were seen to take.
 
     What disturbed a profile slowed passes of every size. So the whole curve is scaled first, by the passes
@@ -81,15 +81,15 @@ def outweighed(profile: PassProfile, seconds: Mapping[int, Sequence[float]]) -> 
     logs = [n * math.log(s / curve.at(rows)) for rows, s, n in seen if s > 0 and curve.at(rows) > 0]
     if not logs:
         return profile
-    curve = curve.scaled(math.exp(sum(logs) / count * count / (count + _OUTWEIGHED)))
+    curve = curve.scaled(math.exp(sum(logs) / count * count / (count + _PROFILE_WEIGHT)))
     for rows, s, n in seen:
-        curve = curve.moved(rows, s, n / (n + _OUTWEIGHED))
+        curve = curve.moved(rows, s, n / (n + _PROFILE_WEIGHT))
     if profile.disturbed and count >= _UNMARKED:
         return replace(profile, compute=curve, busy=0.0, spread=())
     return replace(profile, compute=curve)
 
 
-class Observed:
+class ProfileUpdates:
     """The passes of one engine.
 
     Args:
@@ -99,11 +99,11 @@ class Observed:
     def __init__(self, keys: Keys | None, store: ProfileStore | None = None) -> None:
         self._keys = keys
         self._store = store or ProfileStore()
-        self._seen: dict[float, _Seen | None] = {}
+        self._tallies: dict[float, _TreeTally | None] = {}
         self._seconds: dict[int, list[float]] = {}
         self._watch: ContentionWatch | None = None
 
-    def timed(self, record: PassRecord, threads: int) -> None:
+    def add_pass(self, record: PassRecord, threads: int) -> None:
         """Count what a pass took.
 
         Args:
@@ -114,7 +114,7 @@ class Observed:
             return
         self._seconds.setdefault(record.nodes, []).append(max(record.verify_s - record.wait_s, 0.0))
 
-    def add(self, tree: TokenTree, path: Sequence[int], steps: int, temperature: float) -> None:
+    def add_tree(self, tree: TokenTree, path: Sequence[int], steps: int, temperature: float) -> None:
         """Count a pass of a text that was sampled at this temperature.
 
         Args:
@@ -123,15 +123,15 @@ class Observed:
         """
         if len(tree) < 2 or self._keys is None:
             return
-        if temperature not in self._seen:
+        if temperature not in self._tallies:
             yields = self._store.yields_at(self._keys, temperature)
-            self._seen[temperature] = _Seen(yields) if yields is not None else None
-        if (seen := self._seen[temperature]) is not None:
-            seen.add(tree, path, steps)
+            self._tallies[temperature] = _TreeTally(yields) if yields is not None else None
+        if (tally := self._tallies[temperature]) is not None:
+            tally.add(tree, path, steps)
 
     def forget(self) -> None:
         """Begin anew, as with a profile that was just made from these passes."""
-        self._seen.clear()
+        self._tallies.clear()
         self._seconds.clear()
         self._watch = None
 
@@ -141,11 +141,11 @@ class Observed:
             return
         self._keep_rate(weights, self._keys)
         self._keep_seconds(self._keys)
-        for temperature, seen in self._seen.items():
+        for temperature, tally in self._tallies.items():
             key = self._keys.yields(temperature)
             known = self._store.yields(key)
-            if seen is not None and known is not None:
-                self._store.put(key, known.corrected(seen.ratios, seen.passes, seen.steps))
+            if tally is not None and known is not None:
+                self._store.put(key, known.corrected(tally.ratios, tally.passes, tally.steps))
         self.forget()
 
     def _keep_seconds(self, keys: Keys) -> None:
@@ -155,7 +155,7 @@ class Observed:
             return
         if self._watch is not None and self._watch.disturbed:
             return  # this run is no better
-        self._store.put(keys.passes, outweighed(passes, self._seconds))
+        self._store.put(keys.passes, corrected_passes(passes, self._seconds))
 
     def _keep_rate(self, weights: Residency, keys: Keys) -> None:
         arriving = StreamRate(weights, since_loading=True)

@@ -177,7 +177,7 @@ class _Guided(Ranking):
         self._paths: dict[int, tuple[int, ...]] = {0: ()}
         self._expanded: BoolArray | None = None  # what may follow the rows that are to be ranked
 
-    def expanding(self, frontier: Frontier, rows: Sequence[int]) -> None:
+    def before_ranking(self, frontier: Frontier, rows: Sequence[int]) -> None:
         self._expanded = self._follow(frontier)[list(rows)]
 
     def best(
@@ -191,8 +191,8 @@ class _Guided(Ranking):
         logits = np.where(ruled_out, np.float32(-np.inf), logits)
         return _only(self._ranking.best(logits, positions, count, after), permitted)
 
-    def screened(self, frontier: Frontier, children: Children) -> Children:
-        return _only(self._ranking.screened(frontier, children), self._follow(frontier))
+    def filtered(self, frontier: Frontier, children: Children) -> Children:
+        return _only(self._ranking.filtered(frontier, children), self._follow(frontier))
 
     def _follow(self, frontier: Frontier) -> BoolArray:
         """(width, n_vocab) what may follow each node of a frontier."""

@@ -99,7 +99,7 @@ _LOOKED_UP = np.log([1e-9, 0.15, 0.4, 0.6, 0.75]).astype(np.float32)
 _DOUBTED = np.log([1e-9, 0.01, 0.02, 0.03, 0.05]).astype(np.float32)
 
 
-class Drafted(Chances):
+class DrafterProbability(Chances):
     """The drafter's own probability."""
 
     def edges(self, children: Children) -> FloatArray:
@@ -133,7 +133,7 @@ class Growth:
             see it. Nothing ever grows below one.
     """
 
-    chances: Chances = field(default_factory=Drafted)
+    chances: Chances = field(default_factory=DrafterProbability)
     by_level: bool = False
     least_gain: float = 0.0
     later_branching: int | None = None

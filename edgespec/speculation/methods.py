@@ -19,12 +19,18 @@ from edgespec.speculation.ranking import ByProbability
 from edgespec.speculation.sampled_trees import DrawingDrafter, Shape, by_rank, chain, sequences
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray
-from edgespec.speculation.tree_drafting import Certain, Drafting, Drawn, Ranked, WhileSure
-from edgespec.speculation.verification.base import Acceptance, Drafted, Law, Verifier
+from edgespec.speculation.tree_drafting import (
+    ConfidenceFloor,
+    OneHotDrafting,
+    RankedDrafting,
+    SampledDrafting,
+    TreeDrafting,
+)
+from edgespec.speculation.verification.base import Acceptance, DraftedTree, Law, Verifier
 from edgespec.speculation.verification.block import Block
-from edgespec.speculation.verification.choosing import sample_and_look_up
 from edgespec.speculation.verification.ksequential import KSequential
 from edgespec.speculation.verification.longest import TopKGap, Typical
+from edgespec.speculation.verification.matching import sample_and_match
 from edgespec.speculation.verification.rejection import Rejection
 from edgespec.speculation.verification.rollback import Rollback
 
@@ -46,10 +52,10 @@ class Method(Protocol):
     """
 
     rule: Rule
-    drafting: Drafting
+    drafting: TreeDrafting
     nodes: int | None
 
-    def accept(self, drafted: Drafted, logits: FloatArray, text: list[int]) -> Acceptance:
+    def accept(self, drafted: DraftedTree, logits: FloatArray, text: list[int]) -> Acceptance:
         """Decide, and append to the text what was accepted and the bonus token.
 
         Args:
@@ -57,20 +63,20 @@ class Method(Protocol):
         """
 
 
-class Choosing(Method):
+class SamplingMethod(Method):
     """The target chooses; what was drafted only decides how much of its choices is found at once."""
 
     nodes = None
 
     def __init__(
-        self, rule: Rule, drafting: Drafting, sampler: Sampler, constraint: Constraint | None = None
+        self, rule: Rule, drafting: TreeDrafting, sampler: Sampler, constraint: Constraint | None = None
     ) -> None:
         self.rule = rule
         self.drafting = drafting
         self._sampler = sampler
         self._constraint = constraint
 
-    def accept(self, drafted: Drafted, logits: FloatArray, text: list[int]) -> Acceptance:
+    def accept(self, drafted: DraftedTree, logits: FloatArray, text: list[int]) -> Acceptance:
         tree = drafted.tree
         if self._constraint is not None:
             logits = self._constraint.masked(logits, tree, text)
@@ -80,18 +86,18 @@ class Choosing(Method):
                 text.append(int(tree.tokens[node]))
             return self._sampler.choose(logits[node], text)
 
-        accepted = sample_and_look_up(tree, choose)
+        accepted = sample_and_match(tree, choose)
         text.append(accepted.bonus)
         return accepted
 
 
-class Weighing(Method):
+class VerifierMethod(Method):
     """A rule weighs what was drafted against the target's law."""
 
     def __init__(
         self,
         rule: Rule,
-        drafting: Drafting,
+        drafting: TreeDrafting,
         nodes: int,
         verifier: Verifier,
         sampler: Sampler,
@@ -104,7 +110,7 @@ class Weighing(Method):
         self._sampler = sampler
         self._draws = draws
 
-    def accept(self, drafted: Drafted, logits: FloatArray, text: list[int]) -> Acceptance:
+    def accept(self, drafted: DraftedTree, logits: FloatArray, text: list[int]) -> Acceptance:
         tree = drafted.tree
 
         def below(node: int) -> list[int]:
@@ -144,14 +150,16 @@ def method_for(
     if rule.name == "specexec":
         sampler = Sampler(config, n_vocab, seed, Stream.OWN)
         ranking = ByProbability(max(config.temperature, _COLDEST))
-        return Choosing(rule, Ranked(ranking, constraint=constraint, growth=Growth()), sampler, constraint)
+        return SamplingMethod(
+            rule, RankedDrafting(ranking, constraint=constraint, growth=Growth()), sampler, constraint
+        )
     if rule.kind.invariant:
         sampler = Sampler(config, n_vocab, seed)
         policy = policy or tree_policy()
-        drafting = Ranked(
+        drafting = RankedDrafting(
             policy.ranking(config, sampler.noise), constraint=constraint, growth=policy.growth(config)
         )
-        return Choosing(rule, drafting, sampler, constraint)
+        return SamplingMethod(rule, drafting, sampler, constraint)
     if constraint is not None:
         raise UsageError(
             f"The rule '{rule.name}' weighs drafts that a grammar would bend.",
@@ -166,13 +174,13 @@ def method_for(
     # The rules that are defined at a temperature of 0 look at the plain distribution there.
     sampler = Sampler(config.with_(temperature=config.temperature or 1.0), n_vocab, seed)
 
-    def drawn(shape: Callable[[TreeLimits], Shape], *, replacement: bool = True) -> Drafting:
+    def drawn(shape: Callable[[TreeLimits], Shape], *, replacement: bool = True) -> TreeDrafting:
         if isinstance(drafter, DrawingDrafter):
-            return Drawn(shape, replacement, sampler, n_vocab, source)
-        return Certain(n_vocab)
+            return SampledDrafting(shape, replacement, sampler, n_vocab, source)
+        return OneHotDrafting(n_vocab)
 
-    def method(drafting: Drafting, nodes: int, verifier: Verifier) -> Method:
-        return Weighing(rule, drafting, nodes, verifier, sampler, source)
+    def method(drafting: TreeDrafting, nodes: int, verifier: Verifier) -> Method:
+        return VerifierMethod(rule, drafting, nodes, verifier, sampler, source)
 
     if rule.name == "speculative":
         return method(drawn(chain), _CHAIN_NODES, Rejection())
@@ -187,9 +195,9 @@ def method_for(
     if rule.name == "recursive":
         return method(drawn(by_rank, replacement=False), _TREE_NODES, Rejection())
     if rule.name == "typical":
-        return method(Ranked(ByProbability()), _TREE_NODES, Typical(rule["epsilon"], rule["delta"]))
+        return method(RankedDrafting(ByProbability()), _TREE_NODES, Typical(rule["epsilon"], rule["delta"]))
     if rule.name == "topk-gap":
-        return method(Ranked(ByProbability()), _TREE_NODES, TopKGap(int(rule["k"]), rule["gap"]))
+        return method(RankedDrafting(ByProbability()), _TREE_NODES, TopKGap(int(rule["k"]), rule["gap"]))
     assert rule.name == "rollback", f"no method for {rule.name}"
-    drafting = Ranked(WhileSure(rule["fallback"]), chain=True)
+    drafting = RankedDrafting(ConfidenceFloor(rule["fallback"]), chain=True)
     return method(drafting, _TREE_NODES, Rollback(rule["distance"], int(rule["mismatches"])))

@@ -35,7 +35,7 @@ def philox(seed: int, stream: Stream, position: int) -> np.random.Philox:
     return np.random.Philox(key=seed, counter=[0, position, stream, 0])
 
 
-class KeptNoise:
+class NoiseCache:
     """Noise of the latest positions, as long as it takes little memory.
 
     Args:
@@ -66,7 +66,7 @@ class GumbelNoise:
         self.seed = seed
         self._stream = stream
         self._n_vocab = n_vocab
-        self._bits = KeptNoise(self._draw, _BITS_BYTES)
+        self._bits = NoiseCache(self._draw, _BITS_BYTES)
 
     def at(self, position: int, tokens: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
         """Gumbel(0, 1) noise at a position, for some tokens or, without, for the whole vocabulary."""

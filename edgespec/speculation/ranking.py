@@ -12,7 +12,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.learning.tables import Table
-from edgespec.speculation.noise import GumbelNoise, KeptNoise
+from edgespec.speculation.noise import GumbelNoise, NoiseCache
 from edgespec.speculation.top import log_sums, top
 from edgespec.speculation.tree import FloatArray, IntArray
 
@@ -34,7 +34,7 @@ class Ranking(Protocol):
             after: (rows,) the token that each row's candidates follow, where it is known.
         """
 
-    def expanding(self, frontier: Frontier, rows: Sequence[int]) -> None:
+    def before_ranking(self, frontier: Frontier, rows: Sequence[int]) -> None:
         """Told before `best` which nodes its rows of logits belong to.
 
         Args:
@@ -42,7 +42,7 @@ class Ranking(Protocol):
         """
         del frontier, rows  # most rankings do not look at paths
 
-    def screened(self, frontier: Frontier, children: Children) -> Children:
+    def filtered(self, frontier: Frontier, children: Children) -> Children:
         """Candidates that others proposed, without those that the ranking rules out."""
         del frontier
         return children
@@ -82,7 +82,7 @@ class ByAgreement(Ranking):
         self._config = config
         self._noise = noise
         self._pair = pair
-        self._kept = KeptNoise(self._added)
+        self._kept = NoiseCache(self._added)
         # Megabytes, filled anew in every draft step: memory that is given back is dear to get again.
         self._scores = np.empty((0, 0), dtype=np.float32)
 

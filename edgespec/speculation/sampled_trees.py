@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgespec.speculation.draws import Draws
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
-from edgespec.speculation.verification.base import Drafted, Law
+from edgespec.speculation.verification.base import DraftedTree, Law
 
 # The chance that the target takes a node's first, second, ... draw, where nothing is known of the pair. They
 # only shape the tree.
@@ -118,13 +118,13 @@ class Drawing:
 class DrawingDrafter(Protocol):
     """A drafter with a distribution to draw from."""
 
-    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> Drafted:
+    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         """A drawn tree below the last token of the text; `width` is the most nodes in a draft step."""
 
 
 def grow_drawn(
     root: int, read: Callable[[Frontier], tuple[list[int], FloatArray]], drawing: Drawing, width: int
-) -> Drafted:
+) -> DraftedTree:
     """The tree that is drawn, level by level.
 
     Args:
@@ -133,7 +133,7 @@ def grow_drawn(
             valid until the next step. Nothing is drawn below a node that is not read.
         width: most nodes in a draft step.
     """
-    growth = _Growth(root, drawing)
+    growth = _DrawnTree(root, drawing)
     level = [0]
     while level:
         end = len(growth.tokens)
@@ -147,7 +147,7 @@ def grow_drawn(
     return growth.drafted()
 
 
-class _Growth:
+class _DrawnTree:
     """The nodes so far, with parents before their children.
 
     Equal draws below one node become one node, which stands for all their nodes of the shape and goes on
@@ -194,9 +194,9 @@ class _Growth:
             self._places[children[token]].append(place)
         self._drawn[node], self._laws[node] = drawn, law
 
-    def drafted(self) -> Drafted:
+    def drafted(self) -> DraftedTree:
         """The finished tree."""
-        return Drafted(TokenTree.build(self.tokens, self._parents, self._scores), self._drawn, self._laws)
+        return DraftedTree(TokenTree.build(self.tokens, self._parents, self._scores), self._drawn, self._laws)
 
     def _places_below(self, node: int) -> list[int]:
         return [below for place in self._places[node] for below in self._drawing.shape.below[place]]

@@ -13,15 +13,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from edgespec.costs.curves import Costs, Curve
+from edgespec.costs.pass_time import Costs
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.running_costs import FadingLine, MovingCurve, StepCosts
 
 _FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
 _TRUST_MEMORY = 0.95  # the same, for how far the drafter's probabilities can be believed
 _TRUST_PRIOR = 2.0  # tokens that stand for taking the drafter at its word
-_CORRECTION = 0.2  # how far one pass moves the curve
 _PATIENCE = 4  # rounds with a tree before their mean is judged
 _MOST_GAIN = 0.9  # never ask for more of a step: the first one tells what drafting is good for
 _DEAREST_TRIAL = 1.5  # plain passes that one trial may lose
@@ -54,9 +54,9 @@ class AdaptiveSizer:
 
     def __init__(self, most: TreeLimits, costs: Costs | None = None) -> None:
         self._most = most
-        self._cost = _KnownCost(costs.verify, most.budget) if costs else _LineFit()
+        self._cost = MovingCurve(costs.verify, most.budget) if costs else FadingLine()
         self._plain_s = costs.verify.at(1) if costs else None  # seconds of a pass over the root alone
-        self._steps = _StepCost(costs.step_s if costs else None, costs.row_s if costs else 0.0)
+        self._steps = StepCosts(costs.step_s if costs else None, costs.row_s if costs else 0.0)
         self._trial = _Trial()
         self._pausing = False
         self._lost_s = self._spent_s = 0.0
@@ -114,41 +114,6 @@ class AdaptiveSizer:
         return replace(self._most, budget=budget)
 
 
-class _StepCost:
-    """What draft steps take: so much for one node, so much for each further one.
-
-    Attributes:
-        step_s, row_s: seconds; 0 while nothing is known.
-    """
-
-    def __init__(self, step_s: float | None, row_s: float) -> None:
-        self._first, self._further = step_s, row_s
-        self._slower = 1.0  # than was known beforehand
-
-    @property
-    def step_s(self) -> float:
-        return self._slower * (self._first or 0.0)
-
-    @property
-    def row_s(self) -> float:
-        return self._slower * self._further
-
-    def add(self, record: PassRecord) -> None:
-        """Learn from a draft. The shortest counts, as some also read what the text gained meanwhile."""
-        if self._first is None:
-            self._first = record.draft_s / record.draft_steps
-        elif (expected := self._expected(record)) > 0:
-            self._slower *= min(record.draft_s / expected, 1.05)
-
-    def reading(self, record: PassRecord) -> float:
-        """Seconds the drafter spent on reading what it had not read, as at a text's beginning."""
-        return max(record.draft_s - 2 * self._expected(record), 0.0) if record.draft_steps else 0.0
-
-    def _expected(self, record: PassRecord) -> float:
-        further = max(record.draft_rows - record.draft_steps, 0)
-        return record.draft_steps * self.step_s + further * self.row_s
-
-
 class _Trial:
     """Rounds with drafts in a row, for as long as they pay.
 
@@ -185,54 +150,3 @@ class _Trial:
         if self.rounds >= _PATIENCE and self.pace > plain_s:
             return True
         return self.rounds < _PATIENCE and self.lost_s > _DEAREST_TRIAL * plain_s
-
-
-class _KnownCost:
-    """A curve that was measured, moved by every pass."""
-
-    def __init__(self, curve: Curve, most: int) -> None:
-        self._curve = curve
-        self._most = most  # nodes of a tree
-
-    @property
-    def free(self) -> int:
-        """Nodes that cost nothing."""
-        return self._curve.knee()
-
-    @property
-    def slope(self) -> float | None:
-        """Seconds that each node beyond the free ones adds."""
-        free = self.free
-        if free >= self._most:
-            return 0.0
-        # Over all that is left of the curve, as between two points it may be level by chance.
-        return (self._curve.at(self._most) - self._curve.at(free)) / (self._most - free)
-
-    def add(self, nodes: int, seconds: float) -> None:
-        # A pass that another program disturbed says little.
-        self._curve = self._curve.moved(nodes, min(seconds, 2 * self._curve.at(nodes)), _CORRECTION)
-
-
-class _LineFit:
-    """Seconds of a round as a straight line over its nodes, the past fading."""
-
-    free = 1
-
-    def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
-
-    def add(self, nodes: int, seconds: float) -> None:
-        fade = 0.98
-        self._n = fade * self._n + 1
-        self._x = fade * self._x + nodes
-        self._y = fade * self._y + seconds
-        self._xx = fade * self._xx + nodes * nodes
-        self._xy = fade * self._xy + nodes * seconds
-
-    @property
-    def slope(self) -> float | None:
-        """Seconds a node adds; None while all rounds had about as many nodes."""
-        spread = self._n * self._xx - self._x * self._x
-        if spread < self._n:
-            return None
-        return max((self._n * self._xy - self._x * self._y) / spread, 0.0)

@@ -17,18 +17,18 @@ from edgespec.speculation.ranking import ByProbability, Ranking
 from edgespec.speculation.sampled_trees import Drawing, DrawingDrafter, Shape
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray, IntArray
-from edgespec.speculation.verification.base import Drafted, Law
+from edgespec.speculation.verification.base import DraftedTree, Law
 
 
-class Drafting(Protocol):
+class TreeDrafting(Protocol):
     """Has a drafter make the kind of tree that a rule needs."""
 
-    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
         """A tree below the last token of the text."""
 
 
 @dataclass(frozen=True)
-class Ranked(Drafting):
+class RankedDrafting(TreeDrafting):
     """The best nodes by a ranking, as a tree or as a chain.
 
     Attributes:
@@ -41,18 +41,18 @@ class Ranked(Drafting):
     constraint: Constraint | None = None
     growth: Growth = Growth(merges=False, ends=True)  # noqa: RUF009 (frozen)
 
-    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
         limits = replace(limits, growth=self.growth)
         if self.chain:
             limits = replace(limits, leaves=1, width=1, branching=1)
         if self.constraint is None:
-            return Drafted(drafter.draft(text, limits, self.ranking))
+            return DraftedTree(drafter.draft(text, limits, self.ranking))
         tree = drafter.draft(text, limits, self.constraint.guiding(self.ranking, text))
-        return Drafted(self.constraint.pruned(tree, text))
+        return DraftedTree(self.constraint.pruned(tree, text))
 
 
 @dataclass(frozen=True)
-class Certain(Drafting):
+class OneHotDrafting(TreeDrafting):
     """The best chain, told as draws: each from a law that has only one token.
 
     Args:
@@ -61,10 +61,10 @@ class Certain(Drafting):
 
     n_vocab: int
 
-    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
-        tree = Ranked(ByProbability(), chain=True).draft(drafter, text, limits).tree
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
+        tree = RankedDrafting(ByProbability(), chain=True).draft(drafter, text, limits).tree
         tokens = list(enumerate(tree.tokens[1:].tolist()))
-        return Drafted(
+        return DraftedTree(
             tree,
             {node: [token] for node, token in tokens},
             {node: self._certain(token) for node, token in tokens},
@@ -77,7 +77,7 @@ class Certain(Drafting):
 
 
 @dataclass(frozen=True)
-class Drawn(Drafting):
+class SampledDrafting(TreeDrafting):
     """Tokens drawn from the drafter's law, after the same penalties, filters and temperature as the target's.
 
     Args:
@@ -92,7 +92,7 @@ class Drawn(Drafting):
     n_vocab: int
     draws: DrawSource
 
-    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> Drafted:
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
         assert isinstance(drafter, DrawingDrafter), "checked where the method was made"
 
         def law(logits: FloatArray, below: Sequence[int]) -> Law:
@@ -106,7 +106,7 @@ class Drawn(Drafting):
         return drafter.draw(text, drawing, limits.width)
 
 
-class WhileSure(Ranking):
+class ConfidenceFloor(Ranking):
     """Ends a draft where the drafter's first candidate is less likely than a floor (BiLD's fallback)."""
 
     def __init__(self, floor: float) -> None:

@@ -17,7 +17,7 @@ from edgespec.speculation.tree import IntArray, TokenTree
 _DEPTHS = 16
 
 
-def taken_within(tree: TokenTree, path: Sequence[int]) -> IntArray:
+def accepted_by_budget(tree: TokenTree, path: Sequence[int]) -> IntArray:
     """Nodes of an accepted path, the root included, that trees of each of BUDGETS nodes would have held.
 
     Returns:
@@ -52,7 +52,7 @@ class YieldMeter:
         self._steps += steps
         self._rows += rows
         self._most = max(self._most, len(tree))
-        self._tokens += taken_within(tree, path)
+        self._tokens += accepted_by_budget(tree, path)
         tokens = [*(int(tree.tokens[node]) for node in path[1:]), bonus]
         for depth, (node, token) in enumerate(zip(path, tokens, strict=True)):
             self._count(tree, int(node), token, depth, depth + 1 < len(path))

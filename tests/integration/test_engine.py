@@ -39,18 +39,6 @@ def drafted(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_stream_and_generate_give_the_same_answer(engine: Engine) -> None:
-    config = GenerationConfig(max_tokens=24)
-    chunks = list(engine.stream(QUESTION, config))
-    answer = engine.generate(QUESTION, config)
-    assert "".join(chunk.text for chunk in chunks) == answer.text
-    assert [token for chunk in chunks for token in chunk.tokens] == answer.tokens
-    assert chunks[-1].generation is not None
-    assert chunks[-1].generation.tokens == answer.tokens
-    assert answer.finish_reason == "length"
-    assert not answer.context_full
-
-
 def test_records_add_up(drafted: Engine) -> None:
     answer = drafted.generate(QUESTION, GenerationConfig(max_tokens=60))
     assert sum(record.accepted + 1 for record in answer.passes) == len(answer.tokens) == 60
@@ -88,41 +76,11 @@ def test_the_drafter_reads_nothing_accepted_twice(drafted: Engine, monkeypatch: 
     assert len(kept) > sum(record.accepted for record in answer.passes) / 2
 
 
-def test_a_seed_fixes_sampled_text_and_another_seed_changes_it(engine: Engine) -> None:
-    def text(seed: int | None) -> str:
-        engine.target.rewind(0)
-        return engine.generate(
-            QUESTION, GenerationConfig(max_tokens=24, temperature=1.0, top_p=0.95, seed=seed)
-        ).text
-
-    assert text(5) == text(5)
-    assert text(5) != text(6)
-    assert engine.last_generation is not None
-    assert engine.last_generation.seed == 6
-
-
-def test_a_stop_string_that_spans_tokens_is_cut_exactly(engine: Engine) -> None:
-    whole = engine.generate(QUESTION, GenerationConfig(max_tokens=40)).text
-    middle = len(whole) // 2
-    stop = whole[middle : middle + 7]
-    answer = engine.generate(QUESTION, GenerationConfig(max_tokens=40, stop=(stop,)))
-    assert answer.text == whole[: whole.index(stop)]
-    assert answer.finish_reason == "stop"
-
-
 def test_the_end_token_ends_the_answer(engine: Engine) -> None:
     answer = engine.generate("Hi", GenerationConfig(max_tokens=200))
     assert answer.finish_reason == "stop"
     assert not any(engine.target.model.vocabulary.is_end(token) for token in answer.tokens)
     assert "<|im_end|>" not in answer.text
-
-
-def test_a_full_context_ends_the_answer_and_says_so(smol_path: Path) -> None:
-    with edgespec.load(smol_path, draft="none", context=64) as engine:
-        answer = engine.generate("Write a very long story.")
-        assert answer.finish_reason == "length"
-        assert answer.context_full
-        assert answer.prompt_tokens + len(answer.tokens) == 64
 
 
 def test_multi_byte_characters_are_never_shown_broken(engine: Engine) -> None:
@@ -169,15 +127,6 @@ def test_a_cancelled_prefill_leaves_the_engine_usable(engine: Engine) -> None:
     assert len(engine.generate(QUESTION, GenerationConfig(max_tokens=8)).tokens) == 8
 
 
-def test_a_stream_that_is_dropped_frees_the_engine(engine: Engine) -> None:
-    stream = engine.stream(QUESTION, GenerationConfig(max_tokens=8))
-    next(stream)
-    with pytest.raises(UsageError, match=r"The engine is busy with another answer\."):
-        engine.generate("Hello")
-    stream.close()
-    assert engine.generate(QUESTION, GenerationConfig(max_tokens=4)).tokens
-
-
 def test_turns_reuse_what_was_read(engine: Engine) -> None:
     session = edgespec.Session(engine, system="You are brief.")
     config = GenerationConfig(max_tokens=24)
@@ -196,8 +145,6 @@ def test_turns_reuse_what_was_read(engine: Engine) -> None:
 
 
 def test_bad_input_is_explained(engine: Engine, smol_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"The prompt is empty\."):
-        engine.generate("", raw=True)
     with pytest.raises(
         ContextLengthError, match=r"The prompt has \d+ tokens, and the context holds 512\."
     ) as long:

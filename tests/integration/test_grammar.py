@@ -13,6 +13,7 @@ from edgespec.cli.main import main
 from edgespec.errors import UsageError
 from edgespec.generation.config import Grammar
 from edgespec.generation.result import Generation
+from edgespec.speculation.drafters.lookup import PromptLookup
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification.base import Acceptance
 
@@ -80,8 +81,7 @@ def test_what_the_text_proposes_is_held_to_the_form(smol_path: Path, q4_drafter_
             text.append(accepted.bonus)
         start = len(engine.encoder.encode(prompt))
         assert text[start : start + len(plain.tokens)] == plain.tokens
-        proposed = engine.drafter._lookup.continuations(text, 4)  # type: ignore[attr-defined]
-        assert len(proposed) > 1, "the text had proposals"
+        assert len(PromptLookup().propose(text, 4)) > 1, "the text had proposals"
 
 
 def _trees_of(

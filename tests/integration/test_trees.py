@@ -135,7 +135,7 @@ def test_a_merged_drafter_leaves_out_what_only_the_text_proposes(
         limits = replace(engine.loop.sizer.limits(), depth=1, branching=2, growth=Growth(merges=merges))
         tree = drafter.draft([*text[:-1], text[-1], text[0] + 1, text[-1]], limits, ByProbability())
         found = set(tree.tokens[1:].tolist())
-        drafter._lookup = None
+        drafter._proposers = ()
         alone = drafter.draft([*text[:-1], text[-1], text[0] + 1, text[-1]], limits, ByProbability())
         own = set(alone.tokens[1:].tolist())
         assert own <= found

@@ -14,7 +14,6 @@ import edgespec
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import TextTree
-from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.speculation.draws import SeededDraws
@@ -159,35 +158,3 @@ def test_a_seed_repeats_the_text_of_every_rule_and_the_answer_names_the_rule(
         # How much one text accepts depends on the processor's rounding; one of many accepts something.
         answers = (answer(config.with_(seed=seed)) for seed in range(20))
         assert any(record.accepted for generation in answers for record in generation.passes)
-
-
-def test_greedy_text_is_the_same_with_every_lossless_rule(engine: Engine) -> None:
-    texts = {
-        engine.generate(QUESTION, GenerationConfig(max_tokens=24, verify=rule)).text
-        for rule in ("auto", "recursive", "block", "typical")
-    }
-    # Trees follow the clock, so that texts may part at a near-tie, but not before they have begun.
-    assert len({text[:12] for text in texts}) == 1
-    assert engine.last_generation is not None
-    assert engine.last_generation.verify == "greedy"
-
-
-def test_a_rule_that_weighs_drafts_is_refused_where_the_text_must_be_exact(smol_path: Path) -> None:
-    with edgespec.load(smol_path, draft="lookup", exact=True, context=128, threads=1) as engine:
-        config = GenerationConfig(temperature=1.0, seed=2, max_tokens=4)
-        for rule in ("speculative", "typical"):
-            with pytest.raises(UsageError, match=f"depends on the drafter with the rule '{rule}'"):
-                engine.generate(QUESTION, config.with_(verify=rule))
-        assert engine.generate(QUESTION, config).exact
-        # At a temperature of 0 it comes down to the target's choice.
-        assert engine.generate(QUESTION, config.with_(temperature=0.0, verify="speculative")).exact
-
-
-def test_a_rule_that_draws_needs_a_model_that_drafts(smol_path: Path) -> None:
-    with edgespec.load(smol_path, draft="lookup", context=256) as engine:
-        with pytest.raises(UsageError, match="The rule 'recursive' needs tokens that a model draws"):
-            engine.generate(QUESTION, GenerationConfig(temperature=1.0, verify="recursive"))
-        assert engine.last_generation is None
-        config = GenerationConfig(temperature=1.0, seed=2, max_tokens=8)
-        for rule in ("block", "speculative"):  # exact with guesses that are certain, too
-            assert len(engine.generate("a b c a b c a", config.with_(verify=rule)).tokens) > 0

@@ -11,10 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from edgespec.models.llama.residency import AllInMemory
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import TargetPass, TextTree, Verified
-from edgespec.models.llama.residency import AllInMemory
+from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime import AbortFlag
 from edgespec.models.text.encoding import Encoder
 from edgespec.speculation.drafters.base import Drafter
@@ -53,11 +54,11 @@ def logits_after(text: Sequence[int], seed: int) -> FloatArray:
 class FakeTarget:
     """Verifies trees by the fixed function."""
 
-    rule = None
     max_nodes = 16
     max_leaves = 8
 
-    def __init__(self, seed: int, *, never_ends: bool = False) -> None:
+    def __init__(self, seed: int, *, never_ends: bool = False, rule: RowRule | None = None) -> None:
+        self.rule = rule
         self.model = SimpleNamespace(
             path=Path("fake.gguf"), vocabulary=LetterVocabulary(), weights=AllInMemory()
         )
@@ -147,10 +148,16 @@ class FakeDrafter(Drafter):
 
 
 def fake_engine(
-    drafter: Drafter, seed: int, *, tree_budget: int | None = None, never_ends: bool = False
+    drafter: Drafter,
+    seed: int,
+    *,
+    tree_budget: int | None = None,
+    never_ends: bool = False,
+    exact: bool = False,
 ) -> tuple[Engine, FakeTarget]:
     """An engine around a fake target."""
-    target = FakeTarget(seed, never_ends=never_ends)
+    rule = RowRule(multiple=4, minimum=4, maximum=16) if exact else None
+    target = FakeTarget(seed, never_ends=never_ends, rule=rule)
     encoder = Encoder(target.model.vocabulary, None, CONTEXT)
     engine = Engine(
         target,  # type: ignore[arg-type]
@@ -159,5 +166,6 @@ def fake_engine(
         AbortFlag(),
         context=CONTEXT,
         tree_budget=tree_budget,
+        exact=exact,
     )
     return engine, target

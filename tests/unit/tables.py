@@ -15,7 +15,7 @@ from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.tree import FloatArray, TokenTree
-from edgespec.speculation.verification.base import Drafted
+from edgespec.speculation.verification.base import DraftedTree
 from tests.unit.chance import ScriptedDraws, outcomes
 from tests.unit.strategies import text_of
 
@@ -56,7 +56,7 @@ class TableDrafter(Drafter):
 
         return grow(text[-1], expand, limits)
 
-    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> Drafted:
+    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         self._start(text)
         return grow_drawn(text[-1], self._read, drawing, width)
 
@@ -103,7 +103,7 @@ def one_pass(
 
 
 def mean_accepted(rule: str, target: Table, drafter: Drafter, limits: TreeLimits, vocabulary: int) -> float:
-    """Drafted tokens that a pass accepts on average at temperature 1."""
+    """DraftedTree tokens that a pass accepts on average at temperature 1."""
     config = GenerationConfig(temperature=1, verify=rule)
 
     def run(draws: ScriptedDraws) -> int:

@@ -100,11 +100,11 @@ def test_only_permitted_candidates_are_ranked(tokenizer: Any, temperature: float
     ranking = form.guiding(tree_policy().ranking(config, GumbelNoise(1, N_VOCAB)), text)
     logits = np.random.default_rng(0).standard_normal((1, N_VOCAB), dtype=np.float32)
     root = Frontier(*(np.array([x], dtype=np.int32) for x in (0, text[-1], -1, 0)))
-    ranking.expanding(root, [0])
+    ranking.before_ranking(root, [0])
     best = ranking.best(logits, [3], 4)
     assert best.tokens[0][np.isfinite(best.logprobs[0])].tolist() == [ord("a")]
     below = Frontier(*(np.array([x], dtype=np.int32) for x in (1, ord("a"), 0, 1)))
-    ranking.expanding(below, [0])
+    ranking.before_ranking(below, [0])
     best = ranking.best(logits, [4], 4)
     assert set(best.tokens[0][np.isfinite(best.logprobs[0])].tolist()) == set(b"bc")
 

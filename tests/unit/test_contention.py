@@ -17,7 +17,7 @@ from edgespec.machine.contention import DISTURBED, ContentionWatch, Load, pressu
 from edgespec.machine.cores import usable_cores
 from edgespec.measure.initial_costs import better
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
-from edgespec.profiles.updates import outweighed
+from edgespec.profiles.updates import corrected_passes
 
 CURVE = Curve.through([(1, 0.1), (8, 0.12), (32, 0.3)])
 IDLE = PassProfile(CURVE, (0.01, 0.02, 0.01), quick=True)
@@ -96,7 +96,7 @@ def test_of_two_profiles_the_undisturbed_one_counts() -> None:
 def test_a_run_soon_outweighs_a_profile_that_was_disturbed(factor: float, passes: int) -> None:
     poisoned = replace(IDLE, compute=CURVE.scaled(factor), busy=0.5)
     truth = {1: [CURVE.at(1)] * passes, 24: [CURVE.at(24)] * passes}
-    found = outweighed(poisoned, truth)
+    found = corrected_passes(poisoned, truth)
     for rows in (1, 8, 24, 32):
         before = abs(poisoned.compute.at(rows) - CURVE.at(rows))
         after = abs(found.compute.at(rows) - CURVE.at(rows))
@@ -105,5 +105,5 @@ def test_a_run_soon_outweighs_a_profile_that_was_disturbed(factor: float, passes
 
 
 def test_passes_that_took_no_time_teach_nothing() -> None:
-    assert outweighed(IDLE, {}) == IDLE
-    assert outweighed(IDLE, {8: [0.0]}) == IDLE
+    assert corrected_passes(IDLE, {}) == IDLE
+    assert corrected_passes(IDLE, {8: [0.0]}) == IDLE

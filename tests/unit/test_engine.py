@@ -65,6 +65,10 @@ def test_figures_count_the_tokens_of_the_answer(seed: int, config: GenerationCon
     assert yielded in (len(answer.tokens), len(answer.tokens) + ended)
     assert [token for chunk in chunks for token in chunk.tokens] == answer.tokens
     assert "".join(chunk.text for chunk in chunks) == answer.text
+    for name in ("verify_s", "draft_s"):
+        assert getattr(answer.timings, name) == pytest.approx(sum(getattr(r, name) for r in answer.passes))
+    again = engine.generate(PROMPT, config)
+    assert (again.tokens, again.text) == (answer.tokens, answer.text)
 
 
 def test_a_drafter_that_is_right_saves_passes() -> None:
@@ -161,3 +165,60 @@ def test_closing_from_another_thread_ends_the_answer() -> None:
     assert drafter.closed
     with pytest.raises(BackendError, match="closed"):
         engine.generate(PROMPT)
+
+
+def test_a_seed_fixes_sampled_text_and_another_seed_changes_it() -> None:
+    config = GenerationConfig(max_tokens=40, temperature=1.0, top_p=0.95)
+    texts = [plain(7, PROMPT, config.with_(seed=seed)).tokens for seed in (5, 5, 6)]
+    assert texts[0] == texts[1] != texts[2]
+    answer = plain(7, PROMPT, config)
+    assert plain(7, PROMPT, config.with_(seed=answer.seed)).tokens == answer.tokens, "the seed is reported"
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_a_stop_string_that_spans_tokens_is_cut_exactly(accuracy: float) -> None:
+    engine, _ = fake_engine(FakeDrafter(8, accuracy), 8, tree_budget=4, never_ends=True)
+    whole = engine.generate(PROMPT, GenerationConfig(max_tokens=40)).text
+    stop = whole[20:24]
+    answer = engine.generate(PROMPT, GenerationConfig(max_tokens=40, stop=(stop,)))
+    assert answer.text == whole[: whole.index(stop)]
+    assert answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("rule", ["recursive", "block", "speculative", "spectr", "specinfer", "typical"])
+def test_greedy_text_is_the_same_with_every_rule_that_compares_distributions(rule: str) -> None:
+    engine, _ = fake_engine(FakeDrafter(9, 0.8), 9, tree_budget=8, never_ends=True)
+    answer = engine.generate(PROMPT, GenerationConfig(max_tokens=24, verify=rule))
+    assert answer.tokens == plain_without_end(9)
+    assert (answer.verify, answer.lossy) == ("greedy", False)
+
+
+def plain_without_end(seed: int) -> list[int]:
+    return (
+        fake_engine(NoDrafter(), seed, never_ends=True)[0]
+        .generate(PROMPT, GenerationConfig(max_tokens=24))
+        .tokens
+    )
+
+
+def test_a_rule_that_weighs_drafts_is_refused_where_the_text_must_be_exact() -> None:
+    engine, _ = fake_engine(lookup_drafter(), 10, exact=True)
+    config = GenerationConfig(temperature=1.0, seed=2, max_tokens=4)
+    for rule in ("speculative", "typical"):
+        with pytest.raises(UsageError, match=f"depends on the drafter with the rule '{rule}'"):
+            engine.generate(PROMPT, config.with_(verify=rule))
+    assert engine.generate(PROMPT, config).exact
+    # At a temperature of 0 it comes down to the target's choice.
+    assert engine.generate(PROMPT, config.with_(temperature=0.0, verify="speculative")).exact
+
+
+def test_a_rule_that_draws_needs_a_drafter_that_draws() -> None:
+    engine, _ = fake_engine(lookup_drafter(), 11, never_ends=True)
+    with pytest.raises(UsageError, match="The rule 'recursive' needs tokens that a model draws"):
+        engine.generate(PROMPT, GenerationConfig(temperature=1.0, verify="recursive"))
+    assert engine.last_generation is None
+    config = GenerationConfig(temperature=1.0, seed=2, max_tokens=8)
+    for rule in ("block", "speculative"):  # the best guess counts as a draw from a distribution of one token
+        answer = engine.generate(PROMPT * 3, config.with_(verify=rule))
+        assert len(answer.tokens) == 8
+        assert not answer.exact

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.generation.config import MAX_SEED
-from edgespec.speculation.noise import KEPT_BYTES, GumbelNoise, KeptNoise
+from edgespec.speculation.noise import KEPT_BYTES, GumbelNoise, NoiseCache
 
 _VOCABULARY = 50
 
@@ -104,7 +104,7 @@ def test_noise_is_kept_within_bounds_whatever_the_vocabulary(n_vocab: int) -> No
         made.append(position)
         return np.full(n_vocab, position, dtype=np.uint64)
 
-    kept = KeptNoise(make)
+    kept = NoiseCache(make)
     tracemalloc.start()
     for position in range(100):
         assert kept(position)[0] == position

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.costs.curves import Curve
+from edgespec.costs.pass_time import pass_seconds
 from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import (
     Drafting,
@@ -18,9 +19,8 @@ from edgespec.costs.planner import (
     best,
     predict,
     predict_prompt,
-    together,
 )
-from edgespec.costs.yields import typical
+from edgespec.costs.yields import expected_yields
 
 IN_MEMORY = PlannedMemory(budget=8 << 30, needed=4 << 30, resident_bytes=3 << 30)
 STREAMED = PlannedMemory(
@@ -32,7 +32,7 @@ STREAMED = PlannedMemory(
     n_slots=2,
 )
 COMPUTE = Curve.through([(1, 0.1), (16, 0.2), (64, 1.0)])
-DRAFTER = Drafting("small", typical(0.7), Curve.through([(1, 0.01), (8, 0.02)]))
+DRAFTER = Drafting("small", expected_yields(0.7), Curve.through([(1, 0.01), (8, 0.02)]))
 
 
 def test_plain_decoding_in_memory_takes_its_arithmetic() -> None:
@@ -55,11 +55,11 @@ def test_a_streamed_pass_takes_the_longer_of_reading_and_arithmetic() -> None:
 def test_reading_and_arithmetic_take_from_each_other_most_where_they_are_alike(
     read_s: float, compute_s: float, overlap: float
 ) -> None:
-    taken = together(read_s, compute_s, overlap)
+    taken = pass_seconds(read_s, compute_s, overlap)
     assert max(read_s, compute_s) <= taken <= read_s + compute_s
-    assert taken == pytest.approx(together(compute_s, read_s, overlap))
+    assert taken == pytest.approx(pass_seconds(compute_s, read_s, overlap))
     alike = max(read_s, compute_s)
-    assert taken <= together(alike, alike, overlap) == pytest.approx(alike * 2 ** (1 / overlap))
+    assert taken <= pass_seconds(alike, alike, overlap) == pytest.approx(alike * 2 ** (1 / overlap))
 
 
 def test_what_is_read_while_the_drafter_works_need_not_be_waited_for() -> None:
@@ -112,7 +112,7 @@ def test_the_choice_is_about_the_best_and_never_slower_than_plain(
     seconds: list[float], rate: float, agreement: float, step: float
 ) -> None:
     passes = Passes(Curve.through(zip((1, 16, 64), seconds, strict=True)), rate)
-    drafting = Drafting("small", typical(agreement), Curve.through([(1, step)]))
+    drafting = Drafting("small", expected_yields(agreement), Curve.through([(1, step)]))
     ways = alternatives(STREAMED, passes, drafting, 60)
     chosen = best(ways)
     assert chosen.tokens_per_second >= ways[0].tokens_per_second

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.yields import typical
+from edgespec.costs.yields import expected_yields
 from edgespec.profiles.store import DiskProfile, DraftProfile, Keys, PassProfile, ProfileStore
 
 CURVE = Curve.through([(1, 0.125), (64, 0.5)])
@@ -21,7 +21,11 @@ def store(tmp_path: Path) -> ProfileStore:
 
 
 def test_every_kind_survives_its_file(store: ProfileStore) -> None:
-    drafts, disk, yields = DraftProfile(CURVE, 1.2), DiskProfile(3e9, 1e9, 4 << 20, 2), typical(0.5)
+    drafts, disk, yields = (
+        DraftProfile(CURVE, 1.2),
+        DiskProfile(3e9, 1e9, 4 << 20, 2),
+        expected_yields(0.5),
+    )
     store.put(KEYS.passes, PASSES)
     store.put(KEYS.drafts, drafts)
     store.put({"device": "1"}, disk)

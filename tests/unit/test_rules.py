@@ -18,8 +18,8 @@ from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
 from edgespec.speculation.noise import GumbelNoise, Stream
 from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.tree_drafting import WhileSure
-from edgespec.speculation.verification.base import Acceptance, Drafted, Verifier
+from edgespec.speculation.tree_drafting import ConfidenceFloor
+from edgespec.speculation.verification.base import Acceptance, DraftedTree, Verifier
 from edgespec.speculation.verification.longest import TopKGap, Typical
 from edgespec.speculation.verification.rollback import Rollback
 from tests.unit.chance import ScriptedDraws, law_of
@@ -153,7 +153,7 @@ def test_a_pick_never_has_a_weight_of_zero_and_follows_the_others() -> None:
 
 def accept(verifier: Verifier, tree: TokenTree, laws: Sequence[Sequence[float]]) -> Acceptance:
     """What a rule without chance accepts; `laws` are the target's by node."""
-    return verifier.accept(Drafted(tree), lambda node: np.array(laws[node]), ScriptedDraws(()))
+    return verifier.accept(DraftedTree(tree), lambda node: np.array(laws[node]), ScriptedDraws(()))
 
 
 def test_typical_acceptance_is_strict_where_the_target_is_sure() -> None:
@@ -216,7 +216,7 @@ def test_rollback_by_count_cuts_before_a_run_of_mismatches() -> None:
 
 def test_a_rollback_draft_ends_where_the_drafter_is_unsure() -> None:
     logits = np.log(np.array([[0.6, 0.3, 0.1], [0.4, 0.3, 0.3]], dtype=np.float32))
-    children = WhileSure(0.5).best(logits, [0, 0], 2)
+    children = ConfidenceFloor(0.5).best(logits, [0, 0], 2)
     assert np.isfinite(children.logprobs).tolist() == [[True, True], [False, False]]
 
 

@@ -12,7 +12,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from edgespec.costs.curves import Costs, Curve
+from edgespec.costs.curves import Curve
+from edgespec.costs.pass_time import Costs
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.verification import Acceptance, sample_and_look_up
+from edgespec.speculation.verification import Acceptance, sample_and_match
 from tests.unit.strategies import distinct_trees, text_of
 
 Text = tuple[int, ...]
@@ -61,7 +61,7 @@ def _outcomes(tree: TokenTree, chances: Callable[[Text], np.ndarray]) -> Iterato
             raise _NeedsDrawError(node)
 
         try:
-            yield sample_and_look_up(tree, choose), weight
+            yield sample_and_match(tree, choose), weight
         except _NeedsDrawError as asked:
             for token, chance in enumerate(chances(text_of(tree, asked.node))):
                 if chance > 0:
@@ -168,7 +168,7 @@ def _decoded(
             so_far = (*before, *text_of(tree, node))
             return sampler.choose(logits(so_far), so_far)
 
-        acceptance = sample_and_look_up(tree, choose)
+        acceptance = sample_and_match(tree, choose)
         text += [int(tree.tokens[node]) for node in acceptance.path[1:]] + [acceptance.bonus]
         passes += 1
     return text[len(prompt) :][:20], passes

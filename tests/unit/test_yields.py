@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.costs.yields import BUDGETS, Yields, typical
+from edgespec.costs.yields import BUDGETS, Yields, expected_yields
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.yield_meter import YieldMeter
 from tests.unit.strategies import distinct_trees
@@ -55,25 +55,25 @@ def test_before_the_first_pass_nothing_is_known() -> None:
 
 @given(st.floats(0.05, 0.95))
 def test_a_better_drafter_yields_more_and_larger_trees_never_less(agreement: float) -> None:
-    worse, better = typical(agreement), typical(min(agreement + 0.04, 0.99))
+    worse, better = expected_yields(agreement), expected_yields(min(agreement + 0.04, 0.99))
     assert list(worse.tokens.values()) == sorted(worse.tokens.values())
     assert worse.at(1) == 1
     assert all(better.at(b) >= worse.at(b) - 1e-9 for b in BUDGETS)
 
 
 def test_yields_survive_a_file_and_can_be_mixed() -> None:
-    yields, other = typical(0.7), typical(0.3)
+    yields, other = expected_yields(0.7), expected_yields(0.3)
     assert Yields.from_json(yields.to_json()).at(16) == pytest.approx(yields.at(16), abs=1e-3)
-    assert yields.mixed(other, 0).at(16) == yields.at(16)
-    assert yields.mixed(other, 1).at(16) == pytest.approx(other.at(16))
-    assert yields.mixed(other, 0.5).at(16) == pytest.approx((yields.at(16) + other.at(16)) / 2)
+    assert yields.interpolated(other, 0).at(16) == yields.at(16)
+    assert yields.interpolated(other, 1).at(16) == pytest.approx(other.at(16))
+    assert yields.interpolated(other, 0.5).at(16) == pytest.approx((yields.at(16) + other.at(16)) / 2)
 
 
 def test_yields_follow_what_is_seen_later_the_more_the_longer_it_was() -> None:
     def all_times(ratio: float) -> dict[int, float]:
         return dict.fromkeys(BUDGETS, ratio)
 
-    yields = replace(typical(0.7), passes=30)
+    yields = replace(expected_yields(0.7), passes=30)
     assert yields.corrected(all_times(1.0), 50).tokens == pytest.approx(yields.tokens)
     drafted = yields.at(16) - 1
     assert yields.corrected(all_times(1.5), 30).at(16) - 1 == pytest.approx(1.25 * drafted)
@@ -89,7 +89,7 @@ def test_yields_follow_what_is_seen_later_the_more_the_longer_it_was() -> None:
 
 @given(st.lists(st.floats(0, 3), min_size=len(BUDGETS), max_size=len(BUDGETS)), st.integers(1, 500))
 def test_corrected_yields_never_fall_with_the_budget(ratios: list[float], passes: int) -> None:
-    yields = replace(typical(0.6), passes=50)
+    yields = replace(expected_yields(0.6), passes=50)
     moved = list(yields.corrected(dict(zip(BUDGETS, ratios, strict=True)), passes).tokens.values())
     assert moved == sorted(moved)
     assert moved[0] == 1

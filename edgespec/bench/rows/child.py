@@ -72,9 +72,9 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
     with _load(task, _report) as engine:
         notes, prompts = engine.notes, _rendered(engine, task["prompts"])
         if task["profile_s"] and not _is_profiled(engine):
-            from edgespec.measure.full_profile import survey
+            from edgespec.measure.full_profile import measure_full_profile
 
-            survey(engine, task["profile_s"], _report)
+            measure_full_profile(engine, task["profile_s"], _report)
     files = ModelFiles.of(read_header(Path(task["load"]["model"])))
     packed = pack_path(packs_folder(), files)
     path = packed if packed.exists() and task["load"].get("pack") != "never" else files.paths[0]

@@ -35,7 +35,7 @@ class ProposingDrafter(Drafter):
 
         def expand(frontier: Frontier) -> Children:
             children = proposals.join(frontier, Children.none(len(frontier.nodes), 0))
-            children = ranking.screened(frontier, children)
+            children = ranking.filtered(frontier, children)
             self._last.add(frontier, children)
             return children
 

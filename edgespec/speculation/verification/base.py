@@ -34,7 +34,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Drafted:
+class DraftedTree:
     """A tree, and how its tokens were drawn where the rule asks for it.
 
     Attributes:
@@ -51,7 +51,7 @@ class Drafted:
 class Verifier(Protocol):
     """A rule: decides which drafted tokens are accepted, and the token that follows them."""
 
-    def accept(self, drafted: Drafted, law: TargetLaw, draws: Draws) -> Acceptance:
+    def accept(self, drafted: DraftedTree, law: TargetLaw, draws: Draws) -> Acceptance:
         """The accepted path.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.verification.base import Acceptance, Drafted, TargetLaw, Verifier
+from edgespec.speculation.verification.base import Acceptance, DraftedTree, TargetLaw, Verifier
 
 
 class Block(Verifier):
@@ -15,7 +15,7 @@ class Block(Verifier):
     than speculative sampling does.
     """
 
-    def accept(self, drafted: Drafted, law: TargetLaw, draws: Draws) -> Acceptance:
+    def accept(self, drafted: DraftedTree, law: TargetLaw, draws: Draws) -> Acceptance:
         path = [0]
         weights = [1.0]  # the part of the drafter's draws so far that the target covers
         targets, drafters = [law(0)], []

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.verification.base import Acceptance, Drafted, Law, TargetLaw, Verifier, excess
-from edgespec.speculation.verification.choosing import sample_and_look_up
+from edgespec.speculation.verification.base import Acceptance, DraftedTree, Law, TargetLaw, Verifier, excess
+from edgespec.speculation.verification.matching import sample_and_match
 
 _HALVINGS = 60  # of an interval below the number of draws: to the last bit
 
@@ -20,12 +20,12 @@ class KSequential(Verifier):
     independent draws from one law.
     """
 
-    def accept(self, drafted: Drafted, law: TargetLaw, draws: Draws) -> Acceptance:
+    def accept(self, drafted: DraftedTree, law: TargetLaw, draws: Draws) -> Acceptance:
         def choose(node: int) -> int:
             drawn = drafted.drawn.get(node)
             return _token(law(node), drafted.laws[node], drawn, draws) if drawn else draws.pick(law(node))
 
-        return sample_and_look_up(drafted.tree, choose)
+        return sample_and_match(drafted.tree, choose)
 
 
 def _token(target: Law, drafter: Law, drawn: Sequence[int], draws: Draws) -> int:

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.verification.base import Acceptance, Drafted, Law, TargetLaw, Verifier
+from edgespec.speculation.verification.base import Acceptance, DraftedTree, Law, TargetLaw, Verifier
 
 
 class Longest(Verifier):
     """Accepts the longest path that passes, the likelier one of two, and the likeliest token after it."""
 
-    def accept(self, drafted: Drafted, law: TargetLaw, draws: Draws) -> Acceptance:
+    def accept(self, drafted: DraftedTree, law: TargetLaw, draws: Draws) -> Acceptance:
         tree = drafted.tree
         below: dict[int, list[int]] = defaultdict(list)
         for node, parent in enumerate(tree.parents.tolist()):

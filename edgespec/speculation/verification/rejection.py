@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.verification.base import Acceptance, Drafted, Law, TargetLaw, Verifier, excess
-from edgespec.speculation.verification.choosing import sample_and_look_up
+from edgespec.speculation.verification.base import Acceptance, DraftedTree, Law, TargetLaw, Verifier, excess
+from edgespec.speculation.verification.matching import sample_and_match
 
 
 class Rejection(Verifier):
@@ -32,12 +32,12 @@ class Rejection(Verifier):
         self._replacement = replacement
         self._lenience = lenience
 
-    def accept(self, drafted: Drafted, law: TargetLaw, draws: Draws) -> Acceptance:
+    def accept(self, drafted: DraftedTree, law: TargetLaw, draws: Draws) -> Acceptance:
         def choose(node: int) -> int:
             drawn = drafted.drawn.get(node)
             return self.token(law(node), drafted.laws[node], drawn, draws) if drawn else draws.pick(law(node))
 
-        return sample_and_look_up(drafted.tree, choose)
+        return sample_and_match(drafted.tree, choose)
 
     def token(self, target: Law, drafter: Law, drawn: Sequence[int], draws: Draws) -> int:
         """The token after a node: an accepted draw, or one from what is left of the target's law."""

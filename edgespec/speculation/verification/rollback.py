@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.verification.base import Acceptance, Drafted, TargetLaw, Verifier
+from edgespec.speculation.verification.base import Acceptance, DraftedTree, TargetLaw, Verifier
 
 
 class Rollback(Verifier):
@@ -24,7 +24,7 @@ class Rollback(Verifier):
         self._distance = distance
         self._mismatches = mismatches
 
-    def accept(self, drafted: Drafted, law: TargetLaw, draws: Draws) -> Acceptance:
+    def accept(self, drafted: DraftedTree, law: TargetLaw, draws: Draws) -> Acceptance:
         tree = drafted.tree
         path = range(len(tree))  # of a chain
         likeliest: list[int] = []

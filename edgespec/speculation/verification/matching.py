@@ -8,7 +8,7 @@ from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification.base import Acceptance
 
 
-def sample_and_look_up(tree: TokenTree, choose: Callable[[int], int]) -> Acceptance:
+def sample_and_match(tree: TokenTree, choose: Callable[[int], int]) -> Acceptance:
     """The target chooses token after token; as long as the tree holds its choice, it costs nothing.
 
     The drafter plays no part in the choice, so the text is the target's own whatever the tree

@@ -1,0 +1,132 @@
+"""How long a target pass takes, and a round of draft and pass: the one model behind every prediction.
+
+A round is a draft, a pass, and the time to accept. A pass computes and, where the target is streamed, reads
+weights; each hides the other for as long as it lasts. A draft is a number of decodes, each reading some rows.
+
+These functions predict. What decoding measures on its way, and how it corrects these figures by that, is in
+`speculation.running_costs`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgespec.costs.curves import Curve
+
+USUAL_OVERLAP = 4.0  # where it was not measured
+_OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What drafting and verifying take for one pair of models, as far as the size of a tree depends on it.
+
+    Attributes:
+        verify: seconds of a round without its draft, by nodes of the tree.
+        step_s: seconds of a draft step that reads one node; None where drafting takes next to no time.
+        row_s: seconds that each further node of a step adds.
+    """
+
+    verify: Curve
+    step_s: float | None = None
+    row_s: float = 0.0
+
+
+def pass_seconds(read_s: float, compute_s: float, overlap: float = math.inf) -> float:
+    """Seconds of a pass from those of its reading and of its arithmetic.
+
+    The longer of the two where they differ much. Where they are close, each waits for the other now and then,
+    because neither is quite even, and the threads that read take processor time from the arithmetic. The pass
+    then takes longer than either, by the norm with the exponent `overlap`.
+    """
+    longer, shorter = max(read_s, compute_s), min(read_s, compute_s)
+    if shorter <= 0 or overlap == math.inf:
+        return longer
+    return float(longer * (1 + (shorter / longer) ** overlap) ** (1 / overlap))
+
+
+def fitted_overlap(compute: Curve, whole: Curve, read_s: float) -> float:
+    """The exponent for `pass_seconds` that fits measured passes best.
+
+    Args:
+        compute, whole: seconds of arithmetic, and of the whole pass, at the same rows.
+        read_s: seconds of reading, the same in every pass.
+    """
+
+    def error(overlap: float) -> float:
+        return sum(
+            math.log(taken / pass_seconds(read_s, busy, overlap)) ** 2
+            for busy, taken in zip(compute.seconds, whole.seconds, strict=True)
+            if busy > 0 and taken > 0
+        )
+
+    return min(_OVERLAPS, key=error)
+
+
+def read_seconds(
+    streamed_bytes: int, read_rate: float, *, ring_bytes: int = 0, drafting_s: float = 0.0
+) -> float:
+    """Seconds that a pass spends reading weights; 0 if nothing is streamed or the rate is not known.
+
+    Args:
+        streamed_bytes: read in every pass.
+        read_rate: bytes a second.
+        ring_bytes: most that is read ahead while the drafter works, which takes `drafting_s`.
+    """
+    if not streamed_bytes or not read_rate:
+        return 0.0
+    return (streamed_bytes - min(ring_bytes, read_rate * drafting_s)) / read_rate
+
+
+def streamed_curve(compute: Curve, streamed_bytes: int, read_rate: float) -> Curve:
+    """Seconds of passes by rows, where reading and arithmetic hide each other completely."""
+    return compute.floored(read_seconds(streamed_bytes, read_rate)) if streamed_bytes else compute
+
+
+def curve_of_other_size(compute: Curve, by_bytes: float, by_parameters: float) -> Curve:
+    """The passes of a model that has so many times the bytes, and so many times the parameters.
+
+    A pass over one row takes as long as the weights take to come from memory, and every further row as long
+    as its arithmetic.
+    """
+    first = compute.seconds[0]
+    return Curve.through(
+        (rows, first * by_bytes + (seconds - first) * by_parameters)
+        for rows, seconds in zip(compute.rows, compute.seconds, strict=True)
+    )
+
+
+def draft_seconds(step: Curve, steps: float, rows: float, most_rows: float = math.inf) -> float:
+    """Seconds of the decodes that grow a tree.
+
+    Args:
+        step: seconds of one decode, by rows.
+        steps, rows: how many decodes, and the rows of all of them.
+        most_rows: of one decode.
+    """
+    if not steps:
+        return 0.0
+    return steps * step.at(min(max(rows / steps, 1.0), most_rows))
+
+
+def even_draft_seconds(step_s: float, row_s: float, steps: float, rows: float) -> float:
+    """The same where every further row of a decode adds as much.
+
+    Args:
+        step_s: seconds of a decode of one row.
+        row_s: seconds that each further row adds.
+        steps, rows: how many decodes, and the rows of all of them.
+    """
+    return steps * step_s + max(rows - steps, 0) * row_s
+
+
+def even_step(step: Curve, width: int, overhead: float = 1.0) -> tuple[float, float]:
+    """The `step_s` and `row_s` that come closest to a curve from one row to `width`."""
+    first, last = step.at(1) * overhead, step.at(width) * overhead
+    return first, (last - first) / max(width - 1, 1)
+
+
+def round_seconds(draft_s: float, pass_s: float, accept_s: float = 0.0) -> float:
+    """Seconds of a round: the drafter and the target take turns, so nothing hides here."""
+    return draft_s + pass_s + accept_s

@@ -1,0 +1,104 @@
+"""What nodes and draft steps cost by now: estimates that every pass corrects while an answer is decoded.
+
+These are apart from `costs.pass_time` on purpose. There, a prediction is made of parts that were measured
+before. Here, only whole rounds are seen, and what counts is how their seconds change with the tree.
+"""
+
+from __future__ import annotations
+
+from edgespec.costs.curves import Curve
+from edgespec.costs.pass_time import even_draft_seconds
+from edgespec.generation.result import PassRecord
+
+_CORRECTION = 0.2  # how far one pass moves the curve
+_FADE = 0.98  # weight of the past in the line, per pass
+
+
+class MovingCurve:
+    """A measured curve of seconds by nodes, moved by every pass.
+
+    Args:
+        most: nodes of a tree.
+    """
+
+    def __init__(self, curve: Curve, most: int) -> None:
+        self._curve = curve
+        self._most = most
+
+    @property
+    def free(self) -> int:
+        """Nodes that cost nothing."""
+        return self._curve.knee()
+
+    @property
+    def slope(self) -> float | None:
+        """Seconds that each node beyond the free ones adds."""
+        free = self.free
+        if free >= self._most:
+            return 0.0
+        # Over the whole rest of the curve: between two points it may be level by chance.
+        return (self._curve.at(self._most) - self._curve.at(free)) / (self._most - free)
+
+    def add(self, nodes: int, seconds: float) -> None:
+        """Learn from a pass."""
+        # A pass that another program disturbed says little.
+        self._curve = self._curve.moved(nodes, min(seconds, 2 * self._curve.at(nodes)), _CORRECTION)
+
+
+class FadingLine:
+    """A straight line of seconds over nodes, where nothing was measured; the past fades."""
+
+    free = 1
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    @property
+    def slope(self) -> float | None:
+        """Seconds a node adds; None while all rounds had about as many nodes."""
+        spread = self._n * self._xx - self._x * self._x
+        if spread < self._n:
+            return None
+        return max((self._n * self._xy - self._x * self._y) / spread, 0.0)
+
+    def add(self, nodes: int, seconds: float) -> None:
+        """Learn from a round."""
+        self._n = _FADE * self._n + 1
+        self._x = _FADE * self._x + nodes
+        self._y = _FADE * self._y + seconds
+        self._xx = _FADE * self._xx + nodes * nodes
+        self._xy = _FADE * self._xy + nodes * seconds
+
+
+class StepCosts:
+    """What draft steps take: so much for one node, so much for each further one.
+
+    Attributes:
+        step_s, row_s: seconds; 0 while nothing is known.
+    """
+
+    def __init__(self, step_s: float | None, row_s: float) -> None:
+        self._first, self._further = step_s, row_s
+        self._slower = 1.0  # than was known beforehand
+
+    @property
+    def step_s(self) -> float:
+        return self._slower * (self._first or 0.0)
+
+    @property
+    def row_s(self) -> float:
+        return self._slower * self._further
+
+    def add(self, record: PassRecord) -> None:
+        """Learn from a draft. The shortest counts, because some also read what the text gained meanwhile."""
+        if self._first is None:
+            self._first = record.draft_s / record.draft_steps
+        elif (expected := self._expected(record)) > 0:
+            self._slower *= min(record.draft_s / expected, 1.05)
+
+    def reading(self, record: PassRecord) -> float:
+        """Seconds that the drafter spent on text that was new to it, as at the beginning of an answer."""
+        return max(record.draft_s - 2 * self._expected(record), 0.0) if record.draft_steps else 0.0
+
+    def _expected(self, record: PassRecord) -> float:
+        return even_draft_seconds(self.step_s, self.row_s, record.draft_steps, record.draft_rows)
