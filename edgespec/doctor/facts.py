@@ -195,10 +195,10 @@ def _look_at_build() -> tuple[Build | None, str, str]:
 def _look_at_model(model: str, on_progress: Progress) -> ModelFacts:
     from edgespec.models.gguf.summary import describe
     from edgespec.models.hub.drafter_choice import drafter_to_take
-    from edgespec.models.hub.inspection import look_at
+    from edgespec.models.hub.inspection import inspect_model
     from edgespec.offload.planning.fit import USUAL_CONTEXT, how_it_fits
 
-    seen = look_at(model, on_progress)
+    seen = inspect_model(model, on_progress)
     memory = how_it_fits(seen.headers)
     taken = drafter_to_take(
         seen.headers[0],

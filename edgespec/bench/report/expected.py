@@ -8,7 +8,8 @@ from edgespec.bench.rows.setting import AUTO, PLAIN, Setting
 from edgespec.costs.planner import best
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.cores import default_threads
-from edgespec.plans.model_plan import Plan, PlanWish, plan_for
+from edgespec.plans.model_plan import plan_for
+from edgespec.plans.plan import Plan, PlanRequest
 
 _CONTEXT = 4096  # as when loading
 
@@ -21,7 +22,7 @@ def expected(setting: Setting, temperature: float) -> float | None:
     draft = "none" if setting.tree == PLAIN else str(load.get("draft", "auto"))
     try:
         plan = _plan(
-            PlanWish(
+            PlanRequest(
                 model=str(load["model"]),
                 draft=draft,
                 memory=load.get("memory"),
@@ -45,5 +46,5 @@ def expected(setting: Setting, temperature: float) -> float | None:
 
 
 @lru_cache(maxsize=32)
-def _plan(wish: PlanWish) -> Plan:
+def _plan(wish: PlanRequest) -> Plan:
     return plan_for(wish, lambda _what, _fraction: None)

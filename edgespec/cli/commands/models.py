@@ -98,12 +98,12 @@ def list_models(
 def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     """Say what a model is and how it would run here; one on the Hub is not downloaded for that."""
     from edgespec.models.gguf.summary import as_lines, describe
-    from edgespec.models.hub.inspection import drafters_of, look_at
+    from edgespec.models.hub.inspection import drafters_of, inspect_model
     from edgespec.offload.planning.fit import how_it_fits
 
     terminal = Terminal(quiet=quiet)
     with terminal.working() as progress:
-        seen = look_at(model, progress)
+        seen = inspect_model(model, progress)
     for note in seen.notes:
         terminal.note(note)
     facts = {
@@ -133,13 +133,14 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
 def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
     """What is expected of the model here, if its passes were measured."""
     from edgespec.errors import MemoryLimitError
-    from edgespec.plans.model_plan import PlanWish, plan_for
+    from edgespec.plans.model_plan import plan_for
+    from edgespec.plans.plan import PlanRequest
     from edgespec.profiles.store import ProfileStore
 
     if not any(ProfileStore().all_passes(model=fingerprint)):
         return None
     try:
-        found = plan_for(PlanWish(model), lambda _what, _fraction: None)
+        found = plan_for(PlanRequest(model), lambda _what, _fraction: None)
     except MemoryLimitError:
         return None
     return found.chosen.to_json()

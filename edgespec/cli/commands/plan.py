@@ -13,7 +13,7 @@ from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.costs.planner import Prediction, PromptTime
-    from edgespec.plans.model_plan import Plan
+    from edgespec.plans.plan import Plan
 
 
 _LOADED = {"model", "draft", "memory", "context", "threads"}
@@ -34,10 +34,11 @@ def plan(*, loading: LoadOptions, sampling: SamplingOptions, output: OutputOptio
     context = load.get("context", 4096)
     if not 16 <= context <= 10_000_000:
         raise UsageError(f"The context is {context}.", "It must be from 16 to 10000000.")
-    from edgespec.plans.model_plan import PlanWish, plan_for
+    from edgespec.plans.model_plan import plan_for
+    from edgespec.plans.plan import PlanRequest
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
-    wish = PlanWish(
+    wish = PlanRequest(
         load.get("model"),
         load.get("draft", "auto"),
         load.get("memory"),

@@ -18,7 +18,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
-class Seen:
+class InspectedModel:
     """A model's headers, in order.
 
     Attributes:
@@ -31,7 +31,9 @@ class Seen:
     notes: tuple[str, ...] = ()
 
 
-def look_at(model: str, on_progress: Progress | None = None, *, hub: Hub | None = None) -> Seen:
+def inspect_model(
+    model: str, on_progress: Progress | None = None, *, hub: Hub | None = None
+) -> InspectedModel:
     """The headers of a model that is here, or else of the one on the Hub that would be pulled.
 
     Raises:
@@ -42,14 +44,14 @@ def look_at(model: str, on_progress: Progress | None = None, *, hub: Hub | None 
     except (HubError, UsageError):
         if catalog.hub_name_of(model) is None:
             raise
-        return _look_at_remote(model, hub or Hub.from_environment(), on_progress)
+        return _inspect_remote(model, hub or Hub.from_environment(), on_progress)
     header = read_header(found.path)
     parts = split_paths(header)
     headers = tuple(header if path == header.path else read_header(path) for path in parts)
-    return Seen(headers, found.path, entry_of(found.path) or catalog.entry_for(model), found.notes)
+    return InspectedModel(headers, found.path, entry_of(found.path) or catalog.entry_for(model), found.notes)
 
 
-def _look_at_remote(model: str, hub: Hub, on_progress: Progress | None) -> Seen:
+def _inspect_remote(model: str, hub: Hub, on_progress: Progress | None) -> InspectedModel:
     from edgespec.models.hub.remote_header import read_remote_header
 
     name = catalog.hub_name_of(model)
@@ -64,10 +66,10 @@ def _look_at_remote(model: str, hub: Hub, on_progress: Progress | None) -> Seen:
             on_progress(f"Reading the header of {file.path}", 0.0)
         headers.append(read_remote_header(hub, repository, file))
     notes = (choice.note,) if choice.note else ()
-    return Seen(tuple(headers), None, catalog.entry_for(model), notes)
+    return InspectedModel(tuple(headers), None, catalog.entry_for(model), notes)
 
 
-def drafters_of(seen: Seen) -> list[dict[str, Any]]:
+def drafters_of(seen: InspectedModel) -> list[dict[str, Any]]:
     """Drafters that are here for the model, then those that could be pulled."""
     here = [
         {"name": str(found.path), "here": True, "why": found.reason, "top1": found.top1}
