@@ -10,6 +10,7 @@ from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.planner import Passes
+from edgespec.errors import EdgeSpecError
 from edgespec.measure.throughput import measure_reading
 from edgespec.models.gguf.header import GGUFHeader
 from edgespec.models.hub import catalog
@@ -79,6 +80,11 @@ class PassCosts:
             self._on_progress("Measuring this machine with the default model (once)", 0.0)
             load(draft="lookup", threads=self._threads, context=512).close()
             known = self._measured_in_memory()
+        if not known:  # even a pass of the default model took too long to be timed quickly
+            raise EdgeSpecError(
+                "This machine is too busy or too slow to be measured quickly.",
+                "Close other programs, or measure with care: edgespec profile",
+            )
         size = _parameters(model.headers)
         return min(
             known,

@@ -16,11 +16,10 @@ import typer.main
 
 import edgespec
 from edgespec.cli.main import app, main
-from edgespec.cli.options import LoadOptions, parse_size
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.values import parse_size
 from edgespec.cli.origin import NO_ORIGIN
-from edgespec.cli.screen.terminal import (
-    in_columns,
-)
+from edgespec.cli.screen.formatting import in_columns
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation

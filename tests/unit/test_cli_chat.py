@@ -15,10 +15,8 @@ from edgespec.cli.commands.chat import Talk
 from edgespec.cli.conversation.commands import TypedChat
 from edgespec.cli.conversation.prompting import join_lines
 from edgespec.cli.main import main
-from edgespec.cli.screen.terminal import (
-    ResultStream,
-    Terminal,
-)
+from edgespec.cli.screen.results import ResultStream
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk
 from edgespec.generation.rules import KINDS

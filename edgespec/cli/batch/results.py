@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from edgespec.cli.origin import compact
-from edgespec.cli.screen.terminal import ResultStream
+from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
 
 Key = tuple[str | int, int]  # the id of a line, and which of its answers; below 0 as in `refused_key`

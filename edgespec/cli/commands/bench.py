@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.cli.declare import option, with_options
 from edgespec.cli.interrupt import cancelling
-from edgespec.cli.options import LoadOptions, SamplingOptions, parse_size, parse_tree_budget
-from edgespec.cli.screen.terminal import Terminal, results
+from edgespec.cli.options.declaration import option, with_options
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.cli.options.values import parse_size, parse_tree_budget
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:

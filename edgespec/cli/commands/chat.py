@@ -15,12 +15,15 @@ from edgespec.cli.conversation.commands import TypedChat
 from edgespec.cli.conversation.echo import without_echo
 from edgespec.cli.conversation.prompting import keyboard
 from edgespec.cli.conversation.talk import Talk
-from edgespec.cli.declare import is_on_command_line, option, with_options
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions
-from edgespec.cli.piped import whole_prompt
-from edgespec.cli.screen.terminal import ResultStream, Terminal, is_terminal
+from edgespec.cli.options.declaration import is_on_command_line, option, with_options
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.output import OutputOptions
+from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.cli.prompt.arguments import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
+from edgespec.cli.prompt.standard_input import whole_prompt
+from edgespec.cli.screen.results import ResultStream
+from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.cli.utf8 import checked
-from edgespec.cli.words import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.errors import TemplateError, UsageError
 
 if TYPE_CHECKING:

@@ -11,8 +11,10 @@ import typer
 
 from edgespec.cli.commands.config import settings_problem
 from edgespec.cli.completion import complete_model
-from edgespec.cli.declare import option
-from edgespec.cli.screen.terminal import Terminal, in_columns, is_terminal, results
+from edgespec.cli.options.declaration import option
+from edgespec.cli.screen.formatting import in_columns
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal, is_terminal
 
 if TYPE_CHECKING:
     from edgespec.doctor.facts import Facts

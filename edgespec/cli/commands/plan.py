@@ -6,9 +6,13 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgespec.cli.declare import with_options
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions
-from edgespec.cli.screen.terminal import Terminal, format_gigabytes, results, table
+from edgespec.cli.options.declaration import with_options
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.output import OutputOptions
+from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.cli.screen.formatting import format_gigabytes, table
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli.declare import option, with_options
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, parse_size
+from edgespec.cli.options.declaration import option, with_options
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.output import OutputOptions
+from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.cli.options.values import parse_size
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
 

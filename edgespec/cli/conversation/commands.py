@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from edgespec.cli.completion import Completer, paths
 from edgespec.cli.conversation import clipboard, settings
 from edgespec.cli.conversation.attach import read_attachment, with_attachments
-from edgespec.cli.screen.terminal import details
+from edgespec.cli.screen.formatting import details
 from edgespec.cli.utf8 import checked
 from edgespec.errors import ContextLengthError, EdgeSpecError, SessionError, UsageError
 

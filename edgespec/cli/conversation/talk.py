@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.conversation.echo import without_echo
 from edgespec.cli.interrupt import Interruption, cancelling
-from edgespec.cli.options import exact_contradicts
+from edgespec.cli.options.sampling import exact_contradicts
 from edgespec.cli.screen.markdown import MarkdownWriter
-from edgespec.cli.screen.terminal import ResultStream, Terminal, shows_colour
+from edgespec.cli.screen.results import ResultStream
+from edgespec.cli.screen.terminal import Terminal, shows_colour
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 
