@@ -32,7 +32,7 @@ from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
 from edgespec.machine.probe import usable_cores
-from edgespec.measure.full_profile import survey
+from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.widen import widen
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import Plan, PlanRequest
@@ -172,7 +172,7 @@ def _knowing_nothing() -> Iterator[None]:
 
 def _profile(target: Path, draft: str, memory: int, seconds: float) -> None:
     with edgespec.load(target, draft=draft, drafter="model", memory=memory, context=CONTEXT) as engine:
-        survey(engine, seconds, lambda _what, _fraction: None)
+        measure_full_profile(engine, seconds, lambda _what, _fraction: None)
 
 
 def _use(target: Path, draft: str, memory: int, options: argparse.Namespace) -> None:

@@ -36,7 +36,7 @@ _WRITING, _LARGE, _SMALL = 0.5, 0.33, 0.17  # of what is left
 
 
 @dataclass(frozen=True)
-class Survey:
+class FullProfile:
     """What was measured.
 
     Attributes:
@@ -86,9 +86,9 @@ class Survey:
         }
 
 
-def survey(
+def measure_full_profile(
     engine: Engine, seconds: float, on_progress: Progress, store: ProfileStore | None = None
-) -> Survey:
+) -> FullProfile:
     """Measure a loaded pair for about so many seconds, and keep what was found.
 
     Raises:
@@ -137,7 +137,7 @@ def survey(
         passes = replace(passes, accept_s=accept_s, read_rate=arriving.rate)
         store.put(keys.passes, passes)
     engine.observed.forget()  # these passes are in what was just kept
-    return Survey(
+    return FullProfile(
         model=engine.target.model.path.name,
         drafter=engine.drafter.name,
         exact=engine.target.rule is not None,

@@ -15,7 +15,7 @@ from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.costs.yields import Yields
-    from edgespec.measure.full_profile import Survey
+    from edgespec.measure.full_profile import FullProfile
     from edgespec.profiles.store import DraftProfile, PassProfile
 
 _LONGEST_S = 3600.0
@@ -37,10 +37,10 @@ def profile(
         raise UsageError(f"--seconds is {seconds:g}.", f"It must be from 1 to {_LONGEST_S:g}.")
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with terminal.load(loading) as engine:
-        from edgespec.measure.full_profile import survey
+        from edgespec.measure.full_profile import measure_full_profile
 
         with terminal.working(engine) as progress:
-            found = survey(engine, seconds, progress)
+            found = measure_full_profile(engine, seconds, progress)
     if found.noisy:
         terminal.warn(
             "The machine was busy with other things, twice: the figures may be too slow. Close other "
@@ -53,7 +53,7 @@ def profile(
         results().text(_report(found))
 
 
-def _report(found: Survey) -> str:
+def _report(found: FullProfile) -> str:
     """What was measured, for people."""
     rows = [
         ("target", f"{found.model}, {'exact' if found.exact else 'not bit-exact'}"),
