@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_cache_path
 
-from edgespec.doctor.kernels import KernelFacts, look_at_kernels
+from edgespec.doctor.kernels import KernelFacts, examine_kernels
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
@@ -132,7 +132,7 @@ def gather(
     hub = Hub.from_environment()
     build, build_problem, no_streaming = _look_at_build()
     on_progress("Trying the processor's kernels", 0.0)
-    kernels = look_at_kernels() if build is not None else KernelFacts()
+    kernels = examine_kernels() if build is not None else KernelFacts()
     seen: ModelFacts | None = None
     model_problem: EdgeSpecError | None = None
     if model is not None:
@@ -229,10 +229,10 @@ def _is_profiled(fingerprint: str) -> bool:
 
 def _largest_here(hub: Hub) -> Path | None:
     """The largest file that a model was loaded from here, or could be."""
-    from edgespec.models.hub.inventory import present_models
+    from edgespec.models.hub.inventory import local_models
 
     try:
-        files = [model.path for model in present_models(hub)]
+        files = [model.path for model in local_models(hub)]
     except (EdgeSpecError, OSError):
         return None
     return max(files, key=_size, default=None)

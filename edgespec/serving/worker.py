@@ -209,8 +209,8 @@ class Worker:
         except Exception as error:
             if not is_clients_fault(error) and not self._closing:
                 failure = error
-                self._trouble = _reason(error)  # before the client gets the error, as it may query /health
-                next
+                # Set before the client gets the error, as it may query /health next.
+                self._trouble = _reason(error)
             task.deliver(error)
         finally:
             with self._changed:

@@ -64,10 +64,10 @@ def list_models(
     """List the models that are here."""
     from edgespec.models.gguf.footprint import readable
     from edgespec.models.hub import catalog
-    from edgespec.models.hub.inventory import present_models
+    from edgespec.models.hub.inventory import local_models
     from edgespec.models.hub.repository import Hub
 
-    here = present_models(Hub.from_environment())
+    here = local_models(Hub.from_environment())
     entries = list(catalog.entries().values()) if everything else []
     if as_json:
         record: dict[str, Any] = {"models": [model.to_json() for model in here]}

@@ -1,4 +1,4 @@
-"""Look at a model wherever it is: its headers from disk, or from the Hub without downloading it."""
+"""Reads a model's headers from disk, or from the Hub without downloading the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgespec.models.gguf.header import GGUFHeader, read_header, split_paths
 from edgespec.models.hub import catalog
 from edgespec.models.hub.choice import choose
 from edgespec.models.hub.drafter_choice import candidates, entry_of
-from edgespec.models.hub.repository import Hub, look_up
+from edgespec.models.hub.repository import Hub, find_repository
 
 Progress = Callable[[str, float], None]
 
@@ -22,7 +22,7 @@ class InspectedModel:
     """A model's headers, in order.
 
     Attributes:
-        path: its first file; None if it is not here.
+        path: its first file; None if it is only on the Hub.
     """
 
     headers: tuple[GGUFHeader, ...]
@@ -34,10 +34,10 @@ class InspectedModel:
 def inspect_model(
     model: str, on_progress: Progress | None = None, *, hub: Hub | None = None
 ) -> InspectedModel:
-    """The headers of a model that is here, or else of the one on the Hub that would be pulled.
+    """The headers of a local model, or else of the one on the Hub that would be pulled.
 
     Raises:
-        EdgeSpecError: as catalog.resolve, or the file is no GGUF.
+        EdgeSpecError: as catalog.resolve, or the file is not a GGUF file.
     """
     try:
         found = catalog.resolve(model, hub=hub, fetch=False)
@@ -58,7 +58,7 @@ def _inspect_remote(model: str, hub: Hub, on_progress: Progress | None) -> Inspe
     assert name is not None
     if on_progress is not None:
         on_progress(f"Asking the Hub about {name.repo}", 0.0)
-    repository = look_up(hub, name.repo)
+    repository = find_repository(hub, name.repo)
     choice = choose(replace(name, repo=repository.repo), repository.models)
     headers = []
     for file in repository.files_of(choice.model):
@@ -69,15 +69,15 @@ def _inspect_remote(model: str, hub: Hub, on_progress: Progress | None) -> Inspe
     return InspectedModel(tuple(headers), None, catalog.entry_for(model), notes)
 
 
-def drafters_of(seen: InspectedModel) -> list[dict[str, Any]]:
-    """Drafters that are here for the model, then those that could be pulled."""
+def drafters_of(model: InspectedModel) -> list[dict[str, Any]]:
+    """Local drafters for the model, then those that could be pulled."""
     here = [
         {"name": str(found.path), "here": True, "why": found.reason, "top1": found.top1}
-        for found in candidates(seen.headers[0])
+        for found in candidates(model.headers[0])
     ]
     paths = {row["name"] for row in here}
     more = []
-    for name in seen.entry.drafters if seen.entry else ():
+    for name in model.entry.drafters if model.entry else ():
         try:
             if str(catalog.find(name, fetch=False)) in paths:
                 continue
