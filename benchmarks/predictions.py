@@ -34,7 +34,8 @@ from edgespec.generation.result import PassRecord
 from edgespec.machine.probe import usable_cores
 from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.widen import widen
-from edgespec.plans.model_plan import Plan, PlanWish, plan_for
+from edgespec.plans.model_plan import plan_for
+from edgespec.plans.plan import Plan, PlanRequest
 from edgespec.profiles.stream_rate import StreamRate
 
 CONTEXT = 1024
@@ -182,7 +183,7 @@ def _use(target: Path, draft: str, memory: int, options: argparse.Namespace) -> 
 
 
 def _plan(target: Path, draft: str, memory: int) -> Plan:
-    wish = PlanWish(str(target), draft, memory, CONTEXT, usable_cores())
+    wish = PlanRequest(str(target), draft, memory, CONTEXT, usable_cores())
     return plan_for(wish, lambda _what, _fraction: None)
 
 

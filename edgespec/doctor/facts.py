@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_cache_path
 
-from edgespec.doctor.kernels import KernelFacts, look_at_kernels
+from edgespec.doctor.kernels import KernelFacts, examine_kernels
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.disks import Disk, disk_of
 from edgespec.machine.probe import Machine, probe
@@ -130,7 +130,7 @@ def gather(
     hub = Hub.from_environment()
     build, build_problem, no_streaming = _look_at_build()
     on_progress("Trying the processor's kernels", 0.0)
-    kernels = look_at_kernels() if build is not None else KernelFacts()
+    kernels = examine_kernels() if build is not None else KernelFacts()
     seen: ModelFacts | None = None
     model_problem: EdgeSpecError | None = None
     if model is not None:
@@ -193,10 +193,10 @@ def _look_at_build() -> tuple[Build | None, str, str]:
 def _look_at_model(model: str, on_progress: Progress) -> ModelFacts:
     from edgespec.models.gguf.summary import describe
     from edgespec.models.hub.drafter_choice import drafter_to_take
-    from edgespec.models.hub.inspection import look_at
+    from edgespec.models.hub.inspection import inspect_model
     from edgespec.offload.planning.fit import USUAL_CONTEXT, fit_report
 
-    seen = look_at(model, on_progress)
+    seen = inspect_model(model, on_progress)
     memory = fit_report(seen.headers)
     taken = drafter_to_take(
         seen.headers[0],
@@ -227,10 +227,10 @@ def _is_profiled(fingerprint: str) -> bool:
 
 def _largest_here(hub: Hub) -> Path | None:
     """The largest file that a model was loaded from here, or could be."""
-    from edgespec.models.hub.inventory import present_models
+    from edgespec.models.hub.inventory import local_models
 
     try:
-        files = [model.path for model in present_models(hub)]
+        files = [model.path for model in local_models(hub)]
     except (EdgeSpecError, OSError):
         return None
     return max(files, key=_size, default=None)

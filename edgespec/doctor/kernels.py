@@ -58,7 +58,7 @@ class KernelFacts:
         return {"setting": self.setting, "layouts": [layout.to_json() for layout in self.layouts]}
 
 
-def look_at_kernels() -> KernelFacts:
+def examine_kernels() -> KernelFacts:
     """Try the layouts, if that was not done yet or ended in something that may have passed."""
     from edgespec.kernels.layouts import available_layouts
     from edgespec.kernels.rebuild import rebuild_command

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from edgespec.doctor.kernels import look_at_kernels
+from edgespec.doctor.kernels import examine_kernels
 
 
 def main() -> int:
     """Print a line for each layout; returns the exit code."""
-    facts = look_at_kernels()
+    facts = examine_kernels()
     if facts.error is not None:
         print(facts.error)
         return facts.error.exit_code

@@ -1,8 +1,8 @@
-"""How often a drafter would say what its target says, measured on text that the target wrote itself.
+"""How often a drafter agrees with its target, measured on text that the target generated.
 
-The target writes greedily, so every token of an answer is its first choice; the drafter reads the same text
-in a few large batches, and its ranks of those tokens are counted. That is cheap, and it is what speculation
-lives on: a chain is accepted as far as first choices agree, a tree where one of the first few does.
+The target decodes greedily, so every token of an answer is its first choice. The drafter reads the same text
+in a few large batches, and its ranks of those tokens are counted. This is cheap, and it predicts acceptance:
+a chain is accepted as far as first choices agree, a tree wherever one of the first few does.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from edgespec.progress import Progress
 
 _ROWS = 64
 _AMONG = 4
-STEP_ROWS = 4  # that a step of growing a tree reads: seen from 2.7 to 5
+STEP_ROWS = 4  # nodes read in a typical draft step: 2.7 to 5 were observed
 
-# Our own, varied in kind. The first half is for choosing a drafter, the rest for judging the chosen one.
+# The first half is for choosing a drafter, the second for measuring the chosen one.
 PROMPTS = (
     "Explain how bread rises.",
     "Write a Python function that checks whether a word is a palindrome.",
@@ -61,7 +61,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Shares of the target's tokens that a drafter would have had.
+    """Shares of the target's tokens that a drafter ranks highly.
 
     Attributes:
         top1: as its first choice.
@@ -76,12 +76,12 @@ class Agreement:
 
 @dataclass(frozen=True)
 class PassCost:
-    """What passes of a target cost, in the memory that it had.
+    """What passes of a target cost, with the memory that it had.
 
     Attributes:
-        pass_s: seconds a pass took, the median.
+        pass_s: median seconds of a pass.
         streamed_bytes: read from disk in every pass.
-        read_rate: bytes a second at which they arrived; 0 if none did.
+        read_rate: bytes per second at which they were read; 0 if there were none.
     """
 
     pass_s: float
@@ -91,7 +91,7 @@ class PassCost:
 
 @dataclass(frozen=True)
 class Written:
-    """What the target wrote, and what that cost."""
+    """Texts that the target generated, and what that cost."""
 
     texts: tuple[Text, ...]
     cost: PassCost
@@ -100,28 +100,28 @@ class Written:
 def write_texts(
     engine: Engine, prompts: Sequence[str], n_tokens: int, on_progress: Progress | None = None
 ) -> Written:
-    """Let the target answer prompts greedily, `n_tokens` tokens at most each."""
+    """Have the target answer prompts greedily, with at most `n_tokens` tokens each."""
     texts, passes = [], []
     config = GenerationConfig(max_tokens=n_tokens)
     arriving = StreamRate(engine.target.model.weights)
     for number, prompt in enumerate(prompts):
         if on_progress is not None:
-            on_progress("The target writes text to compare with", number / len(prompts))
+            on_progress("Generating text with the target", number / len(prompts))
         tokens = engine.encoder.encode(prompt)
         answer = engine.generate(tokens, config)
         passes += [record.verify_s for record in answer.passes]
         texts.append(Text(tuple(tokens), tuple(answer.tokens)))
-    # Not the bytes over the seconds of a pass: the disk stands still while a pass is bound by its arithmetic.
+    # Not bytes over pass seconds: the disk is idle while a pass is bound by its arithmetic.
     cost = PassCost(statistics.median(passes), engine.target.model.weights.streamed_bytes, arriving.rate)
     return Written(tuple(texts), cost)
 
 
 class Reader:
-    """A drafter candidate in memory, to be asked about texts.
+    """A candidate drafter in memory, which reads texts.
 
     Args:
-        repack: in the CPU's own layout, as it would draft; without it the weights are the file's bytes,
-            mapped, so that what is written to the file is what is computed with.
+        repack: use the CPU's kernel layout, as when drafting; otherwise the weights are the mapped bytes of
+            the file, so that changes to the file take effect.
     """
 
     def __init__(self, path: Path, texts: Sequence[Text], *, repack: bool) -> None:
@@ -157,9 +157,9 @@ class Reader:
         )
 
     def step_s(self) -> float:
-        """Seconds for a draft step that reads `STEP_ROWS` tokens, the median of a few.
+        """Median seconds of a draft step that reads `STEP_ROWS` tokens.
 
-        Kernels that are alike for one token may be far apart for four.
+        Kernels that are equally fast for one token may differ greatly for four.
         """
         times = []
         for _ in range(24):
@@ -175,7 +175,7 @@ class Reader:
         """The rank of each of the answer's tokens, 0 for a first choice."""
         tokens = [*text.prompt, *text.answer][:-1]
         wanted = np.array(text.answer)
-        first = len(text.prompt) - 1  # the row whose logits are about the first token of the answer
+        first = len(text.prompt) - 1  # the row whose logits predict the first token of the answer
         ranks: list[int] = []
         self.context.clear()
         for start, end in _pieces(first, len(tokens)):
@@ -191,7 +191,7 @@ class Reader:
         return ranks
 
     def close(self) -> None:
-        """Free it."""
+        """Free the model."""
         self.context.close()
         self.model.close()
 
@@ -203,7 +203,7 @@ class Reader:
 
 
 def _pieces(first: int, end: int) -> list[tuple[int, int]]:
-    """Ranges of at most _ROWS: those before `first` apart from the others."""
+    """Ranges of at most _ROWS that do not cross `first`."""
     bounds = [*range(0, first, _ROWS), *range(first, end, _ROWS), end]
     return list(itertools.pairwise(bounds))
 
@@ -219,6 +219,6 @@ def measure(target: str | os.PathLike[str], drafter: Path, on_progress: Progress
     with load(target, draft="lookup", context=1024, on_progress=on_progress) as engine:
         written = write_texts(engine, PROMPTS[len(PROMPTS) // 2 :], 64, on_progress)
     if on_progress is not None:
-        on_progress("The drafter reads it", 0.0)
+        on_progress("Reading it with the drafter", 0.0)
     with Reader(drafter, written.texts, repack=True) as reader:
         return reader.agreement(written.texts)

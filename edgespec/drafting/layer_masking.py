@@ -1,8 +1,8 @@
-"""Leave layers out of a model without making a new file: silence them in place.
+"""Leaves layers out of a model in place, without making a new file.
 
-A layer adds what its attention and its feed-forward block put out to what came in. With the weights of
-those two outputs at zero it adds nothing, as if it were not there. llama.cpp maps the file, so bytes that
-change in the file change in the running model too, and a layer goes and comes back within milliseconds.
+A layer adds the outputs of its attention and feed-forward blocks to its input. With the weights of
+those two outputs set to zero it adds nothing, as if it were not there. llama.cpp maps the file, so changes to
+the file change the running model too, and a layer can be switched off and on within milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from edgespec.errors import BackendError
 from edgespec.models.gguf.header import read_header
 
-# What a layer's blocks put out, in all architectures that llama.cpp names so.
+# The output weights of a layer's blocks, as llama.cpp names them in most architectures.
 _OUTPUTS = re.compile(
     r"blk\.(\d+)\.(attn_output|ffn_down|ffn_down_exps|ffn_down_shexp|ssm_out)\.(weight|bias)"
 )
@@ -24,19 +24,19 @@ _CHUNK = 8 << 20
 
 
 class MaskedCopy:
-    """A copy of a GGUF file whose layers can be silenced; removed when it is closed.
+    """A copy of a GGUF file whose layers can be masked; removed when it is closed.
 
-    Every type of ggml reads a block of zero bytes as zeros, so no type needs a rule of its own.
+    In every ggml type, a block of zero bytes means zeros, so no type needs special treatment.
 
     Raises:
-        BackendError: the model's layers are not built so that they can be silenced.
+        BackendError: the layers of this architecture cannot be masked.
     """
 
     def __init__(self, source: Path, copy: Path) -> None:
         self.path = copy
         self._source = source
         self._spans: dict[int, list[tuple[int, int]]] = {}
-        self._silent: frozenset[int] = frozenset()
+        self._masked: frozenset[int] = frozenset()
         header = read_header(source)
         parts: dict[int, set[str]] = {}
         for tensor in header.tensors:
@@ -54,15 +54,15 @@ class MaskedCopy:
             )
         shutil.copyfile(source, copy)
 
-    def silence(self, layers: Collection[int]) -> None:
-        """Silence these layers, and bring all others back."""
+    def mask(self, layers: Collection[int]) -> None:
+        """Mask these layers, and restore all others."""
         wanted = frozenset(layers)
         with self.path.open("r+b") as copy, self._source.open("rb") as source:
-            for layer in wanted - self._silent:
+            for layer in wanted - self._masked:
                 for offset, n_bytes in self._spans[layer]:
                     copy.seek(offset)
                     _write_zeros(copy, n_bytes)
-            for layer in self._silent - wanted:
+            for layer in self._masked - wanted:
                 for offset, n_bytes in self._spans[layer]:
                     copy.seek(offset)
                     source.seek(offset)
@@ -72,8 +72,8 @@ class MaskedCopy:
                         copy.write(chunk)
                         left -= len(chunk)
             copy.flush()
-            os.fsync(copy.fileno())  # also through file systems that keep mappings apart from writes
-        self._silent = wanted
+            os.fsync(copy.fileno())  # also for file systems whose mappings do not see writes at once
+        self._masked = wanted
 
     def close(self) -> None:
         """Remove the copy."""

@@ -1,8 +1,8 @@
 """`edgespec draft make`: a drafter for a target that has none, found by search and registered.
 
-The target writes text; recipes are judged on one half of it, and the drafter that is made is measured on
-the other half, which it was not chosen by. A target larger than memory writes streamed, and its drafters are
-mapped from disk while they are measured.
+The target generates text. Recipes are judged on one half of it, and the chosen drafter is measured on
+the other half. A target larger than memory is streamed, and its drafters are mapped from disk while they are
+measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from edgespec.costs.pass_time import read_seconds
 from edgespec.drafting.agreement import PROMPTS, Agreement, PassCost, Reader, Written, write_texts
 from edgespec.drafting.recipe_search import CostModel, Judged, Recipe, search
-from edgespec.drafting.recipes import State, Workshop
+from edgespec.drafting.recipes import RecipeMeter, State
 from edgespec.errors import BackendError, OutputError, UsageError
 from edgespec.files.writing import remove_abandoned
 from edgespec.models.gguf.header import read_header
@@ -29,7 +29,7 @@ from edgespec.offload.planning.budget import memory_room
 from edgespec.progress import Progress, no_progress
 
 _CONTEXT = 1024
-_FEW_PROMPTS, _FEW_TOKENS = 2, 24  # that tell what a pass costs, where the text itself is known
+_FEW_PROMPTS, _FEW_TOKENS = 2, 24  # enough to time passes, if the text itself is known
 _LOW_BITS = ("q4_0", "q3_k_m", "q2_k")
 
 
@@ -38,10 +38,10 @@ class Made:
     """A drafter that was made and registered.
 
     Attributes:
-        agreement: on text that it was not chosen by.
+        agreement: on text that was not used to choose it.
         step_s: seconds of a draft step, which reads a few tokens.
-        expected: what the search expected of it.
-        pass_s: seconds of a target pass that it was chosen for.
+        expected: what the search predicted.
+        pass_s: seconds of a target pass for which it was chosen.
     """
 
     target: Path
@@ -77,14 +77,14 @@ class Made:
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """What may be chosen about a drafter.
+    """How to make a drafter.
 
     Attributes:
-        memory: bytes that EdgeSpec may use while the target writes; None is what is available.
-        size: most bytes of the drafter; None leaves that to the search.
-        quantizations: those to choose from; empty takes the usual ones.
+        memory: bytes that EdgeSpec may use while the target generates; None means what is available.
+        size: most bytes of the drafter; None leaves it to the search.
+        quantizations: those to choose from; if empty, the usual ones.
         keep_layers: requantize only.
-        pass_s: seconds of a target pass to choose for; None measures them.
+        pass_s: seconds of a target pass to optimize for; None measures them.
         tokens: length of each of the target's answers.
     """
 
@@ -99,13 +99,13 @@ class MakeOptions:
 
 
 def make_for(target: str, options: MakeOptions, on_progress: Progress | None = None) -> Made:
-    """Search, make, measure and register a drafter; goes on where an earlier call was ended.
+    """Search for, make, measure and register a drafter; resumes where an earlier call ended.
 
     Raises:
         UsageError: an unknown quantization, or a size that nothing can meet.
         EdgeSpecError: the target cannot be found or loaded, the disk is too small, a file cannot be written.
     """
-    tell = on_progress or no_progress
+    report = on_progress or no_progress
     _check(options)
     header = read_header(catalog.find(target, on_progress))
     folder = drafters_folder() / "work" / header.fingerprint[:16]
@@ -117,21 +117,21 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         remove_abandoned(place)
     state = State(folder / f"state-{options.tokens}.json")
 
-    def told(what: str, part: float) -> None:
-        tell(what, part * 0.2)
+    def report_writing(what: str, part: float) -> None:
+        report(what, part * 0.2)
 
     written = state.written(
         memory_room(options.memory),
-        lambda: _let_write(header, options, PROMPTS, options.tokens, told),
-        lambda: _let_write(header, options, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS, told).cost,
+        lambda: _generate_texts(header, options, PROMPTS, options.tokens, report_writing),
+        lambda: _generate_texts(header, options, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS, report_writing).cost,
     )
     choosing, judging = written.texts[::2], written.texts[1::2]
     cost = _cost(written.cost, options)
-    workshop = Workshop(header, folder, state, choosing, options.threads)
-    workshop.on_progress = tell
+    meter = RecipeMeter(header, folder, state, choosing, options.threads)
+    meter.on_progress = report
     quantizations = options.quantizations or _usual(header)
     layers = 0 if options.keep_layers else header.block_count or 0
-    chosen = search(workshop, quantizations, layers, cost, lambda what, part: tell(what, 0.2 + part * 0.7))
+    chosen = search(meter, quantizations, layers, cost, lambda what, part: report(what, 0.2 + part * 0.7))
     if options.size is not None and chosen.n_bytes > options.size:
         raise UsageError(
             f"No drafter of at most {options.size:,} bytes was found; the smallest has {chosen.n_bytes:,}.",
@@ -139,11 +139,11 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         )
     if chosen.recipe == Recipe(KEEP):
         raise BackendError(
-            f"Nothing was to be changed about {header.path.name}.",
+            f"There is nothing to change about {header.path.name}.",
             "Name a quantization, or leave out --keep-layers.",
         )
     output = options.output or drafters_folder() / _file_name(header, chosen.recipe)
-    tell(f"Making {chosen.recipe}", 0.92)
+    report(f"Making {chosen.recipe}", 0.92)
     make_drafter(
         header.path,
         output,
@@ -151,10 +151,10 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         drop_layers=chosen.recipe.dropped,
         threads=options.threads,
     )
-    tell("Measuring the result", 0.95)
+    report("Measuring the result", 0.95)
     with Reader(output, judging, repack=True) as reader:
         agreement, step_s = reader.agreement(judging), reader.step_s()
-    workshop.close()
+    meter.close()
     Registry().add(
         Pair(
             header.fingerprint,
@@ -185,8 +185,8 @@ def _check(options: MakeOptions) -> None:
         raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")
 
 
-def _let_write(
-    header: GGUFHeader, options: MakeOptions, prompts: Sequence[str], tokens: int, tell: Progress
+def _generate_texts(
+    header: GGUFHeader, options: MakeOptions, prompts: Sequence[str], tokens: int, on_progress: Progress
 ) -> Written:
     from edgespec.loading.load import load
 
@@ -196,9 +196,9 @@ def _let_write(
         context=_CONTEXT,
         memory=options.memory,
         threads=options.threads,
-        on_progress=tell,
+        on_progress=on_progress,
     ) as engine:
-        return write_texts(engine, prompts, tokens, tell)
+        return write_texts(engine, prompts, tokens, on_progress)
 
 
 def _cost(cost: PassCost, options: MakeOptions) -> CostModel:
@@ -210,7 +210,7 @@ def _cost(cost: PassCost, options: MakeOptions) -> CostModel:
 
 
 def _usual(header: GGUFHeader) -> tuple[str, ...]:
-    """Low bits; and the target's own types, if it is one file of few bits already."""
+    """Low-bit types; and the target's own types, if it is a single file of few bits already."""
     elements = sum(_product(tensor.shape) for tensor in header.tensors)
     bits = 8 * header.tensor_bytes / max(elements, 1)
     whole = len(split_paths(header)) == 1

@@ -1,4 +1,4 @@
-"""May this drafter serve this target, and how well? Examined, and remembered."""
+"""Checks whether a drafter can serve a target and how well, and remembers the pair."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from edgespec.units import readable
 
 @dataclass(frozen=True)
 class Examined:
-    """What was found out about a pair.
+    """The result of checking a pair.
 
     Attributes:
-        fits: the vocabularies are the same, so tokens are drafted as they are.
-        pair: what was remembered; None if it does not fit.
+        fits: the vocabularies are the same, so tokens can be drafted directly.
+        pair: what was remembered; None if the drafter does not fit.
     """
 
     target: Path
@@ -37,14 +37,14 @@ class Examined:
         """One sentence for people."""
         if not self.fits:
             return (
-                "They do not fit: --draft would draft by text here, which is slower. "
+                "Their vocabularies differ: --draft would draft by text, which is slower. "
                 f"Or make a drafter: edgespec draft make {self.target}"
             )
         if self.pair is None or self.pair.top1 is None or self.pair.top4 is None:
-            return "They fit, and are remembered as a pair: --draft auto takes this drafter."
+            return "They fit, and are remembered as a pair: --draft auto uses this drafter."
         return (
             f"They fit, and agree on {self.pair.top1:.0%} of tokens at once and on {self.pair.top4:.0%} "
-            f"within four ({self.pair.tokens} tokens). Remembered: --draft auto takes this drafter."
+            f"within four ({self.pair.tokens} tokens). Remembered: --draft auto uses this drafter."
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Which layers to leave out, and how few bits to use: the drafter that makes its target fastest.
+"""Searches for the drafter that makes its target fastest: which layers to drop, and how few bits to use.
 
-First every quantization is tried whole. On the best one each layer is left out by itself, and what that
-costs in agreement is its importance. Then layers go one after another, each time the one of the least
-important few whose loss is measured to hurt least together with those gone before (importances do not add
-up), for as long as the expected speed grows or the memory limit asks for it.
+First, every quantization is tried with all layers. In the best one, each layer is dropped alone, and the loss
+of agreement is its importance. Then layers are dropped one after another, as long as the expected speed grows
+or the memory limit requires it. Importances do not add up, so each time the few least important layers
+are measured together with those already dropped, and the least harmful one goes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from edgespec.drafting.agreement import Agreement
 from edgespec.models.llama.quantize import KEEP
 from edgespec.progress import Progress
 
-_TRIED = 4  # of the least important layers, measured together with those that are gone
-_PATIENCE = 3  # sizes in a row that do not get better
+_TRIED = 4  # of the least important layers, measured together with those already dropped
+_PATIENCE = 3  # steps in a row without improvement
 _DEEPEST = 16
 
 
@@ -38,7 +38,7 @@ class Recipe:
 
 
 class Measurements(Protocol):
-    """What can be found out about a recipe without making the file."""
+    """What can be measured of a recipe without making its file."""
 
     def agreement(self, recipe: Recipe) -> Agreement: ...
     def step_s(self, recipe: Recipe) -> float: ...
@@ -51,11 +51,11 @@ class CostModel:
 
     Attributes:
         pass_s: seconds of a target pass over a tree.
-        read_rate: bytes a second that a streamed target is read with; 0 if it is in memory. Memory that the
-            drafter takes is read anew in every pass.
-        limit: most bytes a drafter may have; None is any.
-        read_s: seconds of a pass in which the disk reads; None if that is all of them. Where arithmetic takes
-            longer, more can be read meanwhile at no cost.
+        read_rate: bytes per second at which a streamed target is read; 0 if it is in memory. What the drafter
+            takes of the memory must be read from disk in every pass.
+        limit: most bytes a drafter may have; None has no limit.
+        read_s: seconds of a pass during which the disk reads; None if it reads all the time. If arithmetic
+            takes longer, more can be read at no cost.
     """
 
     pass_s: float
@@ -66,8 +66,8 @@ class CostModel:
     def tokens_per_second(self, agreement: Agreement, step_s: float, n_bytes: int) -> float:
         """Expected speed with trees of the best depth.
 
-        A level of the tree holds the target's choice for sure where the drafter's first choice is right,
-        and about every other time where only one of its first four is. 0 if the drafter is too large.
+        A level of the tree holds the target's choice if the drafter's first choice is right, and about half
+        of the time if only one of its first four is. 0 if the drafter is too large.
         """
         if self.limit is not None and n_bytes > self.limit:
             return 0.0
@@ -87,7 +87,7 @@ class CostModel:
 
 @dataclass(frozen=True)
 class Judged:
-    """A recipe, and what is expected of it."""
+    """A recipe, its measurements and its expected speed."""
 
     recipe: Recipe
     agreement: Agreement
@@ -105,7 +105,7 @@ def search(
 ) -> Judged:
     """The best recipe found, other than the target as it is.
 
-    Under a limit that nothing meets, the smallest one that was tried.
+    If none is within the limit, the smallest one that was tried.
     """
 
     def judge(recipe: Recipe) -> Judged:
@@ -114,19 +114,19 @@ def search(
         speed = cost.tokens_per_second(agreement, step_s, n_bytes)
         return Judged(recipe, agreement, step_s, n_bytes, speed)
 
-    def tell(what: str, fraction: float) -> None:
+    def report(what: str, fraction: float) -> None:
         if on_progress is not None:
             on_progress(what, fraction)
 
     whole = []
     for number, quantization in enumerate(quantizations):
-        tell(f"Trying {Recipe(quantization)}", 0.2 * number / len(quantizations))
+        report(f"Trying {Recipe(quantization)}", 0.2 * number / len(quantizations))
         whole.append(judge(Recipe(quantization)))
     best = _best(whole)
     base = best.recipe.quantization
     harm = {}
     for layer in range(n_layers):
-        tell(f"Trying {base} without layer {layer}", 0.2 + 0.5 * layer / n_layers)
+        report(f"Trying {base} without layer {layer}", 0.2 + 0.5 * layer / n_layers)
         harm[layer] = judge(Recipe(base, (layer,)))
     order = sorted(harm, key=lambda layer: (-_level(harm[layer].agreement), layer))
     gone: tuple[int, ...] = ()
@@ -134,12 +134,12 @@ def search(
     stale = 0
     while stale < _PATIENCE and len(gone) < n_layers - 1:
         so_far = f"; best so far: {_best(tried).recipe}" if tried else ""
-        tell(f"Leaving out {len(gone) + 1} layers{so_far}", 0.7 + 0.2 * len(gone) / n_layers)
+        report(f"Leaving out {len(gone) + 1} layers{so_far}", 0.7 + 0.2 * len(gone) / n_layers)
         left = [layer for layer in order if layer not in gone][:_TRIED]
         step = [
             harm[layer] if not gone else judge(Recipe(base, tuple(sorted((*gone, layer))))) for layer in left
         ]
-        # Under a limit all of them may be too large yet: then the one that agrees best goes on.
+        # While all of them are still above the limit, the one that agrees best is taken.
         picked = max(step, key=lambda j: (j.tokens_per_second, _level(j.agreement)))
         gone = picked.recipe.dropped
         improved = not tried or picked.tokens_per_second > _best(tried).tokens_per_second
@@ -149,13 +149,13 @@ def search(
     best = _best(tried or whole)
     for quantization in quantizations:
         if quantization != base and best.recipe.dropped:
-            tell(f"Trying {Recipe(quantization, best.recipe.dropped)}", 0.95)
+            report(f"Trying {Recipe(quantization, best.recipe.dropped)}", 0.95)
             tried.append(judge(Recipe(quantization, best.recipe.dropped)))
     return _best(tried or whole)
 
 
 def _is_target(recipe: Recipe) -> bool:
-    """Whether nothing is changed: a target that could stand in memory twice needs no drafter."""
+    """Whether nothing is changed: a target that fits into memory twice needs no such drafter."""
     return recipe.quantization == KEEP and not recipe.dropped
 
 

@@ -1,7 +1,7 @@
-"""Measure recipes for a drafter, and remember every measurement, so that a search can be taken up again.
+"""Measures recipes for a drafter, and saves every measurement, so that a search can be resumed.
 
-Each quantization is made once as a whole file; layers are silenced in a copy of it. What was measured is in
-`state.json` beside them, written after each measurement.
+Each quantization is made once as a whole file; layers are masked in a copy of it. Measurements are saved in
+`state-*.json` beside them, one after the other.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from edgespec.models.llama.quantize import KEEP, make_drafter
 from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
 
-_SAME_MEMORY = 0.05  # share by which free memory varies from one run to the next
+_SAME_MEMORY = 0.05  # share by which free memory varies between runs
 
 
 class State:
-    """What was found out so far, in a file."""
+    """The measurements so far, in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,18 +40,18 @@ class State:
             self.values = {}
 
     def keep(self, key: str, value: Any) -> None:
-        """Remember, at once."""
+        """Save a value at once."""
         self.values[key] = value
         with atomic_write(self._path) as file:
             file.write(json.dumps(self.values).encode())
 
     def written(self, memory: int, write: Callable[[], Written], measure: Callable[[], PassCost]) -> Written:
-        """What the target wrote, and what its passes cost: remembered, or found now.
+        """The texts that the target generated, and the cost of its passes: saved, or measured now.
 
         Args:
-            memory: bytes that the target has. Its text is the same with any, its passes are not.
-            write: has it write.
-            measure: has it write just enough to tell what a pass costs.
+            memory: bytes that the target has. They change its passes, but not its text.
+            write: generates the texts.
+            measure: generates just enough to time passes.
         """
         if "written" not in self.values:
             written = write()
@@ -67,11 +67,11 @@ class State:
         return Written(texts, PassCost(**cost))
 
 
-class Workshop:
+class RecipeMeter:
     """Measures recipes for one target.
 
     Args:
-        folder: for the files that are needed meanwhile.
+        folder: for temporary files.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class Workshop:
         key = f"agreement {recipe.quantization} {list(recipe.dropped)}"
         if key not in self._state.values:
             copy, reader = self._reader(recipe.quantization)
-            copy.silence(recipe.dropped)
+            copy.mask(recipe.dropped)
             self._state.keep(key, asdict(reader.agreement(self._texts)))
         return Agreement(**self._state.values[key])
 
     def step_s(self, recipe: Recipe) -> float:
-        """As `Measurements`: that of the whole model, less the share of the bytes that are left out."""
+        """As `Measurements`: that of the whole model, scaled by the share of bytes that are kept."""
         key = f"step of {STEP_ROWS} {recipe.quantization}"
         if key not in self._state.values:
             with Reader(self._file(recipe.quantization), self._texts[:1], repack=True) as reader:
@@ -119,7 +119,7 @@ class Workshop:
         return int(sizes["file"]) - dropped
 
     def close(self) -> None:
-        """Remove the files; what was measured stays."""
+        """Remove the files; the measurements stay."""
         self._close_reader()
         for path in self._folder.glob("*.gguf*"):
             path.unlink(missing_ok=True)
@@ -142,7 +142,7 @@ class Workshop:
             self._open = None
 
     def _file(self, quantization: str) -> Path:
-        """The whole target in this quantization; made if it is not there."""
+        """The whole target in this quantization; made if necessary."""
         if quantization == KEEP:
             return self._target.path
         path = self._folder / f"{quantization}.gguf"

@@ -1,6 +1,6 @@
-"""What becomes of a POST: received, checked and tokenized beside the event loop, queued, answered.
+"""Handles a completion request: received, checked and tokenized in a thread, queued, answered.
 
-Wherever a request is, it is given up as soon as its client has left or the server ends.
+At every stage, the request is abandoned as soon as its client disconnects or the server shuts down.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from edgespec.serving.requests import Request, check_size, nth_config, read_requ
 from edgespec.serving.worker import Place, Task, Worker
 
 HALF_CLOSED = "edgespec.half_closed"
-"""Where a request's state has the asyncio.Event that is set when the client sends nothing more."""
+"""Key in a request's state: an asyncio.Event that is set when the client has closed its sending side."""
 
 _THREADS = 2
-_LAST_WORDS_S = 1.0
-_LOOK_S = 0.1
+_SHUTDOWN_REPLY_S = 1.0
+_POLL_S = 0.1
 _PROBE_S = 1.0
-_SILENCE_S = 15.0
+_KEEP_ALIVE_S = 15.0
 _COMMENT = b": waiting\n\n"
 _EVENT_STREAM = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -46,11 +46,11 @@ _log = logging.getLogger("uvicorn.error")
 
 
 class Answering:
-    """Answers completions.
+    """Answers completion requests.
 
     Args:
         model: the name it answers to.
-        defaults: settings that requests leave open.
+        defaults: settings for what requests leave open.
     """
 
     def __init__(self, worker: Worker, model: str, defaults: GenerationConfig, limits: Limits) -> None:
@@ -63,16 +63,16 @@ class Answering:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Refuse or end every request."""
+        """Refuse new requests, and end the others."""
         self._stopping.set()
         self._worker.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, reply: Reply, *, chat: bool) -> None:
-        """Answer one request; returns when it is answered, refused or given up."""
+        """Answer one request; returns when it is answered, refused or abandoned."""
         try:
             async with self._bodies.received(reply.http) as body:
-                await self._while_wanted(reply, self._respond(reply, body, chat=chat))
+                await self._until_abandoned(reply, self._respond(reply, body, chat=chat))
         except ClientDisconnect:
             pass
         except Exception as error:
@@ -80,15 +80,15 @@ class Answering:
                 _log.error("Bug: %s", error, exc_info=error if _log.isEnabledFor(logging.INFO) else None)
             await reply.refuse(refusal_for(error))
 
-    async def _while_wanted(self, reply: Reply, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work until the client leaves or the server ends."""
+    async def _until_abandoned(self, reply: Reply, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work, unless the client disconnects or the server shuts down first."""
         working = asyncio.create_task(work)
-        gone = asyncio.create_task(_until_gone(reply.http))
+        gone = asyncio.create_task(_until_disconnected(reply.http))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({working, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done() and not gone.done():  # what waits for the worker is told that it ends
-                await asyncio.wait({working}, timeout=_LAST_WORDS_S)
+            if not working.done() and not gone.done():  # the worker still sends its error
+                await asyncio.wait({working}, timeout=_SHUTDOWN_REPLY_S)
         finally:
             for task in (working, gone, stopping):
                 task.cancel()
@@ -115,9 +115,9 @@ class Answering:
                 await reply.whole(form.whole(answers))
 
     def _prepare(self, content: bytearray, *, chat: bool) -> tuple[Request, list[int]]:
-        """What the body asks for, and the tokens of its prompt; called by a thread of its own."""
+        """The request in a body, and the tokens of its prompt; called in a thread."""
         limits = self._limits
-        with self._worker.lent() as engine:
+        with self._worker.borrowed() as engine:
             if chat and not engine.has_chat_template:
                 text = "The model has no chat template, so only /v1/completions is served here."
                 raise Refusal(400, text, "no_chat_template")
@@ -148,7 +148,7 @@ class Answering:
                     if chunk.generation is not None:
                         yield chunk.generation
             finally:
-                self._worker.cancel(task)  # nothing to cancel, unless the request was given up
+                self._worker.cancel(task)  # does nothing, unless the request was abandoned
 
     async def _events(
         self, request: Request, tokens: list[int], place: Place, form: protocol.Reply
@@ -176,7 +176,7 @@ class Answering:
 
 
 class Reply:
-    """Where one request is answered."""
+    """Sends the answer to one request."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.http = HTTPRequest(scope, receive)
@@ -197,7 +197,7 @@ class Reply:
             await refusal.response()(self._scope, self._receive, self._send)
 
     async def stream(self, events: AsyncGenerator[dict[str, Any], None]) -> None:
-        """Send an answer event by event, and a comment now and then while there is none."""
+        """Send an answer event by event, with a comment now and then while there is none."""
         headers = [(name.encode(), value.encode()) for name, value in _EVENT_STREAM.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         async with aclosing(_with_comments(events, self._half_closed)) as pieces:
@@ -213,10 +213,11 @@ class Reply:
 async def _with_comments(
     events: AsyncGenerator[dict[str, Any], None], half_closed: asyncio.Event
 ) -> AsyncGenerator[bytes, None]:
-    """The events as they are sent.
+    """The events as server-sent events, with comments in between.
 
-    Comments keep proxies from giving up on a long wait. To a client that sends nothing more they are sent
-    sooner, as the system of one that has left answers with a reset.
+    Comments keep proxies from giving up during a long wait. A client that has closed its sending side gets
+    them
+    sooner: if it has left, its system answers with a reset.
     """
 
     async def following() -> dict[str, Any] | None:
@@ -226,7 +227,7 @@ async def _with_comments(
     silence = 0.0
     try:
         while True:
-            done, _ = await asyncio.wait({coming}, timeout=_LOOK_S)
+            done, _ = await asyncio.wait({coming}, timeout=_POLL_S)
             if done:
                 event = coming.result()
                 if event is None:
@@ -234,8 +235,8 @@ async def _with_comments(
                 yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
                 coming, silence = asyncio.create_task(following()), 0.0
                 continue
-            silence += _LOOK_S
-            if silence >= (_PROBE_S if half_closed.is_set() else _SILENCE_S):
+            silence += _POLL_S
+            if silence >= (_PROBE_S if half_closed.is_set() else _KEEP_ALIVE_S):
                 yield _COMMENT
                 silence = 0.0
     finally:
@@ -244,6 +245,6 @@ async def _with_comments(
         await events.aclose()
 
 
-async def _until_gone(http: HTTPRequest) -> None:
+async def _until_disconnected(http: HTTPRequest) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass

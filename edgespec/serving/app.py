@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and who may use them."""
+"""The HTTP application: its routes, and access to them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from edgespec.serving.worker import Worker
 
 
 class Application:
-    """The application.
+    """The ASGI application.
 
     Args:
         model: the name it answers to.
-        defaults: settings that requests leave open.
-        api_key: what clients must send as a bearer token; None asks for nothing.
-        hosts: names in the Host header that are answered, so that a web page cannot reach a server on this
-            machine by a name of its own; None answers all.
-        limits: what one request may ask.
+        defaults: settings for what requests leave open.
+        api_key: what clients must send as a bearer token; None requires none.
+        hosts: accepted names in the Host header, so that a web page cannot reach a server on this machine
+            through a name of its own (DNS rebinding); None accepts all.
+        limits: bounds on requests.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Application:
         await self._app(scope, receive, send)
 
     def stop(self) -> None:
-        """End every answer; called on the event loop before the server waits for its clients."""
+        """End all answers; called on the event loop before the server waits for its clients."""
         self._answering.stop()
 
     async def _list_models(self, _http: HTTPRequest) -> Response:
@@ -81,13 +81,13 @@ class Application:
         trouble = self._worker.trouble
         if not trouble:
             return JSONResponse({"status": "ok"})
-        # The reason may name files, and this page is open to those without a key.
+        # The reason may name files, and no key is needed to see this page.
         reason = trouble if self._open else "The model failed; the server's output says why."
         return JSONResponse({"status": "unavailable", "reason": reason}, 503)
 
 
 class _Completions:
-    """One path that answers."""
+    """An endpoint that answers completions."""
 
     def __init__(self, answering: Answering, *, chat: bool) -> None:
         self._answering = answering
@@ -98,7 +98,7 @@ class _Completions:
 
 
 class _RequireKey:
-    """Lets nobody in without the key; /health is open."""
+    """Rejects requests without the key, except for /health."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The bodies of requests: received within limits, and measured before they are parsed."""
+"""Request bodies: received within limits, and measured before they are parsed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class Body:
-    """A body that was received.
+    """A received body.
 
     Attributes:
         content: its bytes.
@@ -33,15 +33,15 @@ class Bodies:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._held = 0  # bytes, without the free beginning of each
+        self._held = 0  # bytes, without the part of each body that does not count
 
     @asynccontextmanager
     async def received(self, http: HTTPRequest) -> AsyncIterator[Body]:
         """The whole body, which counts towards the total until it is dropped or the block is left.
 
         Raises:
-            Refusal: it is not JSON, too large, too slow, or too many bodies are on their way.
-            ClientDisconnect: the client left before it had sent all of it.
+            Refusal: it is not JSON, too large or too slow, or too many bodies are being received.
+            ClientDisconnect: the client disconnected before it had sent all of it.
         """
         _check_type(http)
         declared = http.headers.get("content-length", "")
@@ -59,7 +59,7 @@ class Bodies:
             self.drop(body)
 
     def drop(self, body: Body) -> None:
-        """The body is not needed any more."""
+        """Free the body, which is no longer needed."""
         body.content = bytearray()
         self._count(body)
 
@@ -86,7 +86,7 @@ class Bodies:
 def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:
     """The JSON in a body.
 
-    Counted first, without building anything: a parsed value may take fifty times the bytes that spell it, and
+    Values are counted first, without parsing: a parsed value may take fifty times the bytes of its text, and
     deep nesting exhausts the parser's stack.
 
     Args:
@@ -96,7 +96,7 @@ def parse(body: bytes | bytearray, *, values: int, depth: int) -> object:
     Raises:
         Refusal: it is not JSON, or exceeds a limit.
     """
-    # Without escapes every quote begins or ends a text, and every second part lies outside of texts.
+    # Without escapes, every quote begins or ends a string, and every second part is outside of strings.
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     parts = plain.count(b'"')
     if parts <= 4 * values:  # a key and a value have two quotes each
@@ -121,6 +121,6 @@ def _check_depth(brackets: bytes, most: int) -> None:
 
 
 def _check_type(http: HTTPRequest) -> None:
-    # A web page of another site can send a form or plain text without asking, but not JSON.
+    # A page of another site can send a form or plain text without a preflight request, but not JSON.
     if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refusal(400, "The body is not JSON. Send it with Content-Type: application/json.")

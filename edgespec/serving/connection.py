@@ -1,9 +1,9 @@
-"""One HTTP connection: uvicorn's, with a limit on everything that a client can leave undone.
+"""One HTTP connection: uvicorn's, with a time limit on everything a client may stall.
 
 A client that has sent its request may close its sending side and wait for the answer. On the wire that looks
-like a client that has left: both send an end of file. They differ once something is sent to them, as the
-system of a client that has left answers with a reset. So after an end of file the client is sent, until its
-answer begins, an interim response (100 Continue), which every HTTP/1.1 client skips.
+like a client that has left: both send an end of file. They differ once something is sent to them, because the
+system of a client that has left answers with a reset. So after an end of file, and until its answer begins,
+the client is sent interim responses (100 Continue), which every HTTP/1.1 client skips.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from edgespec.serving.answering import HALF_CLOSED
 from edgespec.serving.limits import Limits
 from edgespec.serving.refusals import RETRY_S, Refusal
 
-_LOOK_S = 0.1
-_LOOKS_BETWEEN_PROBES = 10
+_POLL_S = 0.1
+_POLLS_PER_PROBE = 10
 
 
 def connection_type(limits: Limits) -> type[asyncio.Protocol]:
@@ -36,7 +36,7 @@ def connection_type(limits: Limits) -> type[asyncio.Protocol]:
 
 
 class Connection(H11Protocol):
-    """A connection that ends by itself when its client does not go on."""
+    """A connection that closes when its client stalls."""
 
     _limits = Limits()
 
@@ -51,7 +51,7 @@ class Connection(H11Protocol):
         super().__init__(config, server_state, {**app_state, HALF_CLOSED: self._half_closed}, _loop)
         self._head: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
-        self._looks = 0
+        self._polls = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -73,11 +73,11 @@ class Connection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         cycle = self.cycle
         waits = cycle is not None and not cycle.more_body and not cycle.response_complete
-        if not waits or cycle.scope["http_version"] == "1.0":  # which has no interim responses
+        if not waits or cycle.scope["http_version"] == "1.0":  # HTTP/1.0 has no interim responses
             return False
         if not self._half_closed.is_set():
             self._half_closed.set()
-            self._look()
+            self._poll()
         return True
 
     def pause_writing(self) -> None:
@@ -94,12 +94,12 @@ class Connection(H11Protocol):
         if self._half_closed.is_set():
             self.transport.close()
         elif self.conn.their_state is h11.SEND_BODY:
-            # What was refused early may still be on its way. Closing at once would take the reply along.
+            # The rest of a body that was refused may still arrive. Closing at once would discard the reply.
             self.loop.call_later(self._limits.linger_s, self._end_upload, self.cycle)
 
     def shutdown(self) -> None:
         if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
-            self.transport.abort()  # a request that is not here yet is not waited for
+            self.transport.abort()  # a request that has not fully arrived is not waited for
         else:
             super().shutdown()
 
@@ -119,7 +119,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer a connection that has not sent a whole request, and end it."""
+        """Answer a connection that has not sent a whole request, and close it."""
         body = json.dumps(refusal.body).encode()
         reason = {408: "Request Timeout", 503: "Service Unavailable"}[refusal.status]
         head = [
@@ -136,8 +136,8 @@ class Connection(H11Protocol):
         if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
             self.transport.abort()
 
-    def _look(self) -> None:
-        """See whether the client is still there, and make its system tell."""
+    def _poll(self) -> None:
+        """Check whether the client is still connected, and provoke a reset if it is not."""
         cycle = self.cycle
         if self.transport.is_closing() or cycle.response_complete:
             return
@@ -145,8 +145,8 @@ class Connection(H11Protocol):
         if connection is not None and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
             return
-        if not cycle.response_started and self._looks % _LOOKS_BETWEEN_PROBES == 0:
+        if not cycle.response_started and self._polls % _POLLS_PER_PROBE == 0:
             interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
             self.transport.write(self.conn.send(interim) or b"")
-        self._looks += 1
-        self.loop.call_later(_LOOK_S, self._look)
+        self._polls += 1
+        self.loop.call_later(_POLL_S, self._poll)

@@ -1,10 +1,10 @@
-"""How much one client may ask of the server, and how long it may take to ask."""
+"""Limits on what clients may send to the server, and how long they may take."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_WHOLE = 2**31 - 1
+LARGEST_COUNT = 2**31 - 1
 """The largest count a request may name, such as `max_tokens`."""
 
 
@@ -14,21 +14,21 @@ class Limits:
 
     Attributes:
         body: the body of one request.
-        bodies: all bodies that are being received or prepared, over all connections; 0 is four times `body`.
-        small_body: the beginning of each body that does not count towards `bodies`, so that ordinary requests
-            pass while large ones wait.
-        values: values in the JSON of a body, keys not counted; the context adds one for each token.
+        bodies: all bodies being received or prepared, over all connections; 0 means four times `body`.
+        small_body: the first bytes of each body, which do not count towards `bodies`, so that ordinary
+            requests get through while large ones wait.
+        values: values in the JSON of a body, not counting keys; the context adds one for each token.
         depth: how deep objects and lists may be nested.
         messages: messages in a conversation.
         stops: stop strings.
         stop_length: characters in each stop string.
         grammar: a grammar or JSON schema.
-        text_per_token: text for each token of the context; longer prompts are refused before they are
+        text_per_token: bytes of text per token of the context; longer prompts are refused before they are
             tokenized.
         small_text: a prompt of this size is tokenized whatever the context.
         head_s: time to receive the request line and headers.
         body_s: time to receive the body.
-        stalled_s: time that a client may go without reading what is sent to it.
+        stalled_s: time that a client may go without reading what it is sent.
         linger_s: time to receive the rest of a body that was refused.
         connections: open connections.
     """

@@ -1,4 +1,4 @@
-"""The JSON of the OpenAI API: answers to what clients expect."""
+"""The JSON of the OpenAI API: answers, usage, models and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reply:
         return {**self._head, "object": kind, "choices": choices, "usage": usage(answers)}
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """What begins a streamed chat answer."""
+        """The first piece of a streamed chat answer."""
         return self._piece(index, {"role": "assistant", "content": ""}, None) if self._chat else None
 
     def piece(self, index: int, text: str) -> dict[str, Any]:
@@ -43,11 +43,11 @@ class Reply:
         return self._piece(index, {"content": text} if self._chat else text, None)
 
     def last(self, index: int, answer: Generation) -> dict[str, Any]:
-        """What ends a streamed answer."""
+        """The last piece of a streamed answer."""
         return self._piece(index, {} if self._chat else "", _reason(answer))
 
     def usage(self, answers: Sequence[Generation]) -> dict[str, Any]:
-        """The usage, as a piece of its own without choices."""
+        """The usage, as a separate piece without choices."""
         return {**self._head, "object": self._piece_kind, "choices": [], "usage": usage(answers)}
 
     @property

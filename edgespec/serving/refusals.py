@@ -1,4 +1,4 @@
-"""What a client is told when it gets no answer: an HTTP status and the API's form of an error."""
+"""Why a request is not answered, as an HTTP status and an error of the API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Refusal(Exception):
 
     @property
     def body(self) -> dict[str, object]:
-        """The error as the API has it."""
+        """The error in the form of the API."""
         kind = "invalid_request_error"
         if self.status == 429:
             kind = "rate_limit_error"
@@ -42,7 +42,7 @@ class Refusal(Exception):
 
 
 class QueueFull(Refusal):
-    """As many requests wait as may."""
+    """The queue is full."""
 
     def __init__(self) -> None:
         text = f"Too many requests are waiting already. Try again in {RETRY_S} seconds."
@@ -57,19 +57,19 @@ class Unavailable(Refusal):
 
 
 class ShuttingDown(Refusal):
-    """The server is about to end."""
+    """The server is shutting down."""
 
     def __init__(self) -> None:
         super().__init__(503, "The server is shutting down.", "shutting_down")
 
 
 def is_clients_fault(error: Exception) -> bool:
-    """Whether the request is at fault, and the engine is as good as before."""
+    """Whether the request is at fault, so that the engine can still be used."""
     return isinstance(error, UsageError | ContextLengthError | TemplateError)
 
 
 def refusal_for(error: Exception) -> Refusal:
-    """What the client is told about an error."""
+    """The refusal that reports an error to the client."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, ContextLengthError):

@@ -1,4 +1,4 @@
-"""Requests of the OpenAI API: JSON from anybody to what the engine takes, or a reason why not."""
+"""Requests of the OpenAI API: untrusted JSON to what the engine takes, or the reason for refusing it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig, Grammar
 from edgespec.models.text.encoding import Prompt
-from edgespec.serving.limits import MOST_WHOLE, Limits
+from edgespec.serving.limits import LARGEST_COUNT, Limits
 from edgespec.serving.refusals import Refusal
 
 _MOST_ANSWERS = 128
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-# Names of the API, and ours where it has none, for fields of GenerationConfig.
-_WHOLE = {
+# The API's names (ours where it has none) for fields of GenerationConfig.
+_INTEGERS = {
     "max_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "top_k": "top_k",
@@ -31,9 +31,8 @@ _NUMBERS = (
     "presence_penalty",
 )
 _RANDOM_SEED = -1
-# Other fields that are not known are left aside, as clients send many that change nothing. These would
-# change the answer.
-_NOT_HERE = {
+# Unknown fields are ignored, because clients send many that change nothing. These would change the answer.
+_UNSUPPORTED = {
     "tools": "Tools are",
     "functions": "Functions are",
     "logprobs": "Log-probabilities are",
@@ -47,12 +46,12 @@ _NOT_HERE = {
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked for.
+    """A request for completions.
 
     Attributes:
-        chat: messages to answer; otherwise a text to go on with.
+        chat: the prompt is messages to answer; otherwise a text to continue.
         answers: how many.
-        with_usage: a last piece of a stream tells the usage.
+        with_usage: the last piece of a stream reports the usage.
     """
 
     chat: bool
@@ -69,8 +68,8 @@ def read_request(
     """The request in a body.
 
     Raises:
-        UsageError: a field is missing, of the wrong kind, out of its range, or unknown to be served here.
-        Refusal: another model is asked for.
+        UsageError: a field is missing, of the wrong kind, out of its range, or not supported here.
+        Refusal: another model is requested.
     """
     limits = limits or Limits()
     if not isinstance(body, dict):
@@ -79,10 +78,10 @@ def read_request(
     if asked not in (None, "", model):
         text = f"The model {_shown(asked)} does not exist here. This server runs {model!r}."
         raise Refusal(404, text, "model_not_found")
-    for name, what in _NOT_HERE.items():
+    for name, what in _UNSUPPORTED.items():
         if body.get(name) not in (None, False, 0, "", [], {}):
             raise UsageError(f"{what} not supported.", f"Leave out {name!r}.")
-    answers = _whole(body, "n", 1, _MOST_ANSWERS) or 1
+    answers = _integer(body, "n", 1, _MOST_ANSWERS) or 1
     if body.get("best_of") not in (None, answers):
         raise UsageError("Choosing the best of several answers is not supported.", "Leave out 'best_of'.")
     options = body.get("stream_options")
@@ -94,13 +93,13 @@ def read_request(
         prompt=prompt,
         config=_config(body, defaults, limits),
         answers=answers,
-        stream=_yes(body, "stream"),
-        with_usage=_yes(options or {}, "include_usage"),
+        stream=_boolean(body, "stream"),
+        with_usage=_boolean(options or {}, "include_usage"),
     )
 
 
 def check_size(prompt: Prompt, *, context: int, n_vocab: int, limits: Limits) -> None:
-    """Refuse a prompt that cannot be answered, before work is spent on it.
+    """Refuse a prompt that cannot be answered, before it is tokenized.
 
     Args:
         context: most tokens of prompt and answer together.
@@ -108,7 +107,7 @@ def check_size(prompt: Prompt, *, context: int, n_vocab: int, limits: Limits) ->
 
     Raises:
         UsageError: it names tokens that the model does not have.
-        ContextLengthError: it is too long for any tokenization to fit.
+        ContextLengthError: it is too long to fit, however it is tokenized.
     """
     texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, Mapping)]
     tokens = [] if texts else [token for token in prompt if isinstance(token, int)]
@@ -132,14 +131,14 @@ def too_long(size: str, context: int) -> ContextLengthError:
 
 
 def nth_config(config: GenerationConfig, index: int) -> GenerationConfig:
-    """The settings of the answer number `index`: a seed counts up."""
+    """The settings of answer number `index`: the seed counts up."""
     return config if config.seed is None else config.with_(seed=(config.seed + index) % (MAX_SEED + 1))
 
 
 def _config(body: Mapping[str, Any], defaults: GenerationConfig, limits: Limits) -> GenerationConfig:
     changes: dict[str, Any] = {}
-    for name, field in _WHOLE.items():
-        value = _whole(body, name, 0, MOST_WHOLE)
+    for name, field in _INTEGERS.items():
+        value = _integer(body, name, 0, LARGEST_COUNT)
         if value is not None:
             changes[field] = value
     for name in _NUMBERS:
@@ -148,10 +147,10 @@ def _config(body: Mapping[str, Any], defaults: GenerationConfig, limits: Limits)
             continue
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise _wrong(name, number, "a number")
-        if isinstance(number, int) and abs(number) > MOST_WHOLE:  # it may be too large for any float
+        if isinstance(number, int) and abs(number) > LARGEST_COUNT:  # it may be too large for any float
             raise _wrong(name, number, "a smaller number")
         changes[name] = number
-    seed = _whole(body, "seed", -MAX_SEED - 1, MAX_SEED)
+    seed = _integer(body, "seed", -MAX_SEED - 1, MAX_SEED)
     if seed is not None:
         # The API allows negative seeds, and -1 is how clients of llama.cpp ask for a random one.
         changes["seed"] = None if seed == _RANDOM_SEED else seed % (MAX_SEED + 1)
@@ -181,7 +180,7 @@ def _stops(value: object, limits: Limits) -> tuple[str, ...]:
 
 
 def _grammar(body: Mapping[str, Any]) -> Grammar | None:
-    """The form asked for: by `response_format`, or as llama.cpp's server takes it."""
+    """The grammar that is requested: by `response_format`, or in the way of llama.cpp's server."""
     forms = []
     grammar, schema, form = (body.get(name) for name in ("grammar", "json_schema", "response_format"))
     if grammar not in (None, ""):
@@ -201,7 +200,7 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
                 "response_format is of the wrong kind.", "It must be text, json_object or json_schema."
             )
     if len(forms) > 1:
-        raise UsageError("The answer is to have several forms at once.", "Ask for one of them.")
+        raise UsageError("Several formats were requested for the answer.", "Ask for one of them.")
     return forms[0] if forms else None
 
 
@@ -244,11 +243,11 @@ def _message(message: object) -> dict[str, str]:
 def _part(part: object) -> str:
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
     if not isinstance(text, str):
-        raise UsageError("A part of a message is no text.", "Only text is understood here.")
+        raise UsageError("A part of a message is not text.", "Only text is supported.")
     return text
 
 
-def _whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+def _integer(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
     value = body.get(name)
     if value is None:
         return None
@@ -257,7 +256,7 @@ def _whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | N
     return value
 
 
-def _yes(body: Mapping[str, Any], name: str) -> bool:
+def _boolean(body: Mapping[str, Any], name: str) -> bool:
     value = body.get(name)
     if not isinstance(value, bool | None):
         raise _wrong(name, value, "true or false")
@@ -269,7 +268,7 @@ def _wrong(name: str, value: object, wanted: str) -> UsageError:
 
 
 def _shown(value: object) -> str:
-    """A value in a message, cut to a length that people read."""
+    """A value for a message, shortened."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**40:
         return "a number of very many digits"
     if isinstance(value, Sequence | Mapping) and not isinstance(value, str):

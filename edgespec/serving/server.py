@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn around the application, and how it ends."""
+"""The HTTP server: uvicorn around the application, and how it shuts down."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _GRACE_S = 3
 
 
 class Server(uvicorn.Server):
-    """Serves until SIGINT or SIGTERM comes; then answers in progress are ended.
+    """Serves until SIGINT or SIGTERM; then answers in progress are ended.
 
     Attributes:
-        ended_by: the signal; 0 while none came.
+        ended_by: the signal that ended it; 0 if there was none yet.
     """
 
     def __init__(self, app: Application, limits: Limits, *, verbose: bool = False) -> None:
@@ -39,14 +39,14 @@ class Server(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end; a second SIGINT does not wait for clients."""
-        # Signals are not raised again afterwards, as uvicorn would: the model has to be closed first.
+        """Begin to shut down; a second SIGINT does not wait for clients."""
+        # Unlike in uvicorn, signals are not raised again afterwards: the model has to be closed first.
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
         self.ended_by = self.ended_by or sig
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End answers first, as there would be no end to waiting for them."""
+        """End answers first; waiting for them could take forever."""
         self._application.stop()
         await super().shutdown(sockets)

@@ -24,13 +24,13 @@ _LONGEST_RETRY_S = 60.0
 
 
 class Place:
-    """A place in the queue, held by a request until its last answer is done or nobody waits for it."""
+    """A place in the queue, held by a request until its last answer is done or it is abandoned."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         self._give_back: Callable[[], None] | None = give_back
 
     def release(self) -> None:
-        """Give it back; once is enough."""
+        """Give it back; further calls do nothing."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             give_back()
@@ -38,12 +38,12 @@ class Place:
 
 @dataclass(eq=False)
 class Task:
-    """One answer that somebody waits for.
+    """One answer that a client is waiting for.
 
     Attributes:
         tokens: the prompt.
-        place: given back when the answer is done; None if the request has more answers to come.
-        cancelled: nobody waits any more.
+        place: given back when the answer is done; None if further answers of the request follow.
+        cancelled: the client is no longer waiting.
     """
 
     tokens: list[int]
@@ -54,28 +54,28 @@ class Task:
     cancelled: bool = False
 
     async def chunks(self) -> AsyncIterator[Chunk]:
-        """The answer as it comes; raises what the engine raised."""
+        """The answer as it is generated; raises what the engine raised."""
         while (event := await self.events.get()) is not None:
             if isinstance(event, Exception):
                 raise event
             yield event
 
-    def tell(self, event: Chunk | Exception | None) -> None:
-        """Hand something to whoever waits; called by the worker's thread."""
+    def deliver(self, event: Chunk | Exception | None) -> None:
+        """Pass something to the waiting client; called by the worker's thread."""
         try:
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
-        except RuntimeError:  # the server is gone
+        except RuntimeError:  # the event loop is closed
             self.cancelled = True
 
 
 class Worker:
-    """Answers one request after the other, in the order they came, and loads a failed model again.
+    """Answers requests one at a time, in order of arrival, and reloads a model that failed.
 
     Args:
-        engine: answers; closed by the worker.
+        engine: closed by the worker.
         waiting: most requests in the queue, besides the one being answered.
-        reopen: loads the model again; told a function that may raise to end that.
-        on_trouble: told in a sentence that the model failed, and that it is back.
+        reopen: loads the model again; takes a progress callback, which may raise to stop loading.
+        on_trouble: called with a sentence when the model fails, and when it is back.
     """
 
     def __init__(self, engine: Engine, waiting: int, reopen: Open, on_trouble: Callable[[str], None]) -> None:
@@ -84,7 +84,7 @@ class Worker:
         self._on_trouble = on_trouble
         self._most = waiting + 1
         self._open = 0  # requests that hold a place
-        self._lent = 0  # users of the engine besides the worker's thread
+        self._borrowers = 0  # users of the engine besides the worker's thread
         self._tasks: deque[Task] = deque()
         self._running: Task | None = None
         self._closing = False
@@ -97,7 +97,7 @@ class Worker:
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be answered now; empty if all is well."""
+        """Why nothing can be answered now; empty if nothing is wrong."""
         return self._trouble
 
     @contextmanager
@@ -118,29 +118,29 @@ class Worker:
             place.release()
 
     @contextmanager
-    def lent(self) -> Iterator[Engine]:
-        """The engine, for what may be done beside an answer; it is not closed meanwhile.
+    def borrowed(self) -> Iterator[Engine]:
+        """The engine, for what may run beside an answer; it is not closed in the meantime.
 
         Raises:
-            Unavailable: the model failed and is not back yet.
+            Unavailable: the model failed and has not been reloaded yet.
         """
         with self._changed:
             if self._engine is None:
                 raise Unavailable(self._trouble)
             engine = self._engine
-            self._lent += 1
+            self._borrowers += 1
         try:
             yield engine
         finally:
             with self._changed:
-                self._lent -= 1
+                self._borrowers -= 1
                 self._changed.notify_all()
 
     def submit(self, task: Task) -> None:
         """Put an answer into the queue.
 
         Raises:
-            ShuttingDown: nothing is answered any more.
+            ShuttingDown: no more requests are answered.
         """
         with self._changed:
             if self._closing:
@@ -149,7 +149,7 @@ class Worker:
             self._changed.notify_all()
 
     def cancel(self, task: Task) -> None:
-        """Nobody waits for this one any more: it leaves the queue, or ends within a moment."""
+        """Abandon a task: it leaves the queue, or ends within a moment."""
         with self._changed:
             task.cancelled = True
             if task in self._tasks:
@@ -158,16 +158,16 @@ class Worker:
             if running and self._engine is not None:
                 self._engine.cancel()
         if running:
-            # An answer forgets calls for its end that came before it began, so the call is repeated.
+            # A cancellation that comes before the answer has begun is lost, so it is repeated.
             task.loop.call_later(_AGAIN_S, self.cancel, task)
 
     def stop(self) -> None:
-        """End what runs, and refuse what waits."""
+        """End the running answer, and refuse those that wait."""
         with self._changed:
             self._closing = True
             for task in (*self._tasks, *([self._running] if self._running else [])):
                 task.cancelled = True
-                task.tell(ShuttingDown())
+                task.deliver(ShuttingDown())
             self._tasks.clear()
             if self._engine is not None:
                 self._engine.cancel()
@@ -204,14 +204,15 @@ class Worker:
         failure: Exception | None = None
         try:
             self._answer(task)
-            task.tell(None)
+            task.deliver(None)
         except Unavailable as error:
-            task.tell(error)
+            task.deliver(error)
         except Exception as error:
             if not is_clients_fault(error) and not self._closing:
                 failure = error
-                self._trouble = _told(error)  # before the client is told, who may ask for the health next
-            task.tell(error)
+                # Set before the client gets the error, as it may query /health next.
+                self._trouble = _reason(error)
+            task.deliver(error)
         finally:
             with self._changed:
                 self._running = None
@@ -234,19 +235,19 @@ class Worker:
         for chunk in engine.stream(task.tokens, task.config, on_prefill=stop_if_cancelled):
             if task.cancelled:
                 engine.cancel()
-            task.tell(chunk)
+            task.deliver(chunk)
 
     def _fail(self, error: Exception) -> None:
-        """The engine cannot be trusted any more: close it, and have it loaded again."""
-        self._on_trouble(f"The model failed and is loaded again: {_told(error)}")
-        with suppress(Exception):  # it has failed, so that this may fail too; the next one is a new one
+        """The engine can no longer be trusted: close it, and have it reloaded."""
+        self._on_trouble(f"The model failed and is being reloaded: {_reason(error)}")
+        with suppress(Exception):  # closing a failed engine may fail too; it is replaced anyway
             self._close_engine()
         self._retry_s, self._retry_at = _RETRY_S, time.monotonic()
 
     def _close_engine(self) -> None:
         with self._changed:
             engine, self._engine = self._engine, None
-            self._changed.wait_for(lambda: self._lent == 0)
+            self._changed.wait_for(lambda: self._borrowers == 0)
         if engine is not None:
             engine.close()
 
@@ -257,8 +258,8 @@ class Worker:
 
         try:
             engine = self._reopen(end_if_closing)
-        except (Exception, KeyboardInterrupt) as error:  # the latter is how loading reports that it was ended
-            self._trouble = _told(error)
+        except (Exception, KeyboardInterrupt) as error:  # the latter if loading was stopped
+            self._trouble = _reason(error)
             self._retry_at = time.monotonic() + self._retry_s
             self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
             return
@@ -268,5 +269,5 @@ class Worker:
         self._on_trouble("The model is back.")
 
 
-def _told(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__

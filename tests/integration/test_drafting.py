@@ -49,10 +49,10 @@ def test_a_silenced_layer_is_as_good_as_gone(
     copy = MaskedCopy(smol_path, tmp_path / "masked.gguf")
     with Reader(copy.path, texts, repack=False) as reader:
         whole = reader.agreement(texts)
-        copy.silence((18, 21))
+        copy.mask((18, 21))
         assert reader.agreement(texts) == expected
         assert expected.top1 < whole.top1
-        copy.silence(())
+        copy.mask(())
         assert reader.agreement(texts) == whole
     assert copy.path.read_bytes() == smol_path.read_bytes()
     copy.close()
@@ -146,7 +146,7 @@ def test_pairs_are_examined_and_remembered(
     assert main(["models", "pair", str(gemma_path), str(smol_path)]) == 1
     out = capsys.readouterr().out
     assert "49152 differ (token 0 is '<pad>' and '<|endoftext|>';" in " ".join(out.split())
-    assert "They do not fit: --draft would draft by text here, which is slower." in out
+    assert "Their vocabularies differ: --draft would draft by text, which is slower." in out
 
     assert main(["models", "pair", str(q4_drafter_path), str(smol_path)]) == 1
     assert f"The drafter {smol_path.name} (93.8 MiB) is larger than its target" in capsys.readouterr().err

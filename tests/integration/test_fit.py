@@ -9,7 +9,7 @@ import pytest
 
 import edgespec
 from edgespec.errors import MemoryLimitError
-from edgespec.models.hub.inspection import look_at
+from edgespec.models.hub.inspection import inspect_model
 from edgespec.offload.planning.fit import fit_report
 from edgespec.units import readable
 
@@ -17,7 +17,7 @@ CONTEXT = 256
 
 
 def test_a_verdict_holds_when_the_model_is_loaded(q4_drafter_path: Path) -> None:
-    headers = look_at(str(q4_drafter_path)).headers
+    headers = inspect_model(str(q4_drafter_path)).headers
     with pytest.raises(MemoryLimitError) as refused:
         edgespec.load(q4_drafter_path, memory=1 << 20, context=CONTEXT, draft="none")
     too_little = refused.value.least - 1

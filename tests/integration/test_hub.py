@@ -16,7 +16,7 @@ import pytest
 from edgespec.errors import EdgeSpecError, HubError, OutputError, UsageError
 from edgespec.models.hub.names import HubName, parse_hub_name
 from edgespec.models.hub.pull import pull
-from edgespec.models.hub.repository import Hub, cached_models, look_up
+from edgespec.models.hub.repository import Hub, cached_models, find_repository
 from tests.hub_server import (
     COMMIT,
     HubServer,
@@ -163,7 +163,9 @@ def test_a_mistake_of_the_program_is_not_blamed_on_the_network(hub: Hub, mistake
 def test_answers_that_are_not_the_hubs(server: HubServer, hub: Hub, answer: object) -> None:
     server.failures.append(always(lambda _request, handler: reply(handler, answer)))
     host = server.url.removeprefix("http://")
-    refused(hub, REPO, f"{host} gave an answer that is not the Hub's.", "Check HF_ENDPOINT and any proxy.")
+    refused(
+        hub, REPO, f"{host} gave an answer that the Hub would not give.", "Check HF_ENDPOINT and any proxy."
+    )
 
 
 # --- transfers that fail -------------------------------------------------------------------------
@@ -241,7 +243,7 @@ def test_too_many_requests_are_waited_out_as_the_hub_asks(server: HubServer, hub
     start = time.monotonic()
     assert pull(name(f"{REPO}:Q4_K_M"), lambda what, _: told.append(what), hub=hub).path.read_bytes() == DATA
     assert time.monotonic() - start >= 1
-    assert f"{Q4}: the Hub says that it was asked too often; trying again in 1 s" in told
+    assert f"{Q4}: the Hub received too many requests; trying again in 1 s" in told
 
 
 def test_a_wait_that_is_too_long_is_told_at_once(server: HubServer, hub: Hub) -> None:
@@ -249,16 +251,14 @@ def test_a_wait_that_is_too_long_is_told_at_once(server: HubServer, hub: Hub) ->
     refused(
         hub,
         f"{REPO}:Q4_K_M",
-        f"The download of {Q4} stopped at 0 B of 256.0 KiB: the Hub says that it was asked too often.",
+        f"The download of {Q4} stopped at 0 B of 256.0 KiB: the Hub received too many requests.",
         "The Hub asks to wait 60 min.",
     )
 
 
 def test_too_many_questions(server: HubServer, hub: Hub) -> None:
     server.failures.append(always(lambda _request, handler: reply(handler, {}, 429, {"Retry-After": "77"})))
-    refused(
-        hub, REPO, "The Hub says that it was asked too often (429).", "Try again in 77 seconds, or log in."
-    )
+    refused(hub, REPO, "The Hub received too many requests (429).", "Try again in 77 seconds, or log in.")
 
 
 def test_a_server_in_trouble(server: HubServer, hub: Hub) -> None:
@@ -386,7 +386,9 @@ def test_no_network(tmp_path: Path) -> None:
 def test_something_that_is_no_hub(server: HubServer, hub: Hub) -> None:
     server.failures.append(always(lambda _request, handler: reply(handler, "hello")))
     host = server.url.removeprefix("http://")
-    refused(hub, REPO, f"{host} gave an answer that is not the Hub's.", "Check HF_ENDPOINT and any proxy.")
+    refused(
+        hub, REPO, f"{host} gave an answer that the Hub would not give.", "Check HF_ENDPOINT and any proxy."
+    )
 
 
 def test_offline_uses_what_is_here_and_asks_nobody(server: HubServer, hub: Hub) -> None:
@@ -394,7 +396,7 @@ def test_offline_uses_what_is_here_and_asks_nobody(server: HubServer, hub: Hub) 
     refused(
         offline,
         f"{REPO}:Q4_K_M",
-        f"{REPO}:Q4_K_M is not here, and the Hub is not asked, as HF_HUB_OFFLINE is set.",
+        f"{REPO}:Q4_K_M is not here, and the Hub cannot be asked because HF_HUB_OFFLINE is set.",
         "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
     )
     assert server.requests == []
@@ -405,8 +407,8 @@ def test_offline_uses_what_is_here_and_asks_nobody(server: HubServer, hub: Hub) 
     refused(
         offline,
         f"{REPO}:Q8_0",
-        f"{REPO}:Q8_0 is not here, and the Hub is not asked, as HF_HUB_OFFLINE is set. "
-        "Here is Q4_K_M (256.0 KiB).",
+        f"{REPO}:Q8_0 is not here, and the Hub cannot be asked because HF_HUB_OFFLINE is set. "
+        "On this machine: Q4_K_M (256.0 KiB).",
         "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
     )
     assert server.requests == []
@@ -460,7 +462,7 @@ def test_a_cache_that_cannot_be_written(server: HubServer, tmp_path: Path) -> No
 
 
 def test_what_the_hub_says_of_a_repository(server: HubServer, hub: Hub) -> None:
-    repository = look_up(hub, REPO)
+    repository = find_repository(hub, REPO)
     assert [(model.label, model.n_bytes) for model in repository.models] == [
         ("Q4_K_M", len(DATA)),
         ("Q8_0", len(OTHER)),

@@ -13,11 +13,13 @@ import pytest
 
 from edgespec.cli.main import main
 from edgespec.models.gguf.header import read_header
-from edgespec.models.hub.inspection import look_at
+from edgespec.models.hub.inspection import inspect_model
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
-from edgespec.plans.model_plan import PlanWish, plan_for
+from edgespec.plans.model_plan import plan_for
+from edgespec.plans.plan import PlanRequest
+from edgespec.progress import no_progress
 from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
 
@@ -71,7 +73,7 @@ def test_a_long_header_is_read_in_steps(
     monkeypatch.setattr(remote, "_FIRST", 1000)
     data = server.repositories[REPO][Q4]
     (tmp_path / "local.gguf").write_bytes(data)
-    (header,) = look_at(f"{REPO}:Q4_0", hub=Hub(server.url, tmp_path / "hub")).headers
+    (header,) = inspect_model(f"{REPO}:Q4_0", hub=Hub(server.url, tmp_path / "hub")).headers
     local = read_header(tmp_path / "local.gguf")
     assert (header.fingerprint, header.tensors) == (local.fingerprint, local.tensors)
     assert len(server.downloads()) > 1
@@ -161,8 +163,8 @@ def test_a_plan_is_the_same_however_the_drafter_is_named(
     monkeypatch.chdir(smol_path.parent)
     found = {}
     for name in ("auto", "smollm2-135m", str(smol_path), smol_path.name, str(link)):
-        wish = PlanWish(str(target), name, memory=1 << 30, context=512)
-        plan = plan_for(wish, lambda _what, _fraction: None)
+        wish = PlanRequest(str(target), name, memory=1 << 30, context=512)
+        plan = plan_for(wish, no_progress)
         (way,) = (way for way in plan.ways if way.drafter not in ("none", "prompt lookup"))
         found[name] = (way.tokens_per_second, way.tokens_per_pass, way.nodes)
     assert len(set(found.values())) == 1, found

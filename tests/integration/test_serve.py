@@ -242,6 +242,6 @@ def test_others_are_not_served_without_a_key() -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "Error: At 0.0.0.0 others can reach this server, and there is no API key.\n"
+        "Error: Other machines can reach this server at 0.0.0.0, and there is no API key.\n"
         "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.\n"
     )

@@ -38,8 +38,8 @@ from edgespec.bench.rows.figures import (
     spread,
 )
 from edgespec.bench.rows.job import context_for
-from edgespec.bench.rows.runner import Measured, Plan, Runner, why_it_failed
-from edgespec.bench.rows.setting import Setting, Wishes, rows_for
+from edgespec.bench.rows.row_spec import RowOptions, RowSpec, rows_for
+from edgespec.bench.rows.runner import Measured, RunConfig, Runner, why_it_failed
 from edgespec.bench.rows.synthetic import remove_leftovers
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.cli.main import main
@@ -74,9 +74,9 @@ def test_spec_bench_is_read_and_the_first_turn_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("[1]", "is no JSON object"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[1]", "is not a JSON object"),
         ('{"question_id": 1, "turns": ["a"]}', "has no 'category'"),
         ('{"question_id": 1, "category": "a", "turns": []}', "has no text as its first turn"),
         ('{"question_id": 1, "category": "a", "turns": "a"}', "has no text as its first turn"),
@@ -99,7 +99,7 @@ def test_a_file_without_questions(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     for path, what in (
         (empty, "holds no questions"),
-        (binary, "is no text"),
+        (binary, "is not a text file"),
         (tmp_path / "none", "cannot be read: No such file"),
     ):
         with pytest.raises(UsageError, match=what):
@@ -125,16 +125,16 @@ def test_the_context_holds_the_longest_question() -> None:
 # Rows
 
 
-def wishes(**changes: Any) -> Wishes:
+def wishes(**changes: Any) -> RowOptions:
     values: dict[str, Any] = {
         "model": Path("big.gguf"),
         "load": {"draft": "small.gguf"},
         "trees": [16, "auto"],
     }
-    return Wishes(**values | changes)
+    return RowOptions(**values | changes)
 
 
-def names(rows: list[Setting]) -> list[str]:
+def names(rows: list[RowSpec]) -> list[str]:
     return [row.name for row in rows]
 
 
@@ -345,7 +345,7 @@ def test_markdown() -> None:
     assert lines[5:] == [
         "",
         "memory-mapped, plain (widened) failed: Killed: <out> of memory.",
-        "* measured for as long as --row-seconds allows.",
+        "* cut off by --row-seconds.",
     ]
 
 
@@ -548,15 +548,15 @@ def test_why_a_process_failed(ended: Capped, cap: int | None, what: str) -> None
 
 
 def runner(on_row: Callable[[Row, int], None], **changes: Any) -> Runner:
-    plan = Plan(GenerationConfig(max_tokens=4), ["Hello"], 1, 10.0)
+    plan = RunConfig(GenerationConfig(max_tokens=4), ["Hello"], 1, 10.0)
     return Runner(replace(plan, **changes), on_progress=lambda *_: None, on_row=on_row, predict=lambda _: 3.5)
 
 
 def test_a_row_that_fails_says_why_and_the_next_one_is_tried(tmp_path: Path) -> None:
     told: list[tuple[str, int]] = []
     settings = [
-        Setting("memory", "none", {"model": str(tmp_path / "none.gguf"), "draft": "none"}),
-        Setting("memory", "none", {"model": str(tmp_path / "none.gguf"), "context": -1}),
+        RowSpec("memory", "none", {"model": str(tmp_path / "none.gguf"), "draft": "none"}),
+        RowSpec("memory", "none", {"model": str(tmp_path / "none.gguf"), "context": -1}),
     ]
     done = runner(lambda row, left: told.append((str(row.error), left))).run(settings)
     assert [row.error for row in done.rows] == [error for error, _ in told]
@@ -568,7 +568,7 @@ def test_a_row_that_fails_says_why_and_the_next_one_is_tried(tmp_path: Path) -> 
 
 
 def test_cancelling_leaves_the_rows_that_are_done(tmp_path: Path) -> None:
-    settings = [Setting("memory", "none", {"model": str(tmp_path / "none.gguf")})] * 3
+    settings = [RowSpec("memory", "none", {"model": str(tmp_path / "none.gguf")})] * 3
     measuring: Runner
 
     def stop(_row: Row, left: int) -> None:
@@ -603,7 +603,7 @@ def test_llama_cpp_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert llamacpp.find_programs(given, speculative=True) == llamacpp.Programs(cli, second)
     with pytest.raises(UsageError, match="does not exist"):
         llamacpp.find_programs(f"llama.cpp={tmp_path / 'none'}", speculative=True)
-    with pytest.raises(UsageError, match="nothing called 'ollama'"):
+    with pytest.raises(UsageError, match="Comparing with 'ollama' is not supported"):
         llamacpp.find_programs("ollama", speculative=True)
 
 
@@ -634,7 +634,7 @@ def test_llama_cpp_rows(tmp_path: Path) -> None:
         row_seconds=60.0,
         marks=("widened",),
     )
-    assert [setting.name for setting in others.settings] == [
+    assert [spec.name for spec in others.specs] == [
         "llama.cpp, plain (widened)",
         *(f"llama.cpp, draft {length} (widened)" for length in (4, 8, 16)),
     ]
@@ -644,15 +644,15 @@ def test_llama_cpp_rows(tmp_path: Path) -> None:
         commands.append(command)
         return run_capped(command, None, **options)
 
-    rows = [others.measure(setting, ["one", "two"], run) for setting in others.settings[:2]]
+    rows = [others.measure(spec, ["one", "two"], run) for spec in others.specs[:2]]
     assert [row.samples for row in rows] == [[20.0, 20.0], [pytest.approx(11.0)] * 2]
     assert rows[1].drafter == "small"
     assert all("--no-repack" in command for command in commands)
     assert [command[-1] for command in commands] == ["one", "two"] * 4
     program(plain, "echo 'no model' >&2; exit 3\n")
-    assert others.measure(others.settings[0], ["one"], run).error == "Ended with status 3: no model"
+    assert others.measure(others.specs[0], ["one"], run).error == "Ended with status 3: no model"
     program(plain, "echo fine\n")
-    assert others.measure(others.settings[0], ["one"], run).error == "It did not say its speed."
+    assert others.measure(others.specs[0], ["one"], run).error == "It did not report its speed."
 
 
 # Commands
@@ -668,7 +668,7 @@ def test_llama_cpp_rows(tmp_path: Path) -> None:
         (["--max-tokens", "0"], "max_tokens is 0."),
         (["--memory-cap", "lots"], "'lots' is not a size."),
         (["--memory", "2GiB", "--memory-cap", "1GiB"], "--memory is 2.0 GiB, and --memory-cap 1.0 GiB."),
-        (["--keep"], "--keep is about what --synthesize makes."),
+        (["--keep"], "--keep applies only to --synthesize."),
         (["--offload", "gpu"], "--offload is 'gpu'."),
         (["-o", "xml"], "There is no output format 'xml'."),
         (["-o", "csv", "--json", "-"], "Standard output cannot be both csv and a JSON document."),
@@ -699,7 +699,7 @@ def test_a_disk_that_is_too_small_is_noticed_first(
     err = " ".join(capsys.readouterr().err.split())
     assert "A widened target of 4096.0 TiB and its packed file need 8192.0 TiB of disk" in err
     assert main(["bench", "--synthesize", "1MiB"]) == 2
-    assert "and --synthesize asks for 1.0 MiB." in " ".join(capsys.readouterr().err.split())
+    assert "and --synthesize requests 1.0 MiB." in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_killed_benchmarks_left_is_removed(tmp_path: Path) -> None:

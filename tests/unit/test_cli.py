@@ -16,11 +16,10 @@ import typer.main
 
 import edgespec
 from edgespec.cli.main import app, main
-from edgespec.cli.options import LoadOptions, parse_size
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.values import parse_size
 from edgespec.cli.origin import NO_ORIGIN
-from edgespec.cli.screen.terminal import (
-    in_columns,
-)
+from edgespec.cli.screen.formatting import in_columns
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
@@ -140,7 +139,7 @@ def test_variables_reach_the_options_of_every_command(
     for name, value, command, message in [
         ("EDGESPEC_PORT", "70000", ["serve"], "The port is 70000."),
         ("EDGESPEC_QUEUE", "-1", ["serve"], "--queue is -1."),
-        ("EDGESPEC_HOST", "0.0.0.0", ["serve"], "At 0.0.0.0 others can reach this server"),
+        ("EDGESPEC_HOST", "0.0.0.0", ["serve"], "Other machines can reach this server at 0.0.0.0"),
         ("EDGESPEC_SECONDS", "0", ["profile"], "--seconds is 0."),
         ("EDGESPEC_MEMORY", "lots", ["draft", "make", "x.gguf"], "'lots' is not a size."),
         ("EDGESPEC_N", "0", ["generate", "-p", "Hi"], "--n is 0."),

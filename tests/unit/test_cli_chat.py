@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.commands.chat import Talk
-from edgespec.cli.conversation.commands import TypedChat
+from edgespec.cli.conversation.chat import Chat
+from edgespec.cli.conversation.interactive import InteractiveChat
 from edgespec.cli.conversation.prompting import join_lines
 from edgespec.cli.main import main
-from edgespec.cli.screen.terminal import (
-    ResultStream,
-    Terminal,
-)
+from edgespec.cli.screen.results import ResultStream
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk
 from edgespec.generation.rules import KINDS
@@ -90,8 +88,8 @@ def typed(
     def run(*messages: str) -> tuple[list[str], list[str], TalkingSession]:
         session: Any = TalkingSession(engine)
         results = ResultStream(sys.stdout, "Standard output")
-        talk = Talk(session, engine, GenerationConfig(), Terminal(), results)  # type: ignore[arg-type]
-        TypedChat(talk).run(TypingFriend(messages, engine.says_yes))
+        chat = Chat(session, engine, GenerationConfig(), Terminal(), results)  # type: ignore[arg-type]
+        InteractiveChat(chat).run(TypingFriend(messages, engine.says_yes))
         out, err = capsys.readouterr()
         return out.splitlines(), err.splitlines(), session
 
@@ -259,7 +257,7 @@ def test_what_tab_offers(
     (tmp_path / "notes.md").touch()
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path)
-    chat = TypedChat(Talk(None, None, GenerationConfig(), Terminal(), ResultStream(sys.stdout, "")))  # type: ignore[arg-type]
+    chat = InteractiveChat(Chat(None, None, GenerationConfig(), Terminal(), ResultStream(sys.stdout, "")))  # type: ignore[arg-type]
     found = [offer.text for offer in chat.completer(before)]
     assert found == (["/stats"] if before == "/st" else offers)
 

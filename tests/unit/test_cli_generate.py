@@ -13,10 +13,7 @@ import pytest
 
 from edgespec.cli.batch.lines import read_jobs
 from edgespec.cli.main import main
-from edgespec.cli.screen.terminal import (
-    details,
-    format_statistics,
-)
+from edgespec.cli.screen.formatting import details, format_statistics
 from edgespec.generation.result import Generation
 from tests.unit.talking import TalkingEngine, write_lines
 

@@ -8,8 +8,9 @@ import pyte
 import pytest
 
 from edgespec.cli.screen import status as status_line
+from edgespec.cli.screen.formatting import format_statistics
+from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.status import Status, aside, format_prefill
-from edgespec.cli.screen.terminal import ResultStream, format_statistics
 from edgespec.errors import OutputError
 from edgespec.generation.result import Generation, PassRecord
 

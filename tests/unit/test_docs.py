@@ -1,12 +1,19 @@
-"""The documentation builds, and its reference is that of the program."""
+"""The documentation builds, names files that exist, and its reference is that of the program."""
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("CONTRIBUTING.md"), *(ROOT / "docs").rglob("*.md")])
+PATH = re.compile(r"\b(?:edgespec|tests|scripts|benchmarks)/[\w./-]*\w")
+ROW = re.compile(r"^\| `(edgespec/[\w/]+\.py)` \| (.*) \|$", re.MULTILINE)
 
 
 def test_the_command_line_reference_is_up_to_date() -> None:
@@ -21,3 +28,29 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     page = (tmp_path / "reference" / "library" / "index.html").read_text()
     assert "One target and one drafter, generating one answer at a time." in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_path_that_is_named_exists(page: Path) -> None:
+    named = {path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()}
+    assert named == set()
+
+
+def test_the_walk_names_what_its_files_define() -> None:
+    """A name in a row of the walk is defined in some file of the walk."""
+    rows = ROW.findall((ROOT / "docs" / "architecture.md").read_text())
+    assert len(rows) > 10
+    defined = set().union(*(_definitions(ROOT / path) for path, _ in rows))
+    named = {name for _, text in rows for name in re.findall(r"`([A-Za-z_][\w.]*)`", text)}
+    assert named - defined - {"llama_decode"} == set()
+
+
+def _definitions(path: Path) -> set[str]:
+    """Functions, classes and their methods."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{item.name}" for item in node.body if isinstance(item, ast.FunctionDef)}
+    return names

@@ -14,8 +14,9 @@ import pytest
 
 from edgespec.cli.commands.doctor import describe, format_findings
 from edgespec.cli.main import main
+from edgespec.doctor.diagnosis import diagnose
 from edgespec.doctor.facts import Facts, ModelFacts, gather
-from edgespec.doctor.findings import ERROR, HINT, OK, SEVERITIES, WARNING, Finding, find
+from edgespec.doctor.finding import ERROR, HINT, OK, SEVERITIES, WARNING, Finding
 from edgespec.doctor.kernels import KernelFacts, LayoutFacts
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.machine.cores import Cores
@@ -64,12 +65,12 @@ def not_profiled() -> Facts:
 
 
 def wrong(facts: Facts) -> list[Finding]:
-    return [finding for finding in find(facts) if finding.severity != OK]
+    return [finding for finding in diagnose(facts) if finding.severity != OK]
 
 
 def test_of_a_machine_that_is_well_nothing_is_wrong() -> None:
     assert wrong(WELL) == []
-    assert format_findings(find(WELL))[-1].strip() == "Nothing is wrong here."
+    assert format_findings(diagnose(WELL))[-1].strip() == "Nothing is wrong here."
 
 
 FAULTS = {
@@ -164,22 +165,22 @@ def test_each_fault_is_found_alone_with_what_to_do(name: str) -> None:
     assert re.search(words, f"{finding.what} {finding.do}")
     assert finding.do
     # And shown as well as counted.
-    assert any(finding.what in line for line in format_findings(find(facts)))
+    assert any(finding.what in line for line in format_findings(diagnose(facts)))
     describe(facts)
 
 
 def test_the_worst_comes_first_and_is_shown_last() -> None:
     facts = replace(with_machine(memory=replace(MEMORY, swap_total=0), busy=0.9), build=None)
-    severities = [SEVERITIES.index(finding.severity) for finding in find(facts)]
+    severities = [SEVERITIES.index(finding.severity) for finding in diagnose(facts)]
     assert severities == sorted(severities, reverse=True)
-    shown = format_findings(find(facts))
+    shown = format_findings(diagnose(facts))
     assert shown.index(next(line for line in shown if line.startswith("error"))) > shown.index(
         next(line for line in shown if line.startswith("hint"))
     )
 
 
 def test_a_streamed_model_is_told_by_the_second() -> None:
-    (finding,) = [f for f in find(with_model("streams")) if f.about == "model"]
+    (finding,) = [f for f in diagnose(with_model("streams")) if f.about == "model"]
     assert finding.severity == OK
     assert "18.0 GiB are read from disk in every pass, 6.4 s at" in finding.what
 
@@ -188,7 +189,7 @@ def test_a_gpu_that_the_build_uses_is_well() -> None:
     gpu = Device("CUDA0", "RTX 3060", "gpu", 11 * GIB, 12 * GIB)
     facts = replace(with_machine(gpus=(Gpu("RTX 3060", "NVIDIA"),)), build=replace(BUILD, devices=(gpu,)))
     assert wrong(facts) == []
-    assert any("RTX 3060, with --gpu-layers" in finding.what for finding in find(facts))
+    assert any("RTX 3060, with --gpu-layers" in finding.what for finding in diagnose(facts))
 
 
 def test_kernels_that_work_are_told_with_their_speed() -> None:
@@ -196,12 +197,12 @@ def test_kernels_that_work_are_told_with_their_speed() -> None:
     facts = replace(WELL, kernels=KernelFacts((fast,)))
     assert wrong(facts) == []
     words = "1.5, 2.0, 3.0 times as fast as plain at 1, 8, 32 rows"
-    assert any(words in finding.what for finding in find(facts))
+    assert any(words in finding.what for finding in diagnose(facts))
     assert ("", f"CPU_REPACK: {words}") in describe(facts)
 
 
 def test_findings_fit_a_narrow_window() -> None:
-    lines = format_findings(find(FAULTS["a build for old processors"][0]), 40)
+    lines = format_findings(diagnose(FAULTS["a build for old processors"][0]), 40)
     # Only what must be copied whole is longer.
     assert all(len(line) < 40 or " " not in line.strip() for line in lines)
 

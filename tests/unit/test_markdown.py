@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgespec.cli.screen.markdown import MarkdownWriter
-from edgespec.cli.screen.terminal import ResultStream
+from edgespec.cli.screen.results import ResultStream
 
 COLUMNS, LINES = 40, 12
 

@@ -103,7 +103,7 @@ def test_text_of_any_script_passes_unchanged(chatml: ChatTemplate) -> None:
 
 
 TIMED_OUT = "The model's chat template did not finish within 1 s."
-MEMORY = "The model's chat template used more memory than it may."
+MEMORY = "The model's chat template exceeded its memory limit."
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}%s{% endfor %}{% endfor %}"
 
 
@@ -113,7 +113,7 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}%s{% endfor %}{
         (ENDLESS.replace("%s", ""), [TIMED_OUT]),
         (
             ENDLESS.replace("%s", "x" * 4096),
-            ["The model's chat template wrote more than 16,777,216 characters.", TIMED_OUT],
+            ["The model's chat template produced more than 16,777,216 characters.", TIMED_OUT],
         ),
         ("{{ 9 ** (9 ** 9) % 7 }}", [TIMED_OUT, MEMORY]),  # folded while compiling
         ("{% set n = messages[0].content | length + 9 %}{{ n ** (n ** n) % 7 }}", [TIMED_OUT, MEMORY]),
@@ -286,7 +286,7 @@ def test_a_template_takes_little_memory_whatever_it_does(source: str) -> None:
             template.render([user("x")])
         assert caught.value.what in (
             MEMORY,
-            "The model's chat template wrote more than 16,777,216 characters.",
+            "The model's chat template produced more than 16,777,216 characters.",
         )
         status = Path(f"/proc/{worker.pid}/status").read_text()
         peak = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) << 10

@@ -1,4 +1,4 @@
-"""What was measured as one JSON document, with all that is needed to measure it again."""
+"""All results as one JSON document, with everything needed to repeat the measurement."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def make_document(measured: Measured, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_writable(path: Path) -> None:
-    """Notice before hours of measuring that a file cannot be written.
+    """Find out before hours of measuring whether a file can be written.
 
     Raises:
-        OutputError: it cannot.
+        OutputError: it cannot be written.
     """
     if path.is_dir():
         raise OutputError(f"{path} is a folder.", "Give the name of a file.")
@@ -62,7 +62,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file under a temporary name, and rename it.
 
     Raises:
-        OutputError: it cannot be written; then what was there still is.
+        OutputError: it cannot be written; the old file is then unchanged.
     """
     try:
         with atomic_large_write(path, path.with_name(path.name + ".partial")) as file:

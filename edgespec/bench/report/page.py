@@ -1,4 +1,4 @@
-"""One self-contained page about what was measured: nothing is loaded from elsewhere, and nothing runs."""
+"""All results as one self-contained HTML page: nothing is loaded from elsewhere, and there are no scripts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make_page(rows: Sequence[Row], document: dict[str, Any]) -> str:
 
 
 def _headline(rows: Sequence[Row], document: dict[str, Any]) -> str:
-    """What most people want to know, in a sentence."""
+    """The main result, in a sentence."""
     if document["interrupted"]:
         return '<p class="bad">It was interrupted: not all rows were measured.</p>'
     best = fastest(rows)
@@ -115,7 +115,7 @@ def _cap(limits: dict[str, Any]) -> str | None:
         return None
     size = readable(limits["cap_bytes"])
     return (
-        f"{size} asked for, and not possible here" if limits["cap"] == "none" else f"{size}, {limits['cap']}"
+        f"{size} requested, but not possible here" if limits["cap"] == "none" else f"{size}, {limits['cap']}"
     )
 
 
@@ -128,7 +128,7 @@ def _failures(rows: Sequence[Row]) -> str:
         f'<p class="bad">{escape(row.name)} failed: {escape(row.error)}</p>' for row in rows if row.error
     ]
     if any(row.cut for row in rows):
-        failed.append('<p class="soft">* measured for as long as --row-seconds allows.</p>')
+        failed.append('<p class="soft">* cut off by --row-seconds.</p>')
     return "".join(failed)
 
 

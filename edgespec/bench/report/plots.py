@@ -1,4 +1,4 @@
-"""Plots as inline SVG that takes its colours from the page: pass curve, yield, where the time goes."""
+"""Plots as inline SVG with the page's colours: pass curve, yield, where the time goes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TEXT, _GRID = "#010203", "#020304"
 _COLOURS = {_TEXT: "--text", _GRID: "--grid"} | {f"#0304{n:02x}": f"--c{n}" for n in range(1, 6)}
 _BLUE, _ORANGE, _GREEN, _GREY, _VIOLET = (f"#0304{n:02x}" for n in range(1, 6))
 _PLACES = {"memory": ("in memory", _GREEN), "mmap": ("memory-mapped", _GREY), "stream": ("streamed", _BLUE)}
-_OF_MAPPED = " With memory-mapped weights, waiting for the disk cannot be told from computing."
+_OF_MAPPED = " With memory-mapped weights, waiting for the disk cannot be separated from computing."
 _WIDTH = 5.2  # inches; narrow, so that text is not too small on a phone
 
 
 def check_matplotlib() -> None:
-    """Notice that plots cannot be made, before anything is measured.
+    """Find out before anything is measured whether plots can be made.
 
     Raises:
         BackendError: matplotlib is missing.
@@ -34,7 +34,7 @@ def check_matplotlib() -> None:
 
 
 def plots(rows: Sequence[Row], curves: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Title, explanation and SVG of each plot that there is something for.
+    """Title, explanation and SVG of each plot for which there are figures.
 
     Args:
         curves: as in the document.
@@ -61,8 +61,8 @@ def _plots(rows: Sequence[Row], curves: dict[str, Any]) -> list[tuple[str, str, 
         wanted.append(
             (
                 "What a pass costs",
-                "Seconds of one pass by the rows it has. The dot is the knee: the most of them "
-                f"that cost at most a quarter more than one ({knees}). Up to there a tree is nearly free.",
+                "Seconds per pass, by its number of rows. The dot is the knee: the largest number that "
+                f"costs at most a quarter more than one row ({knees}). Up to there a tree is nearly free.",
                 lambda: _pass_curve(curves),
             )
         )
@@ -78,7 +78,7 @@ def _plots(rows: Sequence[Row], curves: dict[str, Any]) -> list[tuple[str, str, 
         wanted.append(
             (
                 "Where the time goes",
-                "Seconds for one token: the shorter the faster."
+                "Seconds per token; shorter is faster."
                 + (_OF_MAPPED if any(row.place == "mmap" for row in done) else ""),
                 lambda: _breakdown(done),
             )
@@ -182,7 +182,7 @@ def _predictions(rows: Sequence[Row]) -> Any:
 
 
 def _name_bars(axes: Any, rows: Sequence[Row], above: float) -> None:
-    """Names over the bars, where long ones have room, instead of beside them."""
+    """Put names above the bars, where long ones have room, instead of beside them."""
     for place, row in enumerate(rows):
         axes.text(0, place - above, row.name, ha="left", va="bottom", color=_TEXT)
     axes.set_yticks([])
@@ -219,7 +219,7 @@ def _axes(height: float) -> Any:
 
 
 def _svg(draw: _Draw, prefix: str) -> str:
-    """A figure as an SVG element of a page, whose ids do not meet those of others."""
+    """A figure as an SVG element of a page, whose ids do not clash with those of others."""
     buffer = io.StringIO()
     draw().savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()

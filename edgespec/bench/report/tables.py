@@ -1,4 +1,4 @@
-"""Rows as tables: Markdown that can be read as it stands, CSV, JSON and JSON lines."""
+"""Rows as tables: readable Markdown, CSV, JSON and JSON lines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgespec.bench.rows.figures import Row
 
 FORMATS = ("md", "csv", "json", "jsonl")
 
-_LISTS = ("samples", "rows", "notes", "marks")  # which a cell of CSV cannot hold
+_LISTS = ("samples", "rows", "notes", "marks")  # these do not fit into a CSV cell
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column for people: what it is called, what that means, and a row's cell; empty if unknown."""
+    """A column for people: its title, what it means, and a row's cell, which is empty if unknown."""
 
     title: str
     meaning: str
@@ -43,12 +43,12 @@ COLUMNS = (
 
 
 def shown_columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns in which some row says something."""
+    """The columns that are not empty in all rows."""
     return [column for column in COLUMNS if any(column.cell(row) for row in rows)]
 
 
 def format_rows(rows: Sequence[Row], document: dict[str, Any], form: str) -> str:
-    """The rows in a form of FORMATS; as "json" the whole document."""
+    """The rows in one of FORMATS; "json" gives the whole document."""
     match form:
         case "csv":
             return _csv(document["rows"])
@@ -61,7 +61,7 @@ def format_rows(rows: Sequence[Row], document: dict[str, Any], form: str) -> str
 
 
 def _markdown(rows: Sequence[Row]) -> str:
-    """A table with columns that are aligned, and a line for each row that failed."""
+    """A table with aligned columns, and a line for each row that failed."""
     columns = shown_columns(rows)
     lines = [["row", *(column.title for column in columns)]]
     lines += [[row.name, *(column.cell(row) for column in columns)] for row in rows]
@@ -70,7 +70,7 @@ def _markdown(rows: Sequence[Row]) -> str:
     text = [_line(lines[0], widths), _line(rule, widths), *(_line(line, widths) for line in lines[1:])]
     remarks = [f"{row.name} failed: {row.error}" for row in rows if row.error]
     if any(row.cut for row in rows):
-        remarks.append("* measured for as long as --row-seconds allows.")
+        remarks.append("* cut off by --row-seconds.")
     return "".join(f"{line}\n" for line in [*text, *([""] if remarks else []), *remarks])
 
 

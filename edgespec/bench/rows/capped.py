@@ -1,7 +1,7 @@
-"""Running a process in a memory control group, page cache included.
+"""Runs a process under a memory cap that includes the page cache.
 
-Three ways are tried: a group of control groups version 1 or 2, made here (that takes root on most systems),
-and a scope of the user's own systemd. Where none works the process runs without a cap; `cap_kind` says so.
+Three ways are tried: a control group of version 1 or 2 (making one takes root on most systems), and a scope
+of the user's systemd. If none works, the process runs without a cap; `cap_kind` says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PEAKS = ("memory.max_usage_in_bytes", "memory.peak")
 _KILLS = ("memory.oom_control", "memory.events")
 _numbers = itertools.count()
 
-# Runs the command inside the scope and notes the scope's peak, which is gone with the scope.
+# Runs the command inside the scope and saves the scope's peak, which disappears with the scope.
 _IN_SCOPE = (
     'peak=$0; "$@"; status=$?; '
     'cat "/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)/memory.peak" > "$peak" 2>/dev/null; '
@@ -43,13 +43,13 @@ class Capped:
     """How a capped process ended.
 
     Attributes:
-        output: what it wrote to standard output, and to standard error if that was asked for.
+        output: what it wrote to standard output, and to standard error if that was requested.
         errors: what it wrote to standard error, unless that is in `output`.
         status: its exit status; negative for a signal.
-        peak_bytes: most memory the group held, page cache included; 0 where no group could be made.
-        rss_bytes: most memory the process itself held; 0 where the system does not say.
+        peak_bytes: peak memory of the group, page cache included; 0 if no group could be made.
+        rss_bytes: peak memory of the process itself; 0 if the system does not say.
         seconds: from its start to its end.
-        out_of_memory: whether the system killed something in the group for its cap.
+        out_of_memory: whether the system killed something in the group for exceeding the cap.
     """
 
     output: str
@@ -62,7 +62,7 @@ class Capped:
 
     @property
     def killed(self) -> bool:
-        """Whether it was killed, as the system does with a process that goes over its cap."""
+        """Whether it was killed, as the system does to a process that exceeds its cap."""
         return self.out_of_memory or self.status in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
@@ -91,14 +91,14 @@ def cap_kind() -> str:
 
 
 class Killable:
-    """The process that runs now, to be killed from another thread."""
+    """The process that is running, which another thread may kill."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def kill(self) -> None:
-        """Kill it and all that it started; nothing if nothing runs."""
+        """Kill it and everything it started; does nothing if no process is running."""
         with self._lock:
             if self._process is not None:
                 with contextlib.suppress(OSError):
@@ -128,15 +128,15 @@ def run_capped(
 ) -> Capped:
     """Run a command in at most `cap` bytes of memory; None runs it without a cap.
 
-    Where no control group can be made it runs uncapped too. It gets a process group of its own, which is
+    It also runs uncapped if no control group can be made. It gets its own process group, which is
     killed if this call is left by an exception.
 
     Args:
         with_errors: put standard error into `output`.
-        keep_errors: put it into `errors`; else it goes where this process's goes.
-        text: written to its standard input, which then stays open until it ends, so that it can notice
-            when nobody waits for it any more; None gives it none.
-        on_line: told each line of its output as it comes.
+        keep_errors: put it into `errors`; otherwise it goes where this process's goes.
+        text: written to its standard input, which then stays open until the process ends, so that the process
+            can notice when its parent is gone; None gives it no input.
+        on_line: called with each line of its output as it arrives.
     """
     with _group(cap) as (group, scope), tempfile.TemporaryFile() as errors:
         start = time.perf_counter()
@@ -185,7 +185,7 @@ def run_capped(
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for its end; returns the most memory it held."""
+    """Wait for its end; returns its peak memory."""
     if not hasattr(os, "wait4"):
         process.wait()
         return 0
@@ -195,9 +195,10 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 
 def _wrapped(group: Path | None, scope: Path | None, cap: int | None) -> list[str]:
-    """What comes before the command so that it runs within the cap."""
+    """What to put before the command so that it runs within the cap."""
     if group is not None:
-        # A shell enters the group and becomes the command: forking Python with threads would be a risk.
+        # A shell enters the group and becomes the command: forking a Python process that has threads would
+        # be risky.
         return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]
     if scope is not None and cap is not None:
         return [*_scope(cap), "/bin/sh", "-c", _IN_SCOPE, str(scope)]

@@ -1,8 +1,9 @@
-"""One measurement in this process: a setting comes in on standard input, progress and a result go out.
+"""The child process that measures one row: a task on standard input, progress and a result on standard
+output.
 
     python -m edgespec.bench.rows.child
 
-Both are JSON, a line each. When standard input ends, nobody waits for the result any more.
+All are JSON, one object per line. When standard input ends, the parent is gone, and so is the child.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
 _WARM_UP_TOKENS = 16
 _CURVE_ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
 _CURVE_ROUNDS = 3
-_CURVE_S = 20.0  # most for one row count
-_READ_BYTES = 8 << 30  # of a large file; more would not make the speed any truer
+_CURVE_S = 20.0  # at most, for one row count
+_READ_BYTES = 8 << 30  # of a large file; reading more would not make the figure more accurate
 
 
 def main() -> None:
-    """Measure what is asked for; returns when the result is printed."""
+    """Carry out the task; returns when the result is printed."""
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -62,7 +63,7 @@ def _report(what: str, fraction: float) -> None:
 
 
 def prepare(task: dict[str, Any]) -> dict[str, Any]:
-    """Load once, so that nothing is packed or found out while rows are measured; and profile the pair."""
+    """Load once, so that nothing is packed or tried out while rows are measured; and profile the pair."""
     from edgespec.models.gguf.header import read_header
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.hub.removal import packs_folder
@@ -82,7 +83,7 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_profiled(engine: Engine) -> bool:
-    """Whether passes and trees of this pair were measured with care."""
+    """Whether passes and trees of this pair have a full profile."""
     from edgespec.profiles.store import ProfileStore
 
     assert engine.keys is not None
@@ -92,13 +93,13 @@ def _is_profiled(engine: Engine) -> bool:
 
 
 def render(task: dict[str, Any]) -> dict[str, Any]:
-    """The prompts as the model's template puts them, for programs that take them as text."""
+    """The prompts in the model's chat template, for programs that take them as text."""
     with _load(task, _report) as engine:
         return {"prompts": _rendered(engine, task["prompts"])}
 
 
 def disk(task: dict[str, Any]) -> dict[str, Any]:
-    """How fast a file comes from its disk, from its beginning on."""
+    """How fast a file can be read from its disk, from its beginning."""
     from edgespec.measure.throughput import sequential_speed
 
     path = Path(task["path"])
@@ -108,7 +109,7 @@ def disk(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def answers(task: dict[str, Any]) -> dict[str, Any]:
-    """A row: the same answers again and again, after one that is not counted."""
+    """A row: the same answers several times, after one that is not counted."""
     from edgespec.generation.config import GenerationConfig
 
     config = GenerationConfig(**task["config"])
@@ -125,7 +126,7 @@ def answers(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def pass_curve(engine: Engine) -> dict[int, dict[str, float]]:
-    """Seconds of a pass, and of waiting in it, by its rows: medians of a few, behind an empty text."""
+    """Seconds of a pass, and of waiting in it, by its rows: medians of a few, after an empty text."""
     import statistics
 
     import numpy as np
@@ -154,7 +155,7 @@ def pass_curve(engine: Engine) -> dict[int, dict[str, float]]:
 
 
 class _Measurement:
-    """Answers to the same prompts, several times, within a time."""
+    """Answers the same prompts several times, within a time limit."""
 
     def __init__(self, engine: Engine, config: GenerationConfig, prompts: list[str], seconds: float) -> None:
         self._engine = engine
@@ -166,7 +167,7 @@ class _Measurement:
         self._cut = False
 
     def run(self, repetitions: int) -> None:
-        """Measure; whatever is not done in time is left."""
+        """Measure; whatever is not done in time is left out."""
         from edgespec.speculation.policies import tree_policy
 
         self._warm_up()
@@ -174,7 +175,7 @@ class _Measurement:
         for number in range(repetitions):
             made: list[Generation] = []
             self._repetitions.append(made)
-            # What was learned from these very questions before is no merit.
+            # What was learned from these very questions must not count.
             self._engine.policy = tree_policy(self._engine.policy.name)
             for index, prompt in enumerate(self._prompts):
                 done = (number + index / len(self._prompts)) / repetitions
@@ -200,11 +201,11 @@ class _Measurement:
     def _answer(
         self, prompt: str, made: list[Generation], end: float, config: GenerationConfig | None = None
     ) -> bool:
-        """One answer, from a cache that does not know its prompt; False if the prompt is too long."""
+        """One answer, from a cache that does not hold its prompt; False if the prompt is too long."""
         self._engine.target.rewind(0)
         try:
             chunks = self._engine.stream(prompt, config or self._config)
-            with contextlib.closing(chunks):  # which ends an answer that is left
+            with contextlib.closing(chunks):  # ends an answer that is cut short
                 for chunk in chunks:
                     if chunk.generation is None and time.monotonic() > end:
                         self._cut = True
@@ -217,7 +218,7 @@ class _Measurement:
         return True
 
     def result(self) -> dict[str, Any]:
-        """What the row says, as fields of a Row, and the tokens of each answer."""
+        """The fields of a Row, and the tokens of each answer."""
         whole = self._repetitions[:-1] if self._cut else self._repetitions
         counted = whole or self._repetitions
         made = [answer for repetition in counted for answer in repetition]
@@ -253,7 +254,7 @@ class _Measurement:
 
 
 def _speed(group: list[Generation]) -> float:
-    """Tokens that passes yielded, per second of decoding."""
+    """Tokens accepted per second of decoding."""
     tokens = sum(record.accepted + 1 for answer in group for record in answer.passes)
     return tokens / sum(record.seconds for answer in group for record in answer.passes)
 
@@ -265,7 +266,7 @@ def _load(task: dict[str, Any], report: Progress) -> Engine:
 
 
 def _rendered(engine: Engine, prompts: list[str]) -> list[str]:
-    """Without a token for the beginning, which other programs add themselves."""
+    """The prompts without the BOS token, which other programs add themselves."""
     vocabulary = engine.target.model.vocabulary
     texts = []
     for prompt in prompts:

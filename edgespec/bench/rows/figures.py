@@ -1,4 +1,4 @@
-"""Figures of rows: from what a process measured to what is shown. Pure values and arithmetic."""
+"""Figures of rows: from what a process measured to what is shown. Plain values and arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edgespec.bench.rows.setting import Setting
+from edgespec.bench.rows.row_spec import RowSpec
 
 Curve = Mapping[int, float]  # seconds of a pass by its rows
 
@@ -20,7 +20,7 @@ class Row:
     """One row of the table. What was not measured is None.
 
     Attributes:
-        samples: tokens per second of each repetition, or of each answer where there was no time for two
+        samples: tokens per second of each repetition, or of each answer if there was no time for two
             repetitions.
         round_s: seconds of a round: drafting, the pass, and choosing among its results. The seconds are
             means over all rounds, so that the parts add up.
@@ -29,12 +29,12 @@ class Row:
         rows: target passes by the rows they had, padding included.
         disk_share: seconds that the disk alone needs for a pass, over the seconds of a round.
         compute_share: seconds that the same rows take with all weights in memory, over those of the pass.
-        peak_bytes: most memory: of the control group, page cache included, or else of the process.
-        exact: whether the kernels were held to one row rule.
-        kernels: "packed" for weights rearranged for this CPU, "plain" for the file's own layout.
-        identical: whether the answers are those of the first exact row, as far as both go.
+        peak_bytes: peak memory of the control group, page cache included, or else of the process.
+        exact: whether passes obeyed the row rule.
+        kernels: "packed" for weights repacked for this CPU, "plain" for the file's own layout.
+        identical: whether the answers are those of the first exact row, up to the shorter length.
         promised: whether they have to be: it is exact too, not lossy, and runs the same kernels.
-        cut: the time for a row ended before all repetitions were done.
+        cut: time ran out before all repetitions were done.
         error: why there are no figures.
     """
 
@@ -75,9 +75,9 @@ class Row:
     error: str | None = None
 
     @classmethod
-    def of(cls, setting: Setting, **figures: Any) -> Row:
-        """The row of a setting."""
-        return cls(setting.name, setting.place, setting.tree, marks=setting.marks, **figures)
+    def of(cls, spec: RowSpec, **figures: Any) -> Row:
+        """The row of a spec."""
+        return cls(spec.name, spec.place, spec.tree, marks=spec.marks, **figures)
 
     def to_json(self) -> dict[str, Any]:
         """What scripts see: names are fixed, new ones may be added."""
@@ -89,10 +89,10 @@ class Row:
 
 @dataclass
 class Disk:
-    """How fast the file that is streamed can be read, measured before the rows and after them.
+    """How fast the streamed file can be read, measured before and after the rows.
 
     Attributes:
-        direct: whether reads went past the page cache.
+        direct: whether reads bypassed the page cache.
     """
 
     path: str
@@ -101,7 +101,7 @@ class Disk:
 
     @property
     def speed(self) -> float | None:
-        """The mean; None where it was not measured."""
+        """The mean; None if it was not measured."""
         return statistics.mean(self.bytes_per_s) if self.bytes_per_s else None
 
 
@@ -117,7 +117,7 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
 
 
 def at(curve: Curve, rows: float) -> float:
-    """Seconds of a pass of so many rows, between the measured ones; the ends go on in their direction."""
+    """Seconds of a pass of so many rows, interpolated; beyond the ends, extrapolated."""
     known = sorted(curve)
     if len(known) == 1:
         return curve[known[0]]
@@ -127,13 +127,13 @@ def at(curve: Curve, rows: float) -> float:
 
 
 def knee(curve: Curve) -> int:
-    """The most rows, of those measured, whose pass takes at most a quarter longer than one of one row."""
+    """The largest measured row count whose pass takes at most a quarter longer than a pass of one row."""
     first = curve[min(curve)]
     return max(rows for rows, seconds in curve.items() if seconds <= _KNEE * first)
 
 
 def fill_shares(rows: Sequence[Row], speed: float | None, resident: Curve | None) -> None:
-    """Say of each row how near it came to the disk's limit and to the processor's."""
+    """Fill in how close each row came to the limits of the disk and the processor."""
     for row in rows:
         if speed and row.streamed_bytes_per_pass and row.round_s:
             row.disk_share = row.streamed_bytes_per_pass / speed / row.round_s
@@ -144,9 +144,9 @@ def fill_shares(rows: Sequence[Row], speed: float | None, resident: Curve | None
 
 
 def fill_identical(rows: Sequence[Row]) -> None:
-    """Say of each row whether its answers are those of the first exact one, or else of the first.
+    """Fill in whether each row's answers are those of the first exact row, or else of the first.
 
-    Of exact ones, one with rearranged weights is preferred: those are the kernels that most rows run.
+    Of exact rows, one with packed weights is preferred, since most rows run those kernels.
     """
     done = [row for row in rows if row.answers]
     if not done:
@@ -167,7 +167,7 @@ def broken_promises(rows: Sequence[Row]) -> list[Row]:
 
 
 def _rounded(value: Any) -> Any:
-    """Six significant digits, as more say nothing about a measurement."""
+    """Six significant digits; more would be noise."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     return [_rounded(entry) for entry in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""From what a person asked for to rows that can be measured: files found, programs found, limits known."""
+"""Turns a request into rows that can be measured: finds files and programs, and works out the limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from edgespec.bench.rows.capped import cap_kind
 from edgespec.bench.rows.llamacpp import LlamaCpp, Programs, find_programs
 from edgespec.bench.rows.machine import describe_machine, versions
-from edgespec.bench.rows.runner import Plan
-from edgespec.bench.rows.setting import Setting, Wishes, rows_for
+from edgespec.bench.rows.row_spec import RowOptions, RowSpec, rows_for
+from edgespec.bench.rows.runner import RunConfig
 from edgespec.bench.rows.synthetic import widened_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.errors import UsageError
@@ -37,7 +37,7 @@ _TEMPLATE_TOKENS = 128
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asked for.
+    """What `edgespec bench` was asked to measure.
 
     Attributes:
         load: arguments of `edgespec.load` that every row shares.
@@ -46,7 +46,7 @@ class Request:
         workload: a file of questions; None for our own.
         prompts: how many questions are asked.
         synthesize: bytes of a widened target to make; None measures the model itself.
-        compare: what --compare was given, or None.
+        compare: the value of --compare, or None.
     """
 
     model: str | None
@@ -69,29 +69,30 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """What is ready to be measured.
+    """Rows that are ready to be measured.
 
     Attributes:
-        about: the document's part that is known beforehand.
+        about: the part of the document that is known beforehand.
     """
 
-    settings: list[Setting]
-    plan: Plan
+    specs: list[RowSpec]
+    run_config: RunConfig
     others: LlamaCpp | None
     about: dict[str, Any] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
 def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
-    """Find or make all that is needed; what was made is gone afterwards.
+    """Find or make all that is needed; what was made is removed afterwards.
 
     Raises:
-        EdgeSpecError: something is missing, or cannot be.
+        EdgeSpecError: something is missing, or cannot be done.
     """
     questions = read_questions(request.workload) if request.workload else own_questions()
     texts = [question.text for question in balanced(questions, request.prompts)]
     if request.compare:
-        # Before anything takes time; with "auto" it is known later whether there is a drafter.
+        # Checked first, before anything takes time; with "auto", whether there is a drafter is only known
+        # later.
         draft = request.load.get("draft", "auto" if request.synthesize is None else "the model itself")
         find_programs(request.compare, speculative=draft not in ("auto", "none", "lookup"))
     source = catalog.find(request.model, on_progress)
@@ -107,9 +108,9 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         header = read_header(target)
         marks: tuple[str, ...] = ("widened",) if "edgespec.widened_from" in header.metadata else ()
         files = ModelFiles.of(header)
-        wishes = Wishes(target, load, request.trees, request.memory, request.cap, request.offload, marks)
+        options = RowOptions(target, load, request.trees, request.memory, request.cap, request.offload, marks)
         room = available_memory()
-        limit = min(wishes.limit or room, room)
+        limit = min(options.limit or room, room)
         drafter = _drafter(header, files, load, limit, request.trees, on_progress)
         if drafter is not None:
             load["draft"] = str(drafter)  # the same one for every row
@@ -117,8 +118,8 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         if request.compare:
             programs = find_programs(request.compare, speculative=drafter is not None)
         needed = _bytes_needed(header, files, drafter, load["context"], request.trees)
-        settings = rows_for(wishes, fits=needed <= limit, fits_machine=needed <= room)
-        plan = Plan(
+        specs = rows_for(options, fits=needed <= limit, fits_machine=needed <= room)
+        run_config = RunConfig(
             request.config,
             texts,
             request.repetitions,
@@ -128,13 +129,13 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
             files.paths,
         )
         others = _llama_cpp(request, load, programs, drafter, files, marks) if programs else None
-        about = _about(request, header, files, wishes, len(texts))
+        about = _about(request, header, files, options, len(texts))
         about["draft"] = drafter.name if drafter else load.get("draft", "the text itself")
-        yield Job(settings, plan, others, about)
+        yield Job(specs, run_config, others, about)
 
 
 def context_for(prompts: Sequence[str], max_tokens: int) -> int:
-    """Tokens that hold any of the prompts, a chat template around it, and the answer; the usual at most.
+    """Tokens that hold any of the prompts, its chat template and the answer; at most the default context.
 
     A token is at least a byte. A larger context would take memory that weights could have.
     """
@@ -150,7 +151,7 @@ def _drafter(
     trees: Sequence[int | str],
     on_progress: Progress,
 ) -> Path | None:
-    """The drafter's file, where a model drafts; with "auto" what loading within the limit would take."""
+    """The drafter's file if a model drafts; with "auto", the one that loading within the limit would take."""
     draft = load.get("draft", "auto")
     if draft in ("none", "lookup"):
         return None
@@ -168,7 +169,7 @@ def _bytes_needed(
     context: int,
     trees: Sequence[int | str],
 ) -> int:
-    """Memory for everything with all weights in it, as loading will count it."""
+    """Memory for everything with all weights resident, as loading will count it."""
     n_cells, n_outputs = _sizes(context, trees)
     headers = [header, *([read_header(drafter)] if drafter else [])]
     prints = [footprint(h, n_cells=n_cells, n_outputs=n_outputs) for h in headers]
@@ -176,7 +177,7 @@ def _bytes_needed(
 
 
 def _sizes(context: int, trees: Sequence[int | str]) -> tuple[int, int]:
-    """Cells and outputs of contexts that hold the largest trees."""
+    """Cells and outputs that contexts need for the largest trees."""
     budgets = [tree for tree in trees if isinstance(tree, int)]
     return context + SPARE_CELLS + max(budgets, default=0), max([USUAL_NODES, *budgets])
 
@@ -208,9 +209,9 @@ def _llama_cpp(
 
 
 def _about(
-    request: Request, header: GGUFHeader, files: ModelFiles, wishes: Wishes, asked: int
+    request: Request, header: GGUFHeader, files: ModelFiles, options: RowOptions, asked: int
 ) -> dict[str, Any]:
-    """What the document says besides the figures."""
+    """What the document holds besides the figures."""
     widened_from = header.metadata.get("edgespec.widened_from")
     name = files.paths[0].stem
     if widened_from is not None:
@@ -220,16 +221,16 @@ def _about(
     if request.cap is not None and kind == "none":
         notes.append(
             "No memory control group can be made here (it takes root, or systemd for the user): nothing is "
-            "capped, and the system's page cache helps what is mapped."
+            "capped, and mapped models benefit from the system's page cache."
         )
-    if wishes.limit is not None and request.cap is None:
+    if options.limit is not None and request.cap is None:
         notes.append(
             "--memory holds EdgeSpec to its budget, but not the system's page cache; --memory-cap does both."
         )
     if widened_from is not None:
         notes.append(
             "The target is widened: its tokens are those of the small model it was made from, its bytes and "
-            "arithmetic those of a larger one. Its drafter agrees with it as with the small one."
+            "arithmetic are those of a larger one. Its drafter agrees with it as it does with the small one."
         )
     config = request.config
     times = {1: "once", 2: "twice"}.get(request.repetitions, f"{request.repetitions} times")
@@ -248,7 +249,7 @@ def _about(
             "bytes": files.tensor_bytes,
             "widened_from": widened_from,
         },
-        "limits": {"memory_bytes": wishes.limit, "cap_bytes": request.cap, "cap": kind},
+        "limits": {"memory_bytes": options.limit, "cap_bytes": request.cap, "cap": kind},
         "settings": {
             "prompts": asked,
             "workload": str(request.workload) if request.workload else None,
@@ -259,17 +260,17 @@ def _about(
             "seed": config.seed,
             "verify": config.verify,
             "trees": list(request.trees),
-            "load": wishes.load,
+            "load": options.load,
         },
         "notes": notes,
     }
 
 
 def check(request: Request) -> None:
-    """What is wrong with the numbers alone.
+    """Check the numbers alone.
 
     Raises:
-        UsageError: something is.
+        UsageError: one of them is out of its range.
     """
     for name, value in (("--prompts", request.prompts), ("--repetitions", request.repetitions)):
         if not 1 <= value <= 10_000:
@@ -281,11 +282,9 @@ def check(request: Request) -> None:
     if request.offload not in ("auto", "stream", "mmap", "none"):
         raise UsageError(f"--offload is '{request.offload}'.", "It must be auto, stream, mmap or none.")
     if request.keep and request.synthesize is None:
-        raise UsageError(
-            "--keep is about what --synthesize makes.", "Leave it out, or add --synthesize SIZE."
-        )
+        raise UsageError("--keep applies only to --synthesize.", "Leave it out, or add --synthesize SIZE.")
     if request.memory is not None and request.cap is not None and request.memory > request.cap:
         raise UsageError(
             f"--memory is {readable(request.memory)}, and --memory-cap {readable(request.cap)}.",
-            "The cap must be the larger one: it holds the page cache too.",
+            "The cap must be larger than the budget: it includes the page cache.",
         )

@@ -1,4 +1,4 @@
-"""llama.cpp's own programs beside EdgeSpec's rows: plain, and with its speculative decoding."""
+"""Rows measured with llama.cpp's own programs: plain, and with its speculative decoding."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from edgespec.bench.rows.capped import Capped
 from edgespec.bench.rows.figures import Row, spread
-from edgespec.bench.rows.setting import PLAIN, Setting
+from edgespec.bench.rows.row_spec import PLAIN, RowSpec
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.bench.rows.runner import Run
 
-DRAFTS = (4, 8, 16)  # lengths of its drafts
+DRAFTS = (4, 8, 16)  # draft lengths
 
 _PLAIN_PROGRAMS = ("llama-completion", "llama-cli")
 _SPECULATIVE = "llama-speculative-simple"
@@ -50,7 +50,7 @@ def find_programs(given: str, *, speculative: bool) -> Programs:
     name, _, place = given.partition("=")
     if name != "llama.cpp":
         raise UsageError(
-            f"There is nothing called '{name}' to compare with.",
+            f"Comparing with '{name}' is not supported.",
             "Give --compare llama.cpp, or llama.cpp=PATH.",
         )
     path = Path(place).expanduser() if place else None
@@ -72,7 +72,7 @@ class LlamaCpp:
     """Rows that llama.cpp measures.
 
     Args:
-        target: the model, and its drafter if that is one.
+        target: the model; `drafter` is None if no model drafts.
         n_bytes: the target's size.
         cap: bytes of the control group, or None.
         repetitions: runs of each prompt; each loads the model anew.
@@ -102,14 +102,15 @@ class LlamaCpp:
         self._common = ["-m", str(target), "-c", str(context), "-n", str(max_tokens), "-t", str(threads)]
         self._common += ["--temp", str(temperature), "--seed", str(seed)]
         if cap is not None and n_bytes > 0.8 * cap:
-            # By default it copies mapped weights to rearrange them, and is killed for that in such a cap.
+            # By default it copies mapped weights to repack them, and would be killed for that under such a
+            # cap.
             self._common.append("--no-repack")
         drafts: Sequence[int | str] = DRAFTS if programs.speculative and drafter else ()
-        self.settings = [Setting("llama.cpp", tree, marks=marks) for tree in (PLAIN, *drafts)]
+        self.specs = [RowSpec("llama.cpp", tree, marks=marks) for tree in (PLAIN, *drafts)]
 
-    def measure(self, setting: Setting, prompts: Sequence[str], run: Run) -> Row:
-        """One row: each prompt in a process of its own, as long as there is time."""
-        command, pattern = self._command(setting)
+    def measure(self, spec: RowSpec, prompts: Sequence[str], run: Run) -> Row:
+        """One row: each prompt in its own process, while there is time."""
+        command, pattern = self._command(spec)
         end = time.monotonic() + self._row_seconds
         repetitions: list[list[float]] = []
         peak = rss = 0
@@ -123,32 +124,32 @@ class LlamaCpp:
                 ended = run([*command, "-p", prompt], with_errors=True)
                 found = pattern.findall(ended.output)
                 if ended.status or not found:
-                    return Row.of(setting, error=_failure(ended))
+                    return Row.of(spec, error=_failure(ended))
                 speeds.append(float(found[-1]))
                 peak, rss = max(peak, ended.peak_bytes), max(rss, ended.rss_bytes)
             if cut:
                 break
         if not prompts:
-            return Row.of(setting, error="The prompts could not be rendered for it.")
+            return Row.of(spec, error="The prompts could not be rendered for it.")
         whole = repetitions[:-1] if cut else repetitions
-        # Of equally long answers, the speed of all together.
+        # The overall speed of answers of equal length.
         samples = [statistics.harmonic_mean(r) for r in whole] if len(whole) > 1 else [*chain(*repetitions)]
         return Row.of(
-            setting,
+            spec,
             samples=samples,
             **spread(samples),
             peak_bytes=peak or rss or None,
             peak_rss_bytes=rss or None,
             capped=peak > 0,
             cut=cut,
-            drafter=self._drafter.stem if self._drafter and setting.tree != PLAIN else None,
+            drafter=self._drafter.stem if self._drafter and spec.tree != PLAIN else None,
         )
 
-    def _command(self, setting: Setting) -> tuple[list[str], re.Pattern[str]]:
-        if setting.tree == PLAIN:
+    def _command(self, spec: RowSpec) -> tuple[list[str], re.Pattern[str]]:
+        if spec.tree == PLAIN:
             only = ["-no-cnv", "--no-warmup", "--no-display-prompt"]
             return [str(self._programs.plain), *self._common, *only], _EVAL_SPEED
-        draft = ["-md", str(self._drafter), "--spec-draft-n-max", str(setting.tree)]
+        draft = ["-md", str(self._drafter), "--spec-draft-n-max", str(spec.tree)]
         program = str(self._programs.speculative)
         return [program, *self._common, *draft, "--spec-type", "draft-simple"], _DECODED_SPEED
 
@@ -157,11 +158,11 @@ def _failure(ended: Capped) -> str:
     if ended.killed:
         return "Killed: out of memory."
     last = next((line.strip() for line in reversed(ended.output.splitlines()) if line.strip()), "")
-    return f"Ended with status {ended.status}: {last}" if ended.status else "It did not say its speed."
+    return f"Ended with status {ended.status}: {last}" if ended.status else "It did not report its speed."
 
 
 def _first(names: Sequence[str], folder: Path | None) -> Path | None:
-    """The first of some programs that is there: in a folder, its bin, its build/bin; or on the PATH."""
+    """The first of these programs that exists: in a folder, its bin or its build/bin; or on the PATH."""
     for name in names:
         places = [str(folder / sub) for sub in ("", "bin", "build/bin")] if folder else [None]
         for place in places:

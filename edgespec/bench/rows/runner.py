@@ -1,4 +1,4 @@
-"""Measuring row after row, each in a process of its own, so that memory and caches do not mix."""
+"""Measures row after row, each in its own process, so that memory and caches are not shared."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from typing import Any, Protocol
 
 from edgespec.bench.rows.capped import Capped, Killable, run_capped
 from edgespec.bench.rows.figures import Disk, Row, fill_identical, fill_shares, spread
-from edgespec.bench.rows.setting import Setting, preparing
+from edgespec.bench.rows.row_spec import RowSpec, preparation_rows
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import forget_cached
 from edgespec.processes.exit_status import crash_fault, describe_exit
 from edgespec.progress import Progress
 from edgespec.units import readable
 
-Predict = Callable[[Setting], "float | None"]
+Predict = Callable[[RowSpec], "float | None"]
 
 _CHILD = [sys.executable, "-m", "edgespec.bench.rows.child"]
 
 
-def no_prediction(_setting: Setting) -> float | None:
+def no_prediction(_spec: RowSpec) -> float | None:
     """Nothing is predicted."""
     return None
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunConfig:
     """What all rows share.
 
     Attributes:
         prompts: what is asked.
         repetitions: how often, after one answer that is not counted.
-        row_seconds: most seconds measured for a row.
+        row_seconds: most seconds to measure a row.
         cap: bytes of the control group; None for none.
         profile_s: seconds for a profile of the pair before the rows, if there is none; 0 for none.
-        files: the target's files, dropped from the page cache before each row, where they would be free
-            memory for a process that is held to its own.
+        files: the target's files. They are dropped from the page cache before each row: pages that are
+            already cached would not count towards a capped process.
     """
 
     config: GenerationConfig
@@ -55,11 +55,11 @@ class Plan:
 
 @dataclass
 class Measured:
-    """What was found out.
+    """What was measured.
 
     Attributes:
-        curves: seconds of a pass by its rows, and of waiting in it, by where the weights are.
-        interrupted: a person ended it before all rows were done.
+        curves: where the weights are -> rows -> seconds of a pass, and of waiting in it.
+        interrupted: stopped before all rows were done.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -69,14 +69,14 @@ class Measured:
     interrupted: bool = False
 
 
-class Others(Protocol):
-    """Rows that another program measures."""
+class OtherProgram(Protocol):
+    """Another program, measured beside EdgeSpec."""
 
     @property
-    def settings(self) -> Sequence[Setting]:
+    def specs(self) -> Sequence[RowSpec]:
         """The rows."""
 
-    def measure(self, setting: Setting, prompts: Sequence[str], run: Run) -> Row:
+    def measure(self, spec: RowSpec, prompts: Sequence[str], run: Run) -> Row:
         """One row."""
 
 
@@ -84,23 +84,23 @@ Run = Callable[..., Capped]  # run_capped without its `killable`
 
 
 class Runner:
-    """Measures rows, one after the other; `cancel` ends it from another thread.
+    """Measures rows one after the other; `cancel` stops it from another thread.
 
     Args:
-        on_progress: told what is being measured, and the fraction of that which is done.
-        on_row: told each row that is done, and how many are left.
-        predict: tokens per second that are expected of a setting; None where nobody knows.
+        on_progress: called with what is being measured, and the fraction of it that is done.
+        on_row: called with each finished row, and how many are left.
+        predict: tokens per second expected of a row; None if unknown.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        config: RunConfig,
         *,
         on_progress: Progress,
         on_row: Callable[[Row, int], None],
         predict: Predict = no_prediction,
     ) -> None:
-        self._plan = plan
+        self._config = config
         self._on_progress = on_progress
         self._on_row = on_row
         self._predict = predict
@@ -108,25 +108,23 @@ class Runner:
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """Kill what runs; nothing more is started."""
+        """Kill what is running; nothing more is started."""
         self._cancelled.set()
         self._child.kill()
 
-    def run(self, settings: Sequence[Setting], others: Others | None = None) -> Measured:
+    def run(self, specs: Sequence[RowSpec], others: OtherProgram | None = None) -> Measured:
         """Measure all rows; a row that fails says why, and the others go on."""
         measured = Measured()
-        prompts = self._prepare(settings, measured, rendered=others is not None)
-        queue: list[tuple[Setting, Others | None]] = [(setting, None) for setting in settings]
-        queue += [(setting, others) for setting in others.settings] if others else []
-        for number, (setting, other) in enumerate(queue, start=1):
+        prompts = self._prepare(specs, measured, rendered=others is not None)
+        queue: list[tuple[RowSpec, OtherProgram | None]] = [(spec, None) for spec in specs]
+        queue += [(spec, others) for spec in others.specs] if others else []
+        for number, (spec, other) in enumerate(queue, start=1):
             if self._cancelled.is_set():
                 break
-            title = f"Row {number} of {len(queue)}: {setting.name}"
+            title = f"Row {number} of {len(queue)}: {spec.name}"
             self._on_progress(title, 0.0)
             self._forget_files()
-            row = (
-                self._row(setting, title, measured) if other is None else self._other(other, setting, prompts)
-            )
+            row = self._row(spec, title, measured) if other is None else self._other(other, spec, prompts)
             if self._cancelled.is_set():
                 break  # the row was killed
             measured.rows.append(row)
@@ -138,16 +136,16 @@ class Runner:
         measured.interrupted = self._cancelled.is_set()
         return measured
 
-    def _prepare(self, settings: Sequence[Setting], measured: Measured, *, rendered: bool) -> Sequence[str]:
+    def _prepare(self, specs: Sequence[RowSpec], measured: Measured, *, rendered: bool) -> Sequence[str]:
         """Make what streaming needs, measure the disk; returns the prompts for other programs."""
         result: dict[str, Any] = {}
-        for setting in preparing(settings):
-            result = self._ask("prepare", setting, "Preparing", profile_s=self._plan.profile_s)
+        for spec in preparation_rows(specs):
+            result = self._ask("prepare", spec, "Preparing", profile_s=self._config.profile_s)
             if "error" not in result:
                 break
             measured.notes.append(f"Preparing failed: {result['error']}")
         if rendered and "prompts" not in result:
-            result = self._ask("render", settings[0], "Rendering prompts")
+            result = self._ask("render", specs[0], "Rendering prompts")
         if "disk" in result:
             self._take_disk(result["disk"], measured)
         return list(result.get("prompts", ()))
@@ -162,42 +160,42 @@ class Runner:
         measured.disk = measured.disk or Disk(result["path"], direct=result["direct"])
         measured.disk.bytes_per_s.append(result["bytes_per_s"])
 
-    def _row(self, setting: Setting, title: str, measured: Measured) -> Row:
-        predicted = self._predict(setting)
-        result = self._ask("answers", setting, title)
-        capped = setting.capped and self._plan.cap is not None and result.get("group_bytes", 0) > 0
+    def _row(self, spec: RowSpec, title: str, measured: Measured) -> Row:
+        predicted = self._predict(spec)
+        result = self._ask("answers", spec, title)
+        capped = spec.capped and self._config.cap is not None and result.get("group_bytes", 0) > 0
         shared: dict[str, Any] = {"predicted_tokens_per_second": predicted, "capped": capped}
         rss, group = result.pop("rss_bytes", 0) or None, result.pop("group_bytes", 0)
         shared |= {"peak_rss_bytes": rss, "peak_bytes": group or rss}
         if "error" in result:
-            return Row.of(setting, error=result["error"], **shared)
+            return Row.of(spec, error=result["error"], **shared)
         curve = result.pop("curve", None)
         if curve:
-            measured.curves[setting.place] = {int(n): pass_ for n, pass_ in curve.items()}
+            measured.curves[spec.place] = {int(n): pass_ for n, pass_ in curve.items()}
         result["rows"] = {int(n): count for n, count in result["rows"].items()}
         result["notes"] += result.pop("left_out")
-        return Row.of(setting, **spread(result["samples"]), **result, **shared)
+        return Row.of(spec, **spread(result["samples"]), **result, **shared)
 
-    def _other(self, other: Others, setting: Setting, prompts: Sequence[str]) -> Row:
+    def _other(self, other: OtherProgram, spec: RowSpec, prompts: Sequence[str]) -> Row:
         def run(command: Sequence[str], **options: Any) -> Capped:
-            cap = self._plan.cap if setting.capped else None
+            cap = self._config.cap if spec.capped else None
             return run_capped(command, cap, killable=self._child, **options)
 
-        return other.measure(setting, prompts, run)
+        return other.measure(spec, prompts, run)
 
-    def _ask(self, role: str, setting: Setting | None, title: str, **more: Any) -> dict[str, Any]:
-        """What a process of its own says; with "error" if it failed."""
+    def _ask(self, role: str, spec: RowSpec | None, title: str, **more: Any) -> dict[str, Any]:
+        """The result of a child process; it has "error" if the child failed."""
         if self._cancelled.is_set():
             return {"error": "Interrupted."}
-        plan = self._plan
+        config = self._config
         task = {
             "role": role,
-            "config": asdict(plan.config),
-            "prompts": list(plan.prompts),
-            "repetitions": plan.repetitions,
-            "row_seconds": plan.row_seconds,
-            "load": setting.load if setting else {},
-            "curve": setting.curve if setting else False,
+            "config": asdict(config.config),
+            "prompts": list(config.prompts),
+            "repetitions": config.repetitions,
+            "row_seconds": config.row_seconds,
+            "load": spec.load if spec else {},
+            "curve": spec.curve if spec else False,
             **more,
         }
         result: dict[str, Any] = {}
@@ -212,7 +210,7 @@ class Runner:
             else:
                 result.update(said["result"])
 
-        cap = plan.cap if setting is not None and setting.capped else None
+        cap = config.cap if spec is not None and spec.capped else None
         ended = run_capped(
             _CHILD, cap, text=json.dumps(task), on_line=on_line, keep_errors=True, killable=self._child
         )
@@ -223,8 +221,9 @@ class Runner:
         return result
 
     def _forget_files(self) -> None:
-        """Drop the target from the page cache: pages that others have read cost a capped process nothing."""
-        for path in self._plan.files:
+        """Drop the target from the page cache: pages that are already cached cost a capped process
+        nothing."""
+        for path in self._config.files:
             with contextlib.suppress(OSError):
                 forget_cached(path)
 

@@ -1,4 +1,4 @@
-"""A widened target, made for measuring and removed afterwards: the same answers, more bytes."""
+"""Widened targets, made for measuring and removed afterwards: the same answers, more bytes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from edgespec.offload.packing.pack import gains_from_packing, pack_path
 from edgespec.progress import Progress
 from edgespec.units import readable
 
-_SPARE = 1 << 30  # left on the disk
+_SPARE = 1 << 30  # bytes left free on the disk
 _OURS = re.compile(r".+-widened-\d+-for-(\d+)\.gguf")
 
 
 @contextlib.contextmanager
 def widened_target(source: Path, n_bytes: int, *, keep: bool, on_progress: Progress) -> Iterator[Path]:
-    """A model of about `n_bytes` that says what `source` says, for as long as this lasts.
+    """A model of about `n_bytes` that gives the answers of `source`; removed when the block is left.
 
-    Where the CPU has no kernels of its own for the quantization of `source`, that is made Q4_0 first.
+    If the CPU has no repacked kernels for the quantization of `source`, it is requantized to Q4_0 first.
 
     Args:
-        keep: leave it, and take one that was kept.
+        keep: do not remove it, and reuse one that was kept.
 
     Raises:
         OutputError: the disk has no room for it and its packed file.
@@ -60,7 +60,7 @@ def widened_target(source: Path, n_bytes: int, *, keep: bool, on_progress: Progr
 
 def remove_with_pack(path: Path) -> None:
     """Remove a model that was made here, and its packed file."""
-    with contextlib.suppress(Exception):  # a file that is no model has no packed file
+    with contextlib.suppress(Exception):  # a file that is not a model has no packed file
         pack = pack_path(packs_folder(), ModelFiles.of(read_header(path)))
         for file in (pack, pack.with_suffix(".lock"), pack.with_name(f"{pack.name}.sources")):
             file.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ def remove_with_pack(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what was made for processes that were killed before they could."""
+    """Remove what was made for processes that were killed before they could remove it."""
     for path in folder.glob("*.gguf"):
         owner = _OURS.fullmatch(path.name)
         if owner and not psutil.pid_exists(int(owner[1])):
@@ -96,7 +96,7 @@ def _check_room(folder: Path, source: Path, n_bytes: int) -> None:
     size = source.stat().st_size
     if n_bytes <= size:
         raise UsageError(
-            f"{source.name} has {readable(size)} already, and --synthesize asks for {readable(n_bytes)}.",
+            f"{source.name} has {readable(size)} already, and --synthesize requests {readable(n_bytes)}.",
             "Ask for more.",
         )
     needed = 2 * n_bytes + size + _SPARE

@@ -1,7 +1,7 @@
-"""What is asked while measuring: questions of several kinds, in the format of Spec-Bench.
+"""The prompts of a measurement: questions of several kinds, in the format of Spec-Bench.
 
-A line is a JSON object with `question_id`, `category` and `turns`; of a conversation the first turn is
-asked.
+Each line is a JSON object with `question_id`, `category` and `turns`; only the first turn of a conversation
+is asked.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     """The questions of a file.
 
     Raises:
-        UsageError: it cannot be read, a line is no question (the message has its number), or there is none.
+        UsageError: it cannot be read, a line is not a question (the message has its number), or there is
+            none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # JSON may hold other line separators
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON texts may contain other line separators
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", "Give a file to --workload.") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text.", "Give a file of JSON lines to --workload.") from error
+        raise UsageError(f"{path} is not a text file.", "Give a file of JSON lines to --workload.") from error
     questions = tuple(
         _question(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()
     )
@@ -58,7 +59,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 
 
 def balanced(questions: Sequence[Question], count: int) -> tuple[Question, ...]:
-    """`count` of them, as many of each category as there are: one of each, then the next of each."""
+    """The first `count` of them, taking one of each category in turn."""
     by_category: dict[str, list[Question]] = {}
     for question in questions:
         by_category.setdefault(question.category, []).append(question)
@@ -77,9 +78,9 @@ def _question(line: str, number: int, path: Path) -> Question:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise wrong("is no JSON") from error
+        raise wrong("is not JSON") from error
     if not isinstance(row, dict):
-        raise wrong("is no JSON object")
+        raise wrong("is not a JSON object")
     for name in ("question_id", "category", "turns"):
         if name not in row:
             raise wrong(f"has no '{name}'")

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from edgespec.cli.origin import compact
-from edgespec.cli.screen.terminal import ResultStream
+from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
 

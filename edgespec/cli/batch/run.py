@@ -17,14 +17,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from edgespec.cli.batch.earlier import EarlierAnswers
 from edgespec.cli.batch.lines import Job, Messages, read_jobs
 from edgespec.cli.batch.results import Key, ResultFile, refused_key
+from edgespec.cli.batch.resume import EarlierAnswers
 from edgespec.cli.interrupt import Interruption, cancelling
-from edgespec.cli.options import LoadOptions
+from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.origin import NO_ORIGIN, ModelMark, Origin, model_mark
+from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.status import Status, format_seconds
-from edgespec.cli.screen.terminal import ResultStream, Terminal
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import (
     BackendError,
     EdgeSpecError,

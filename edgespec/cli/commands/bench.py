@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.cli.declare import option, with_options
 from edgespec.cli.interrupt import cancelling
-from edgespec.cli.options import LoadOptions, SamplingOptions, parse_size, parse_tree_budget
-from edgespec.cli.screen.terminal import Terminal, results
+from edgespec.cli.options.declaration import option, with_options
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.cli.options.values import parse_size, parse_tree_budget
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -174,7 +177,7 @@ def bench(
 
 
 class _Bench:
-    """Measures, tells what goes on, and hands out what was measured."""
+    """Measures, reports progress, and writes the results."""
 
     def __init__(self, terminal: Terminal, form: str, json_path: Path | None, html_path: Path | None) -> None:
         self._terminal = terminal
@@ -197,29 +200,29 @@ class _Bench:
                 self._terminal.note(note)
             with self._terminal.status() as status:
                 runner = Runner(
-                    job.plan,
+                    job.run_config,
                     on_progress=status.progress,
-                    on_row=self._tell,
+                    on_row=self._report,
                     predict=partial(expected, temperature=request.config.temperature),
                 )
                 with cancelling(runner, signal.SIGTERM) as interruption:
-                    measured = runner.run(job.settings, job.others)
+                    measured = runner.run(job.specs, job.others)
             if interruption:
                 self._terminal.note(_how_far(len(measured.rows)))
             if measured.rows:
-                self._hand_out(measured, job.about)
+                self._write(measured, job.about)
         if interruption:
             return interruption.exit_code
         return 0 if any(row.error is None for row in measured.rows) else 1
 
-    def _tell(self, row: Row, left: int) -> None:
+    def _report(self, row: Row, left: int) -> None:
         rest = f"{left} row{'' if left == 1 else 's'} left" if left else "the last row"
         if row.error:
             self._terminal.warn(f"{row.name} failed: {row.error}")
         else:
             self._terminal.note(f"{row.name}: {row.tokens_per_second:.2f} tokens/s ({rest})")
 
-    def _hand_out(self, measured: Measured, about: dict[str, Any]) -> None:
+    def _write(self, measured: Measured, about: dict[str, Any]) -> None:
         from edgespec.bench.report.document import make_document, write_whole
         from edgespec.bench.report.tables import format_rows
         from edgespec.bench.rows.figures import broken_promises
@@ -250,7 +253,7 @@ def _how_far(rows: int) -> str:
 
 
 def _conditions(document: dict[str, Any]) -> str:
-    """What the figures were measured under, in a line."""
+    """The conditions of the measurement, in a line."""
     disk, limits = document["disk"], document["limits"]
     parts = [document["model"]["name"], f"drafter {document['draft']}", document["asked"]]
     if limits["cap_bytes"] and limits["cap"] != "none":

@@ -6,25 +6,25 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from edgespec.cli.completion import complete_session
-from edgespec.cli.conversation.commands import TypedChat
+from edgespec.cli.conversation.chat import Chat
 from edgespec.cli.conversation.echo import without_echo
+from edgespec.cli.conversation.interactive import InteractiveChat
 from edgespec.cli.conversation.prompting import keyboard
-from edgespec.cli.conversation.talk import Talk
-from edgespec.cli.declare import is_on_command_line, option, with_options
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions
-from edgespec.cli.piped import whole_prompt
-from edgespec.cli.screen.terminal import ResultStream, Terminal, is_terminal
+from edgespec.cli.options.declaration import is_on_command_line, option, with_options
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.output import OutputOptions
+from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.cli.prompt.arguments import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
+from edgespec.cli.prompt.standard_input import whole_prompt
+from edgespec.cli.screen.results import ResultStream
+from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.cli.utf8 import checked
-from edgespec.cli.words import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.errors import TemplateError, UsageError
-
-if TYPE_CHECKING:
-    pass
 
 _PANEL = "Conversation"
 
@@ -93,30 +93,30 @@ def chat(
         from edgespec.engine.session import Session
 
         conversation = Session(engine, system)
-        talk = Talk(
+        turns = Chat(
             conversation, engine, config, terminal, results, budget=loading.budget, exact=bool(loading.exact)
         )
         pending = None
         if file is not None:
             resumed = conversation.resume(file)
-            talk.tell_resumed(resumed)
+            turns.report_resumed(resumed)
             pending = resumed.pending if resumed else None
             if system is not None and conversation.system != system:
                 conversation.system = system
         if typed:
-            typed_chat = TypedChat(talk, pending)
-            typed_chat.run(keyboard(typed_chat.completer), first=prompt)
+            interactive = InteractiveChat(turns, pending)
+            interactive.run(keyboard(interactive.completer), first=prompt)
         else:
             assert prompt is not None
-            _answer_once(talk, prompt, as_json=output.as_json)
+            _answer_once(turns, prompt, as_json=output.as_json)
 
 
-def _answer_once(talk: Talk, question: str, *, as_json: bool) -> None:
+def _answer_once(turns: Chat, question: str, *, as_json: bool) -> None:
     """Without a terminal: all of standard input is one question, whatever its lines begin with."""
-    interruption = talk.ask(question, as_json=as_json)
-    if talk.last_answer is not None and talk.last_answer.context_full:
-        talk.terminal.warn(
-            f"The context of {talk.context} tokens is full, so the answer ends early; "
+    interruption = turns.ask(question, as_json=as_json)
+    if turns.last_answer is not None and turns.last_answer.context_full:
+        turns.terminal.warn(
+            f"The context of {turns.context} tokens is full, so the answer ends early; "
             "--context makes it larger."
         )
     if interruption:

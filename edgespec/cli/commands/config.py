@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli import config_file as settings
-from edgespec.cli.declare import option
+from edgespec.cli.options.declaration import option
 from edgespec.errors import EdgeSpecError, OutputError, UsageError
 
 # What an answer or a place is for one time only.

@@ -11,12 +11,14 @@ import typer
 
 from edgespec.cli.commands.config import settings_problem
 from edgespec.cli.completion import complete_model
-from edgespec.cli.declare import option
-from edgespec.cli.screen.terminal import Terminal, in_columns, is_terminal, results
+from edgespec.cli.options.declaration import option
+from edgespec.cli.screen.formatting import in_columns
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal, is_terminal
 
 if TYPE_CHECKING:
     from edgespec.doctor.facts import Facts
-    from edgespec.doctor.findings import Finding
+    from edgespec.doctor.finding import Finding
     from edgespec.machine.disks import Disk
 
 
@@ -41,13 +43,14 @@ def doctor(
     ] = False,
 ) -> None:
     """Look for what makes models slow or fail here, and say how to mend it."""
+    from edgespec.doctor.diagnosis import diagnose
     from edgespec.doctor.facts import gather
-    from edgespec.doctor.findings import ERROR, find
+    from edgespec.doctor.finding import ERROR
 
     problem = settings_problem(context)
     with Terminal(quiet=as_json).working() as progress:
         facts = gather(model, measure_disk=disk_check, settings_problem=problem, on_progress=progress)
-    found = find(facts)
+    found = diagnose(facts)
     if as_json:
         results().record(facts.to_json() | {"findings": [finding.to_json() for finding in found]})
     else:
@@ -100,7 +103,7 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
 
 def format_findings(found: Sequence[Finding], width: int | None = None) -> list[str]:
     """Lines about the findings, the worst last, where the eye is."""
-    from edgespec.doctor.findings import OK
+    from edgespec.doctor.finding import OK
 
     rows = []
     for finding in reversed(found):

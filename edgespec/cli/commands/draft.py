@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli.declare import option
-from edgespec.cli.options import parse_size
-from edgespec.cli.screen.terminal import Terminal, results, table
+from edgespec.cli.options.declaration import option
+from edgespec.cli.options.values import parse_size
+from edgespec.cli.screen.formatting import table
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal
 
 app = typer.Typer(
     name="draft",

@@ -14,14 +14,17 @@ import typer
 from edgespec.cli.batch.lines import MOST_ANSWERS
 from edgespec.cli.batch.results import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
-from edgespec.cli.declare import is_on_command_line, option, with_options
 from edgespec.cli.interrupt import cancelling
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions
+from edgespec.cli.options.declaration import is_on_command_line, option, with_options
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.output import OutputOptions
+from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.origin import ModelMark, Origin, model_mark
-from edgespec.cli.piped import whole_prompt
-from edgespec.cli.screen.terminal import ResultStream, Terminal
+from edgespec.cli.prompt.arguments import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
+from edgespec.cli.prompt.standard_input import whole_prompt
+from edgespec.cli.screen.results import ResultStream
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.cli.utf8 import checked
-from edgespec.cli.words import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig
 

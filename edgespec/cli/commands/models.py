@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from edgespec.cli.declare import option
-from edgespec.cli.options import parse_size
-from edgespec.cli.screen.terminal import Terminal, is_terminal, results, table
+from edgespec.cli.options.declaration import option
+from edgespec.cli.options.values import parse_size
+from edgespec.cli.screen.formatting import table
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import UsageError
 from edgespec.progress import no_progress
 
@@ -62,11 +64,11 @@ def list_models(
 ) -> None:
     """List the models that are here."""
     from edgespec.models.hub import catalog
-    from edgespec.models.hub.inventory import present_models
+    from edgespec.models.hub.inventory import local_models
     from edgespec.models.hub.repository import Hub
     from edgespec.units import readable
 
-    here = present_models(Hub.from_environment())
+    here = local_models(Hub.from_environment())
     entries = list(catalog.entries().values()) if everything else []
     if as_json:
         record: dict[str, Any] = {"models": [model.to_json() for model in here]}
@@ -99,12 +101,12 @@ def list_models(
 def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     """Say what a model is and how it would run here; one on the Hub is not downloaded for that."""
     from edgespec.models.gguf.summary import as_lines, describe
-    from edgespec.models.hub.inspection import drafters_of, look_at
+    from edgespec.models.hub.inspection import drafters_of, inspect_model
     from edgespec.offload.planning.fit import fit_report
 
     terminal = Terminal(quiet=quiet)
     with terminal.working() as progress:
-        seen = look_at(model, progress)
+        seen = inspect_model(model, progress)
     for note in seen.notes:
         terminal.note(note)
     facts = {
@@ -134,13 +136,14 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
 def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
     """What is expected of the model here, if its passes were measured."""
     from edgespec.errors import MemoryLimitError
-    from edgespec.plans.model_plan import PlanWish, plan_for
+    from edgespec.plans.model_plan import plan_for
+    from edgespec.plans.plan import PlanRequest
     from edgespec.profiles.store import ProfileStore
 
     if not any(ProfileStore().all_passes(model=fingerprint)):
         return None
     try:
-        found = plan_for(PlanWish(model), no_progress)
+        found = plan_for(PlanRequest(model), no_progress)
     except MemoryLimitError:
         return None
     return found.chosen.to_json()

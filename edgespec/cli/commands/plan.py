@@ -6,14 +6,18 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgespec.cli.declare import with_options
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions
-from edgespec.cli.screen.terminal import Terminal, format_gigabytes, results, table
+from edgespec.cli.options.declaration import with_options
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.output import OutputOptions
+from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.cli.screen.formatting import format_gigabytes, table
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.costs.planner import Prediction, PromptTime
-    from edgespec.plans.model_plan import Plan
+    from edgespec.plans.plan import Plan
 
 
 _LOADED = {"model", "draft", "memory", "context", "threads"}
@@ -34,10 +38,11 @@ def plan(*, loading: LoadOptions, sampling: SamplingOptions, output: OutputOptio
     context = load.get("context", 4096)
     if not 16 <= context <= 10_000_000:
         raise UsageError(f"The context is {context}.", "It must be from 16 to 10000000.")
-    from edgespec.plans.model_plan import PlanWish, plan_for
+    from edgespec.plans.model_plan import plan_for
+    from edgespec.plans.plan import PlanRequest
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
-    wish = PlanWish(
+    wish = PlanRequest(
         load.get("model"),
         load.get("draft", "auto"),
         load.get("memory"),

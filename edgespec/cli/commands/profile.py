@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from edgespec.cli.declare import option, with_options
-from edgespec.cli.options import LoadOptions, OutputOptions
-from edgespec.cli.screen.terminal import Terminal, format_gigabytes, results, table
+from edgespec.cli.options.declaration import option, with_options
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.output import OutputOptions
+from edgespec.cli.screen.formatting import format_gigabytes, table
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli.declare import option, with_options
-from edgespec.cli.options import LoadOptions, OutputOptions, SamplingOptions, parse_size
+from edgespec.cli.options.declaration import option, with_options
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.output import OutputOptions
+from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.cli.options.values import parse_size
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
 
@@ -22,7 +25,12 @@ def serve(
     port: Annotated[int, option(_PANEL, "--port", "0 takes a free one.", metavar="N")] = 8080,
     api_key: Annotated[
         str | None,
-        option(_PANEL, "--api-key", "What clients must send; needed beyond this machine.", metavar="KEY"),
+        option(
+            _PANEL,
+            "--api-key",
+            "What clients must send; needed beyond this machine.",
+            metavar="KEY",
+        ),
     ] = None,
     queue: Annotated[
         int,
@@ -53,7 +61,7 @@ def serve(
         raise UsageError(f"--max-body is {max_body}.", "It must be from 1KiB to 1GiB.")
     if api_key is None and not _is_loopback(host):
         raise UsageError(
-            f"At {host} others can reach this server, and there is no API key.",
+            f"Other machines can reach this server at {host}, and there is no API key.",
             "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
         )
     try:
@@ -65,7 +73,7 @@ def serve(
         if error.name not in ("uvicorn", "starlette"):
             raise
         raise UsageError(
-            "What serves HTTP is not installed.", "Install it: pip install 'edgespec[serve]'"
+            "The HTTP server is not installed.", "Install it: pip install 'edgespec[serve]'"
         ) from error
     with _listen(host, port) as listener:
         engine = terminal.load(loading)
@@ -82,7 +90,7 @@ def serve(
             if not can_chat:
                 terminal.warn(
                     "The model has no chat template: /v1/completions is served, and /v1/chat/completions is "
-                    "refused. To chat, serve a GGUF file that has a template."
+                    "refused. To chat, serve a GGUF file with a template."
                 )
             server.run(sockets=[listener])
         finally:
@@ -92,7 +100,7 @@ def serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; raises UsageError if that cannot be."""
+    """A listening socket; raises UsageError if the address cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -101,7 +109,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         raise UsageError(
-            f"{host}:{port} cannot be listened at: {error.strerror}.", "Take another --port or --host."
+            f"{host}:{port} cannot be listened on: {error.strerror}.", "Choose another --port or --host."
         ) from error
     return listener
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 
-from edgespec.cli.screen.terminal import ResultStream
+from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
 
 _MOST_BYTES = 74_994  # what xterm takes in one sequence

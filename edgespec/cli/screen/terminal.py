@@ -1,24 +1,18 @@
-"""What people and scripts see: results on stdout, everything else on stderr.
-
-Results for scripts are never styled or wrapped; a chat at a terminal shows them by markdown.py.
-"""
+"""What people see on standard error: notes, warnings, errors, statistics and progress."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
-import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, TextIO
 
 from edgespec.cli.interrupt import Cancellable, cancelling
-from edgespec.cli.origin import NO_ORIGIN
+from edgespec.cli.screen.formatting import format_statistics, in_columns
 from edgespec.cli.screen.status import Status, aside
-from edgespec.errors import OutputError
 from edgespec.generation.result import Generation
 from edgespec.progress import Progress
 
@@ -26,77 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from edgespec.cli.options import LoadOptions
+    from edgespec.cli.options.loading import LoadOptions
     from edgespec.engine.engine import Engine
     from edgespec.generation.rules import Rule
-
-# A model's text must not move the cursor, change colours or write the clipboard of a terminal.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-class ResultStream:
-    """Results on their way to stdout or a file: each write arrives at once, and failures are named.
-
-    Args:
-        stream: where they go; None if that is closed.
-        name: what the destination is called in messages.
-
-    Attributes:
-        name: the same.
-    """
-
-    def __init__(self, stream: TextIO | None, name: str) -> None:
-        if stream is None:
-            raise OutputError(f"{name} is closed.", "Leave it open, or use --output FILE.")
-        self._stream = stream
-        self.name = name
-        self._plain = stream.isatty()
-        self._at_line_start = True
-
-    def text(self, text: str) -> None:
-        """Write a piece of an answer."""
-        if text:
-            self._write(printable(text) if self._plain else text)
-            self._at_line_start = text.endswith("\n")
-
-    def raw(self, text: str) -> None:
-        """Write what steers the terminal; `text` must have been made here, and end a line."""
-        self._write(text)
-
-    def end_line(self) -> None:
-        """End the line if something stands on it."""
-        if not self._at_line_start:
-            self.text("\n")
-
-    def record(self, record: dict[str, Any]) -> None:
-        """Write a JSON object as one line."""
-        line = json.dumps(record, ensure_ascii=False)
-        try:
-            line.encode(self._stream.encoding or "utf-8")
-        except UnicodeEncodeError:
-            line = json.dumps(record)
-        self._write(line + "\n")
-
-    def failure(self, prompt: object, identifier: str | int | None, error: str) -> None:
-        """Write the JSON object of a prompt that got no answer."""
-        empty = Generation(finish_reason="error").to_json(prompt, identifier)
-        self.record(empty | NO_ORIGIN | {"error": error})
-
-    def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except BrokenPipeError:
-            raise
-        except (OSError, ValueError) as error:
-            _discard_buffer(self._stream)
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise OutputError(f"{self.name} cannot be written: {reason}.", "") from error
-
-
-def printable(text: str) -> str:
-    """A model's text without what would steer a terminal."""
-    return _CONTROLS.sub("\ufffd", text)
 
 
 class Terminal:
@@ -211,97 +137,6 @@ class _NothingToCancel:
         pass
 
 
-def format_gigabytes(n_bytes: float) -> str:
-    """Such as 1.84 GB, of 10^9 bytes, as disks are sold."""
-    return f"{n_bytes / 1e9:.2f} GB"
-
-
-def format_statistics(generation: Generation) -> str:
-    """The figures of an answer in one line."""
-    count = len(generation.tokens)
-    return ", ".join(
-        [
-            f"{count} token{'' if count == 1 else 's'}",
-            f"{generation.tokens_per_second:.1f} tokens/s",
-            f"{generation.tokens_per_pass:.2f} tokens per pass",
-            f"bound by {generation.bound_by}",
-            *([f"{generation.gain:.1f}x plain decoding"] if generation.gain else []),
-            _mode(generation),
-        ]
-    )
-
-
-def details(generation: Generation) -> dict[str, str]:
-    """The figures of an answer, by name."""
-    timings, memory = generation.timings, generation.memory
-    if not generation.passes:
-        return {
-            "prompt": f"{generation.prompt_tokens} tokens, {timings.prefill_s:.2f} s spent on reading them",
-            "answer": f"none; {generation.finish_reason} before it began",
-            "mode": _mode(generation),
-        }
-    return {
-        "prompt": f"{generation.prompt_tokens} tokens, read in {timings.prefill_s:.2f} s",
-        "answer": f"{len(generation.tokens)} tokens in {timings.decode_s:.2f} s, "
-        f"{generation.tokens_per_second:.1f} tokens/s, ended by {generation.finish_reason}",
-        "passes": f"{len(generation.passes)}, {generation.tokens_per_pass:.2f} tokens and "
-        f"{generation.nodes_per_pass:.1f} nodes each, {generation.acceptance_rate:.0%} of drafts accepted",
-        "time": f"{timings.draft_s:.2f} s drafting, {timings.verify_s:.2f} s verifying, "
-        f"{timings.io_wait_s:.2f} s of it waiting for the disk",
-        "gain": f"{generation.gain:.2f}x plain decoding, by a pass of {1e3 * generation.plain_pass_s:.1f} ms"
-        if generation.gain
-        else "not known: no plain pass was measured beside trees",
-        "memory": f"{memory.peak_rss_bytes / 2**30:.2f} GiB at most of {memory.budget_bytes / 2**30:.2f} GiB",
-        "mode": _mode(generation) + (f", seed {generation.seed}" if generation.seed else ""),
-    }
-
-
-def results() -> ResultStream:
-    """Standard output."""
-    return ResultStream(sys.stdout, "Standard output")
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns, for results; nothing is cut, so that a path can be copied."""
-    lines = [tuple(headings), *map(tuple, rows)] if headings else [tuple(row) for row in rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    text = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-    return "".join(f"{line}\n" for line in text)
-
-
-def in_columns(rows: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
-    """Lines with a name and a text each; a text is broken between words to the right of the names.
-
-    Args:
-        width: of the window; None breaks nothing, so that it can be piped on.
-    """
-    import textwrap
-
-    margin = max((len(name) for name, _ in rows), default=0) + 2
-    if width is None:
-        return [f"{name:<{margin}}{text}".rstrip() for name, text in rows]
-    lines: list[str] = []
-    for name, text in rows:
-        lines += textwrap.wrap(
-            text,
-            max(width - 1, margin + 12),
-            initial_indent=f"{name:<{margin}}",
-            subsequent_indent=" " * margin,
-            break_long_words=False,  # paths are copied
-            break_on_hyphens=False,
-        ) or [name]
-    return lines
-
-
-def _mode(generation: Generation) -> str:
-    if generation.lossy:
-        return f"lossy ({generation.verify})"
-    return "exact" if generation.exact else "not bit-exact"
-
-
 def print_error(what: str, hint: str) -> None:
     """Say what failed, and what to do on a line of its own."""
     from rich.text import Text
@@ -337,11 +172,3 @@ def _console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
-
-
-def _discard_buffer(stream: TextIO) -> None:
-    """What a full disk refused stays in the buffer; let it go nowhere, not fail again when Python ends."""
-    with contextlib.suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)

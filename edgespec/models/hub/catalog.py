@@ -1,7 +1,7 @@
-"""What people type for a model, and the file that is meant.
+"""From the name of a model to its file.
 
-A name is a path, a name of the catalog (catalog.json: well-known models and which of them draft for which),
-or `org/repo[:quant]` on the Hugging Face Hub.
+A name is a path, a name from the catalog (catalog.json: well-known models, and which of them draft for
+which), or `org/repo[:quant]` on the Hugging Face Hub.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Entry:
     Attributes:
         name: what people type.
         repo: where it is on the Hub; empty if it comes as a package.
-        quant: the quantization to take.
-        parameters: how many.
-        n_bytes: the file's size, roughly.
+        quant: the default quantization.
+        parameters: how many it has.
+        n_bytes: the approximate size of the file.
         drafters: names of models that draft for it well, best first.
-        package: the Python package it comes as, and `file` in it.
+        package, file: the Python package it comes in, and the file in it.
     """
 
     name: str
@@ -84,7 +84,7 @@ def names() -> tuple[str, ...]:
 
 
 def entry_for(name: str) -> Entry | None:
-    """The catalog's entry for a name or a repository, however it is capitalised; None if there is none."""
+    """The catalog's entry for a name or a repository, ignoring case; None if there is none."""
     wanted = name.strip().lower()
     known = entries()
     if wanted in known:
@@ -111,14 +111,14 @@ def resolve(
     hub: Hub | None = None,
     fetch: bool = True,
 ) -> Found:
-    """The GGUF file for a path or a name, downloaded if it is not here.
+    """The GGUF file for a path or a name; downloaded if necessary.
 
     Args:
-        fetch: whether to use the network; without it only what is here is found.
+        fetch: whether the network may be used; otherwise only local models are found.
 
     Raises:
-        ModelFileError: there is no such file and no such name, or the model's package is missing.
-        UsageError: the quantization fits several files, or none.
+        ModelFileError: there is no such file or name, or the model's package is missing.
+        UsageError: the quantization matches several files, or none.
         HubError, OutputError: it cannot be downloaded.
     """
     name = DEFAULT if model is None else os.fspath(model)
@@ -134,12 +134,12 @@ def resolve(
 
         return pull(hub_name, on_progress, hub=hub, fetch=fetch)
     if _looks_like_path(name):
-        return Found(path)  # what is wrong with it is told when it is read
+        return Found(path)  # reading it will say what is wrong
     raise _unknown(name)
 
 
 def hub_name_of(model: str) -> HubName | None:
-    """Where a name leads on the Hub; None for paths and packages, and for what is no name."""
+    """What a name means on the Hub; None for paths and packages, and for what is not a name."""
     if _exists(_as_path(model)):
         return None
     known = entries()
@@ -155,7 +155,7 @@ def _hub_name(name: str, entry: Entry | None) -> HubName | None:
 
 
 def _packaged(entry: Entry) -> Path:
-    # Found, not imported: the package may bring a program of its own.
+    # Located, not imported: importing the package could run code of its own.
     spec = importlib.util.find_spec(entry.package)
     if spec is None or spec.origin is None:
         raise ModelFileError(
@@ -166,7 +166,7 @@ def _packaged(entry: Entry) -> Path:
 
 
 def is_installed(entry: Entry) -> bool:
-    """Whether the package that a model comes as is there."""
+    """Whether the package that a model comes in is installed."""
     return bool(entry.package) and importlib.util.find_spec(entry.package) is not None
 
 
@@ -183,7 +183,7 @@ def _unknown(name: str) -> ModelFileError:
 def _as_path(name: str) -> Path:
     try:
         return Path(name).expanduser()
-    except RuntimeError:  # "~somebody", whom the system does not know
+    except RuntimeError:  # "~name" of an unknown user
         return Path(name)
 
 

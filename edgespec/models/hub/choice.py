@@ -1,4 +1,4 @@
-"""Which of a repository's models is meant: the exact quantization, or the nearest one, and saying so."""
+"""Chooses a model from a repository: the exact quantization, or the nearest one, with a note."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from edgespec.errors import UsageError
 from edgespec.models.hub.names import HubName, ModelFile, bits_of, is_known_label, normal
 from edgespec.units import readable
 
-_USUAL = "Q4_K_M"  # what most people take
+_USUAL = "Q4_K_M"  # the usual choice
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The model that was picked, and why, where that is not plain."""
+    """The model that was picked, and why, if that is not obvious."""
 
     model: ModelFile
     note: str = ""
 
 
 def choose(name: HubName, models: Sequence[ModelFile]) -> Choice:
-    """Pick the model that `name` means; there must be some.
+    """Pick the model that `name` means; `models` must not be empty.
 
-    A file's name picks that file. A quantization picks the file that has it; if none has, the nearest
-    by bits a weight, the larger of two that are as near. No quantization means Q4_K_M.
+    A file name picks that file. A quantization picks the file that has it, or else the nearest one by bits
+    per weight; of two equally near, the larger. No quantization means Q4_K_M.
 
     Raises:
-        UsageError: several files fit equally well, or what was asked for is no quantization; lists
-            what there is, with sizes.
+        UsageError: several files match, or the name is not a quantization; lists
+            the available ones, with sizes.
     """
     if len(models) == 1 and name.pick is None:
         return Choice(models[0])
@@ -60,7 +60,7 @@ def choose(name: HubName, models: Sequence[ModelFile]) -> Choice:
 
 
 def listing(models: Sequence[ModelFile], *, names: bool = False) -> str:
-    """Models in a row, with their sizes."""
+    """The models in one line, with their sizes."""
     return ", ".join(
         f"{m.name if names or not m.label else m.label} ({readable(m.n_bytes)})"
         for m in sorted(models, key=lambda m: (m.n_bytes, m.name))
@@ -73,7 +73,7 @@ def _exact(wanted: str, models: Sequence[ModelFile]) -> list[ModelFile]:
 
 
 def _by_beginning(name: HubName, wanted: str, models: Sequence[ModelFile]) -> Choice:
-    """Part of a quantization, such as q4, picks the only model that begins with it."""
+    """The beginning of a quantization, such as q4, picks the only model that has it."""
     begun = [m for m in models if normal(m.label).startswith(normal(wanted))] if normal(wanted) else []
     if len(begun) == 1:
         return Choice(begun[0], f"{wanted} is {begun[0].label} ({readable(begun[0].n_bytes)}) here.")

@@ -229,7 +229,7 @@ class _Busy(Exception):
     def __init__(self, status: int, retry_after: str) -> None:
         self.wait = float(retry_after) if retry_after.isdigit() else 0.0
         self.reason = (
-            "the Hub says that it was asked too often" if status == 429 else f"the Hub answers with {status}"
+            "the Hub received too many requests" if status == 429 else f"the Hub answers with {status}"
         )
         super().__init__(self.reason)
 

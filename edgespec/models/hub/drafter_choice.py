@@ -1,6 +1,6 @@
-"""The drafters that are here for a target, best first: what `--draft auto` picks from.
+"""The local drafters for a target, best first: what `--draft auto` picks from.
 
-Registered by a person; a smaller model of the same family from the catalog; one made from the target.
+They are registered by a person, smaller models of the same family from the catalog, or made from the target.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from edgespec.models.hub.registry import MADE, REGISTERED, Registry, same_file
 
 @dataclass(frozen=True)
 class Candidate:
-    """A drafter that is here.
+    """A local drafter.
 
     Attributes:
         kind: "registered", "catalog" or "made".
-        top1: its measured agreement; None where it was not measured.
+        top1: its measured agreement; None if not measured.
     """
 
     path: Path
@@ -41,32 +41,32 @@ class Candidate:
 
 
 def candidates(header: GGUFHeader, registry: Registry | None = None) -> list[Candidate]:
-    """The drafters for the target with this header that are here; the one to take comes first."""
+    """The local drafters for the target with this header, the preferred one first."""
     known = (registry or Registry()).pairs(header.fingerprint)
     registered = [Candidate(p.path, REGISTERED, p.top1) for p in known if p.kind == REGISTERED]
     made = [Candidate(p.path, MADE, p.top1) for p in known if p.kind == MADE]
     siblings = [Candidate(path, "catalog") for path in _siblings(header)]
     found: list[Candidate] = []
     for candidate in registered + siblings + made:
-        known_as = [header.path, *(other.path for other in found)]  # a model is no drafter for itself
+        known_as = [header.path, *(other.path for other in found)]  # a model does not draft for itself
         if not any(same_file(candidate.path, path) for path in known_as):
             found.append(candidate)
     return found
 
 
 def agreement_of(header: GGUFHeader, drafter: Path, registry: Registry | None = None) -> float | None:
-    """The measured agreement of a drafter with the target of this header, however its file is named."""
+    """The measured agreement of a drafter with the target of this header, by whatever path."""
     return next((c.top1 for c in candidates(header, registry) if same_file(c.path, drafter)), None)
 
 
 def drafter_to_take(
     header: GGUFHeader, target_bytes: int, *, budget: int, n_cells: int, n_outputs: int
 ) -> Candidate | None:
-    """What `--draft auto` takes: the first candidate that is small beside the target and the budget.
+    """What `--draft auto` takes: the first candidate that is small compared with the target and the budget.
 
     Args:
         target_bytes: of the target's weights, in all its files.
-        budget: bytes of memory for everything.
+        budget: bytes of memory for target and drafter together.
         n_cells, n_outputs: of the drafter's context; see `footprint`.
     """
     for candidate in candidates(header):
@@ -104,7 +104,7 @@ def _siblings(header: GGUFHeader) -> list[Path]:
         try:
             path = catalog.find(name, fetch=False)
         except EdgeSpecError:
-            continue  # not here
+            continue  # not on this machine
         if path.is_file():
             found.append(path)
     return found

@@ -1,4 +1,4 @@
-"""Look at a model wherever it is: its headers from disk, or from the Hub without downloading it."""
+"""Reads a model's headers from disk, or from the Hub without downloading the model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.choice import choose
 from edgespec.models.hub.drafter_choice import candidates, entry_of
-from edgespec.models.hub.repository import Hub, look_up
+from edgespec.models.hub.repository import Hub, find_repository
 from edgespec.progress import Progress
 
 
 @dataclass(frozen=True)
-class Seen:
+class InspectedModel:
     """A model's headers, in order.
 
     Attributes:
-        path: its first file; None if it is not here.
+        path: its first file; None if it is only on the Hub.
     """
 
     headers: tuple[GGUFHeader, ...]
@@ -31,32 +31,34 @@ class Seen:
     notes: tuple[str, ...] = ()
 
 
-def look_at(model: str, on_progress: Progress | None = None, *, hub: Hub | None = None) -> Seen:
-    """The headers of a model that is here, or else of the one on the Hub that would be pulled.
+def inspect_model(
+    model: str, on_progress: Progress | None = None, *, hub: Hub | None = None
+) -> InspectedModel:
+    """The headers of a local model, or else of the one on the Hub that would be pulled.
 
     Raises:
-        EdgeSpecError: as catalog.resolve, or the file is no GGUF.
+        EdgeSpecError: as catalog.resolve, or the file is not a GGUF file.
     """
     try:
         found = catalog.resolve(model, hub=hub, fetch=False)
     except (HubError, UsageError):
         if catalog.hub_name_of(model) is None:
             raise
-        return _look_at_remote(model, hub or Hub.from_environment(), on_progress)
+        return _inspect_remote(model, hub or Hub.from_environment(), on_progress)
     header = read_header(found.path)
     parts = split_paths(header)
     headers = tuple(header if path == header.path else read_header(path) for path in parts)
-    return Seen(headers, found.path, entry_of(found.path) or catalog.entry_for(model), found.notes)
+    return InspectedModel(headers, found.path, entry_of(found.path) or catalog.entry_for(model), found.notes)
 
 
-def _look_at_remote(model: str, hub: Hub, on_progress: Progress | None) -> Seen:
+def _inspect_remote(model: str, hub: Hub, on_progress: Progress | None) -> InspectedModel:
     from edgespec.models.hub.remote_header import read_remote_header
 
     name = catalog.hub_name_of(model)
     assert name is not None
     if on_progress is not None:
         on_progress(f"Asking the Hub about {name.repo}", 0.0)
-    repository = look_up(hub, name.repo)
+    repository = find_repository(hub, name.repo)
     choice = choose(replace(name, repo=repository.repo), repository.models)
     headers = []
     for file in repository.files_of(choice.model):
@@ -64,18 +66,18 @@ def _look_at_remote(model: str, hub: Hub, on_progress: Progress | None) -> Seen:
             on_progress(f"Reading the header of {file.path}", 0.0)
         headers.append(read_remote_header(hub, repository, file))
     notes = (choice.note,) if choice.note else ()
-    return Seen(tuple(headers), None, catalog.entry_for(model), notes)
+    return InspectedModel(tuple(headers), None, catalog.entry_for(model), notes)
 
 
-def drafters_of(seen: Seen) -> list[dict[str, Any]]:
-    """Drafters that are here for the model, then those that could be pulled."""
+def drafters_of(model: InspectedModel) -> list[dict[str, Any]]:
+    """Local drafters for the model, then those that could be pulled."""
     here = [
         {"name": str(found.path), "here": True, "why": found.reason, "top1": found.top1}
-        for found in candidates(seen.headers[0])
+        for found in candidates(model.headers[0])
     ]
     paths = {row["name"] for row in here}
     more = []
-    for name in seen.entry.drafters if seen.entry else ():
+    for name in model.entry.drafters if model.entry else ():
         try:
             if str(catalog.find(name, fetch=False)) in paths:
                 continue

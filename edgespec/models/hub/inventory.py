@@ -1,4 +1,4 @@
-"""The models that are on this machine, where EdgeSpec looks for them."""
+"""The models on this machine, in the places where EdgeSpec looks for them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgespec.models.hub.repository import Hub, cached_models, cached_repositori
 
 
 @dataclass(frozen=True)
-class Present:
-    """A model that is here.
+class LocalModel:
+    """A model on this machine.
 
     Attributes:
         name: what to type for it.
-        source: "hub", "package", "made", or "packed": layers rearranged for streaming, which are no model.
+        source: "hub", "package", "made", or "packed" for packed layer files, which are not models themselves.
         n_bytes: of all its files.
     """
 
@@ -40,22 +40,24 @@ class Present:
         }
 
 
-def present_models(hub: Hub) -> list[Present]:
+def local_models(hub: Hub) -> list[LocalModel]:
     """All of them: packages, the Hub's cache, drafters made here; and packed layer files."""
     found = [
-        Present(entry.name, "package", catalog.find(entry.name), _size(catalog.find(entry.name)), entry.quant)
+        LocalModel(
+            entry.name, "package", catalog.find(entry.name), _size(catalog.find(entry.name)), entry.quant
+        )
         for entry in catalog.entries().values()
         if catalog.is_installed(entry)
     ]
     for repo in cached_repositories(hub):
         for model, path in sorted(cached_models(hub, repo), key=lambda pair: pair[0].n_bytes):
             pick = model.label or model.name
-            found.append(Present(f"{repo}:{pick}", "hub", path, model.n_bytes, model.label))
+            found.append(LocalModel(f"{repo}:{pick}", "hub", path, model.n_bytes, model.label))
     for path in sorted(drafters_folder().glob("*.gguf")):
-        found.append(Present(str(path), "made", path, _size(path), ""))
-    remove_abandoned(packs_folder())  # no model, and in no list, but as large as one
+        found.append(LocalModel(str(path), "made", path, _size(path), ""))
+    remove_abandoned(packs_folder())  # not models, and never listed, but as large as one
     for path in sorted(packs_folder().glob("*.pack")):
-        found.append(Present(str(path), "packed", path, _size(path), ""))
+        found.append(LocalModel(str(path), "packed", path, _size(path), ""))
     return found
 
 

@@ -1,6 +1,6 @@
-"""What people type for a model, taken apart: `org/repo[:quant]` on the Hub, and quantizations in file names.
+"""Parses names: `org/repo[:quant]` on the Hub, and quantizations in file names.
 
-Nothing here reads a file or the network.
+Nothing here reads files or uses the network.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _LABEL = re.compile(
     r"(?:^|[-_./])(?P<label>(?:UD-)?(?:I?Q\d+(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4))(?=$|[-_./])",
     re.IGNORECASE,
 )
-# Files that come along with models and are none: vision encoders, importance matrices.
-_NO_MODEL = re.compile(r"(?:^|[-_./])(?:mmproj|imatrix)", re.IGNORECASE)
+# Files in model repositories that are not language models: vision encoders, importance matrices.
+_NOT_A_MODEL = re.compile(r"(?:^|[-_./])(?:mmproj|imatrix)", re.IGNORECASE)
 
-# Bits a weight takes, about: what "nearest" is measured by.
+# Approximate bits per weight, by which the nearest quantization is found.
 _BITS = {
     **{"IQ1_S": 1.6, "IQ1_M": 1.8, "TQ1_0": 1.7, "TQ2_0": 2.1, "IQ2_XXS": 2.1, "IQ2_XS": 2.3, "IQ2_S": 2.5},
     **{
@@ -58,7 +58,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class HubName:
-    """A model on the Hub: its repository, and what picks a file there (a quantization or a file's name)."""
+    """A model on the Hub: its repository, and what selects a file there (a quantization or a file name)."""
 
     repo: str
     pick: str | None = None
@@ -69,10 +69,10 @@ class HubName:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """One model in a repository: its files in order, their bytes together, and its quantization.
+    """One model in a repository: its files in order, their total size, and its quantization.
 
     Attributes:
-        label: such as "Q4_K_M"; empty where the name does not say.
+        label: such as "Q4_K_M"; empty if the name has none.
     """
 
     paths: tuple[str, ...]
@@ -86,7 +86,7 @@ class ModelFile:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """`org/repo[:pick]`, with or without the Hub's address before it; None if it is no such name."""
+    """`org/repo[:pick]`, with or without the Hub's address before it; None if it is not such a name."""
     rest = text.strip()
     for prefix in _PREFIXES:
         if rest.lower().startswith(prefix):
@@ -101,36 +101,36 @@ def parse_hub_name(text: str) -> HubName | None:
 
 
 def normal(label: str) -> str:
-    """A quantization as it is compared: capitals, underscores, F16 for FP16."""
+    """A quantization in its canonical form: capitals, underscores, F16 for FP16."""
     text = label.strip().upper().replace("-", "_").removeprefix("UD_")
     return {"FP16": "F16", "FP32": "F32"}.get(text, text)
 
 
 def label_of(path: str) -> str:
-    """The quantization that a file's name, or its folder's, speaks of; empty if none."""
+    """The quantization in the name of a file or of its folder; empty if there is none."""
     stem = _PART.sub("", path.removesuffix(".gguf").removesuffix(".GGUF"))
     found = [match["label"] for match in _LABEL.finditer(stem)]
     return found[-1].upper() if found else ""
 
 
 def is_known_label(label: str) -> bool:
-    """Whether this is a quantization that exists somewhere."""
+    """Whether this is the name of a quantization."""
     return normal(label) in _BITS
 
 
 def bits_of(label: str) -> float:
-    """About how many bits a weight takes; 0 where that is not known."""
+    """About how many bits a weight takes; 0 if unknown."""
     return _BITS.get(normal(label), 0.0)
 
 
 def group_files(files: Iterable[tuple[str, int]]) -> tuple[ModelFile, ...]:
-    """The models among the files (path, bytes) of a repository; the parts of a split one go together.
+    """The models among the files (path, bytes) of a repository; the parts of a split model are grouped.
 
-    A split model of which parts are missing is left out.
+    A split model with missing parts is left out.
     """
     groups: dict[tuple[str, int], list[tuple[str, int]]] = {}
     for path, n_bytes in sorted(files):
-        if not path.lower().endswith(".gguf") or _NO_MODEL.search(path):
+        if not path.lower().endswith(".gguf") or _NOT_A_MODEL.search(path):
             continue
         stem = path[: -len(".gguf")]
         match = _PART.search(stem)
@@ -145,7 +145,7 @@ def group_files(files: Iterable[tuple[str, int]]) -> tuple[ModelFile, ...]:
 
 @dataclass(frozen=True)
 class Found:
-    """A model's first or only file, and what was chosen for the person who asked."""
+    """A model's first or only file, and notes about what was chosen."""
 
     path: Path
     notes: tuple[str, ...] = ()

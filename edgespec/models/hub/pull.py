@@ -1,4 +1,4 @@
-"""From a name on the Hub to files: what the cache has is used, the rest is downloaded."""
+"""From a name on the Hub to files, taken from the cache or downloaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.errors import HubError
 from edgespec.models.hub.choice import choose, listing
 from edgespec.models.hub.names import Found, HubName, ModelFile, normal
-from edgespec.models.hub.repository import Hub, cached_models, look_up
+from edgespec.models.hub.repository import Hub, cached_models, find_repository
 from edgespec.progress import Progress
 
 
@@ -25,10 +25,10 @@ def pull(
 
     Args:
         fetch: whether the network may be used.
-        refresh: ask the Hub even if the model is here, for a newer version.
+        refresh: ask the Hub for a newer version even if the model is in the cache.
 
     Raises:
-        UsageError: the quantization fits several files, or none.
+        UsageError: the quantization matches several files, or none.
         HubError, OutputError: it cannot be downloaded.
     """
     hub = hub or Hub.from_environment()
@@ -42,7 +42,7 @@ def pull(
         raise _missing(name, models, offline=hub.offline)
     if on_progress is not None:
         on_progress(f"Asking the Hub about {name.repo}", 0.0)
-    repository = look_up(hub, name.repo)
+    repository = find_repository(hub, name.repo)
     choice = choose(replace(name, repo=repository.repo), repository.models)
     from edgespec.models.hub.download import download
 
@@ -51,7 +51,7 @@ def pull(
 
 
 def _exact(name: HubName, models: Mapping[ModelFile, Path]) -> Path | None:
-    """The model in the cache that fits the name and leaves no question; then the Hub need not be asked."""
+    """The cached model that matches the name unambiguously, so that the Hub need not be asked."""
     wanted = normal(name.pick) if name.pick else None
     fits = [
         path
@@ -62,10 +62,10 @@ def _exact(name: HubName, models: Mapping[ModelFile, Path]) -> Path | None:
 
 
 def _missing(name: HubName, models: Mapping[ModelFile, Path], *, offline: bool) -> HubError:
-    here = f" Here is {listing(list(models))}." if models else ""
+    here = f" On this machine: {listing(list(models))}." if models else ""
     if offline:
         return HubError(
-            f"{name} is not here, and the Hub is not asked, as HF_HUB_OFFLINE is set.{here}",
+            f"{name} is not here, and the Hub cannot be asked because HF_HUB_OFFLINE is set.{here}",
             "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
         )
     return HubError(f"{name} is not here.{here}", f"Download it: edgespec models pull {name}")

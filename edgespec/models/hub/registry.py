@@ -1,7 +1,7 @@
-"""Which drafters are known for which target: pairs that people registered, and drafters made here.
+"""Known pairs of target and drafter: those that people registered, and drafters made here.
 
-One JSON file in the user's data folder. Targets are known by the fingerprint of their header, so a model
-that moved or was renamed keeps its drafters.
+They are kept in one JSON file in the user's data folder. A target is identified by the fingerprint of its
+header, so a model that was moved or renamed keeps its drafters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Pair:
         target: fingerprint of the target's header; `target_name` is for people.
         kind: "registered" by a person, or "made" here.
         top1, top4: share of the target's tokens that are the drafter's first choice, or among its first
-            four, over `tokens` tokens that the target wrote; None where it was not measured.
+            four, over `tokens` tokens that the target wrote; None if not measured.
         recipe: how it was made, such as "q4_0 without layers 18, 21".
     """
 
@@ -53,7 +53,7 @@ class Pair:
 
 
 def data_folder() -> Path:
-    """Where what EdgeSpec made and remembers is kept."""
+    """Where drafters, pairs and other data of EdgeSpec are kept."""
     return user_data_path("edgespec")
 
 
@@ -63,20 +63,20 @@ def drafters_folder() -> Path:
 
 
 class Registry:
-    """The pairs, in a file; every change is written at once, under a temporary name."""
+    """The pairs, in a file that is replaced as a whole with every change."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or data_folder() / "pairs.json"
 
     def pairs(self, target: str | None = None) -> list[Pair]:
-        """All pairs, or those of a target, whose drafters are there; the best agreement first."""
+        """All pairs, or those of a target, whose drafters exist; the best agreement first."""
         found = [
             pair for pair in self._read() if (target is None or pair.target == target) and pair.path.is_file()
         ]
         return sorted(found, key=lambda pair: -(pair.top1 or 0.0))
 
     def add(self, pair: Pair) -> None:
-        """Remember a pair, in place of what was known about it.
+        """Remember a pair, replacing what was known about it.
 
         Raises:
             OutputError: the file cannot be written.
@@ -88,7 +88,7 @@ class Registry:
         self._change(changed)
 
     def forget(self, *, target: str | None = None, drafter: Path | None = None) -> None:
-        """Forget the pairs of a target, or those with a drafter, however its file is named."""
+        """Forget the pairs of a target, or those with a drafter, by whatever path."""
         self.forget_all(self.concerning(target, [drafter] if drafter else []))
 
     def forget_all(self, gone: Collection[Pair]) -> None:
@@ -101,7 +101,7 @@ class Registry:
             self._change(lambda pairs: [pair for pair in pairs if pair not in gone])
 
     def concerning(self, target: str | None, drafters: Collection[Path]) -> list[Pair]:
-        """The pairs of a target, and those with one of these drafters, even if its file is gone."""
+        """The pairs of a target, and those with one of these drafters, even if the file is gone."""
         return [
             pair
             for pair in self._read()
@@ -109,7 +109,7 @@ class Registry:
         ]
 
     def missing(self, target: str) -> list[Pair]:
-        """The pairs of a target whose drafter is not where it was."""
+        """The pairs of a target whose drafter no longer exists."""
         return [pair for pair in self._read() if pair.target == target and not pair.path.is_file()]
 
     def _read(self) -> list[Pair]:
@@ -119,7 +119,7 @@ class Registry:
         except OSError:
             return []
         except (ValueError, TypeError, KeyError):
-            # Nothing a person made is lost: what cannot be read is put aside, not written over.
+            # Registered pairs must not be lost: a file that cannot be read is set aside, not overwritten.
             with contextlib.suppress(OSError):
                 self._path.replace(self._path.with_suffix(".damaged"))
             return []
@@ -138,10 +138,10 @@ class Registry:
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one file: directly, through links, or from where the program stands."""
+    """Whether two paths lead to the same file: directly, through links, or relative to the current folder."""
     try:
         return one.samefile(other)
-    except OSError:  # one is gone
+    except OSError:  # one does not exist
         return one.expanduser().absolute() == other.expanduser().absolute()
 
 

@@ -1,4 +1,4 @@
-"""The header of a model that is still on the Hub: the first megabytes, by range requests."""
+"""The header of a model on the Hub: its first megabytes, read by range requests."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.repository import Hub, HubFile, Repository, translated
 
 _FIRST = 2 << 20
-_MOST = 256 << 20  # what gguf.py allows a header
+_MOST = 256 << 20  # the limit of models/gguf/header.py
 
 
 def read_remote_header(hub: Hub, repository: Repository, file: HubFile) -> GGUFHeader:
     """Read and check the header of one file of a repository, without downloading the rest.
 
     Raises:
-        HubError: the Hub cannot be asked, or gives no ranges.
-        ModelFileError: the file is no GGUF, or damaged.
+        HubError: the Hub cannot be asked, or does not support ranges.
+        ModelFileError: the file is not a GGUF file, or damaged.
     """
     data, wanted = b"", _FIRST
     with translated(hub, repository.repo):
@@ -34,7 +34,7 @@ def read_remote_header(hub: Hub, repository: Repository, file: HubFile) -> GGUFH
                     raise HubError(
                         f"The Hub sends less of {file.path} than it has.", "Try again later."
                     ) from None
-                # Vocabularies are the bulk, and how long they are is only known at their end.
+                # Most of it is the vocabulary, whose length is only known at its end.
                 wanted = max(more.needed, 2 * wanted)
 
 
@@ -50,6 +50,6 @@ def _range(hub: Hub, repository: Repository, file: HubFile, start: int, end: int
         data = bytearray()
         for chunk in response.iter_bytes():
             data += chunk
-            if len(data) >= end - start:  # all of it, where ranges are ignored
+            if len(data) >= end - start:  # the server may ignore ranges and send everything
                 break
     return bytes(data[: end - start])

@@ -1,6 +1,6 @@
-"""Free a model: its files in the Hub's cache, and what EdgeSpec made for it.
+"""Removes a model: its files in the Hub's cache, and what EdgeSpec made for it.
 
-A file outside the cache belongs to whoever put it there, and a packaged model to its package: of those only
+A file outside the cache belongs to whoever put it there, and a packaged model to its package; for those, only
 what EdgeSpec made is removed.
 """
 
@@ -23,8 +23,8 @@ from edgespec.models.hub.registry import Pair, Registry, drafters_folder
 
 @dataclass(frozen=True)
 class Removable:
-    """A file that would go, and what it is: "model", "packed file", "row rule", "profile", "drafter" or
-    "partial"."""
+    """A file that would be removed, and what it is: "model", "packed file", "row rule", "profile",
+    "drafter" or "partial"."""
 
     path: Path
     kind: str
@@ -41,7 +41,7 @@ class Removal:
 
     Attributes:
         kept: sentences about what stays, and why.
-        pairs: those that the model is a target or a drafter of; they are forgotten.
+        pairs: those of which the model is the target or the drafter; they are forgotten.
     """
 
     files: list[Removable] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Removal:
         """Remove the files and forget the pairs; returns the bytes that were freed.
 
         Raises:
-            OutputError: a file cannot be removed; says what was freed until then.
+            OutputError: a file cannot be removed; says how much was freed before.
         """
         freed = 0
         for file in self.files:
@@ -76,7 +76,7 @@ class Removal:
 
 
 def plan_removal(path: Path) -> Removal:
-    """What removing the model whose first or only file this is would free.
+    """What removing a model would free, given its first or only file.
 
     Raises:
         ModelFileError: there is no such file.
@@ -84,7 +84,7 @@ def plan_removal(path: Path) -> Removal:
     path = path.absolute()
     if not path.is_file():
         pairs = Registry().concerning(None, [path])
-        if pairs:  # the file is gone already, and this is how to be rid of what is remembered of it
+        if pairs:  # the file is gone, but its pairs are still remembered
             return Removal(kept=[f"{path} does not exist any more."], pairs=pairs)
         raise ModelFileError(f"{path} does not exist.", "See 'edgespec models list'.")
     removal = Removal()
@@ -122,7 +122,7 @@ def _add_cached(removal: Removal, path: Path) -> None:
         alone = link.is_symlink()
         removal.files.append(Removable(link, "model", 0 if alone else link.stat().st_size))
     if blob.is_file() and blob not in linked:
-        # Only what lies in this repository: a blob that the cache shares serves others too.
+        # Only blobs in this repository: a blob that the cache shares is used by others too.
         if repository in blob.parents:
             removal.files.append(Removable(blob, "model", blob.stat().st_size))
         else:
@@ -155,21 +155,21 @@ def packs_folder() -> Path:
 
 
 def _pack_files(pack: Path) -> list[Removable]:
-    """A packed file, or one that goes with it, and its lock."""
+    """A packed file or one of its companions, and its lock."""
     lock = pack.with_suffix(".lock")
     files = [pack, lock] if pack.suffix == ".pack" and lock.exists() else [pack]
     return [Removable(file, "packed file", file.stat().st_size) for file in files]
 
 
 def _row_rules(folder: Path, fingerprint: str) -> list[Path]:
-    """What was found out about exact decoding with the model."""
+    """The row rules found for the model."""
     from edgespec.models.llama.row_rule import files_about
 
     return files_about(folder, fingerprint)
 
 
 def _profiles(folder: Path, fingerprint: str) -> list[Path]:
-    """What was measured with the model: small files that name what they are about."""
+    """Profiles of the model: small files that contain its fingerprint."""
     found = []
     for path in sorted(folder.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):
@@ -186,11 +186,11 @@ def _header(path: Path) -> GGUFHeader | None:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove folders of the Hub's cache that hold nothing any more."""
+    """Remove empty folders of the Hub's cache."""
     while "models--" in str(folder) and folder.is_dir():
         rest = list(folder.iterdir())
         if folder.name.startswith("models--"):
-            # References and the list of files that are not there go with the last blob.
+            # References, and the list of missing files, go with the last blob.
             if not any(path.is_file() for path in (folder / "blobs").rglob("*")):
                 import shutil
 

@@ -1,8 +1,8 @@
-"""The Hugging Face Hub: what a repository holds, and which of it is in the local cache already.
+"""The Hugging Face Hub: what a repository holds, and what of it is already in the local cache.
 
-huggingface-hub asks the Hub and keeps the cache, so files are shared with every program that uses it, and
-HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they mean elsewhere. Its failures
-are translated here, once; no message carries a token or a signed address.
+The huggingface-hub library queries the Hub and manages the cache, so files are shared with every program that
+uses it, and HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE have their usual meaning. Its
+errors are translated here; no message contains a token or a signed address.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Hub:
     """Where the Hub is and where its files are kept.
 
     Attributes:
-        token: sent to the Hub, and to nobody else.
+        token: sent to the Hub only.
         offline: never use the network.
-        timeout: seconds without a byte after which the server counts as silent.
-        pause: seconds before the first new attempt after a failure; it doubles.
+        timeout: seconds without a byte after which a request fails.
+        pause: seconds before the first retry after a failure; it doubles.
     """
 
     endpoint: str
@@ -42,7 +42,7 @@ class Hub:
 
     @classmethod
     def from_environment(cls) -> Hub:
-        """As the environment and the Hub's own settings say."""
+        """With the settings of the environment and of huggingface-hub."""
         from huggingface_hub import constants, get_token
 
         return cls(
@@ -54,7 +54,7 @@ class Hub:
         )
 
     def headers(self) -> dict[str, str]:
-        """Who we are, and the token."""
+        """The user agent and the token."""
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         from edgespec.version import __version__
@@ -97,15 +97,15 @@ class Repository:
         return [by_path[path] for path in model.paths]
 
 
-def look_up(hub: Hub, repo: str) -> Repository:
+def find_repository(hub: Hub, repo: str) -> Repository:
     """Ask the Hub what a repository holds.
 
     Raises:
-        HubError: no network, no such repository, no access, no GGUF files there.
+        HubError: no network, no such repository, no access, or no GGUF files in it.
     """
     if hub.offline:
         raise HubError(
-            f"{repo} is not here, and the Hub is not asked, as HF_HUB_OFFLINE is set.",
+            f"{repo} is not here, and the Hub cannot be asked because HF_HUB_OFFLINE is set.",
             "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
         )
     found = _parsed(hub, _asked(hub, repo))
@@ -120,7 +120,7 @@ def look_up(hub: Hub, repo: str) -> Repository:
 
 
 def _asked(hub: Hub, repo: str) -> bytes:
-    """The Hub's answer to what is in a repository, as it came."""
+    """The Hub's raw answer about a repository."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         get_session,
@@ -142,7 +142,7 @@ def _asked(hub: Hub, repo: str) -> bytes:
 
 
 def _parsed(hub: Hub, answer: bytes) -> Repository:
-    """What the Hub said, checked; nothing but its answer can be at fault here."""
+    """The Hub's answer, checked; only the answer can be at fault here."""
     try:
         said = json.loads(answer)
         siblings = said["siblings"] or ()
@@ -153,7 +153,7 @@ def _parsed(hub: Hub, answer: bytes) -> Repository:
             raise ValueError("no name, or no commit")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise HubError(
-            f"{_host(hub)} gave an answer that is not the Hub's.", "Check HF_ENDPOINT and any proxy."
+            f"{_host(hub)} gave an answer that the Hub would not give.", "Check HF_ENDPOINT and any proxy."
         ) from None
     return Repository(name, commit, files)
 
@@ -167,7 +167,7 @@ def _file(sibling: dict[str, Any]) -> HubFile:
 def cached_models(hub: Hub, repo: str) -> Iterator[tuple[ModelFile, Path]]:
     """The whole models of a repository that are in the cache, and the path of each one's first file.
 
-    The revision that was fetched last comes first.
+    The latest revision comes first.
     """
     snapshots = hub.folder(repo) / "snapshots"
     try:
@@ -176,7 +176,7 @@ def cached_models(hub: Hub, repo: str) -> Iterator[tuple[ModelFile, Path]]:
         newest = ""
     seen: set[tuple[str, ...]] = set()
     for revision in sorted(_folders(snapshots), key=lambda path: (path.name != newest, -_modified(path))):
-        # exists(): a link whose blob was removed is no file.
+        # is_file(): a link whose blob was removed is not a file.
         found = [path for path in revision.rglob("*") if path.is_file()]
         sizes = [(path.relative_to(revision).as_posix(), path.stat().st_size) for path in found]
         for model in group_files(sizes):
@@ -186,7 +186,7 @@ def cached_models(hub: Hub, repo: str) -> Iterator[tuple[ModelFile, Path]]:
 
 
 def cached_repositories(hub: Hub) -> list[str]:
-    """The repositories that the cache holds something of."""
+    """The repositories that have something in the cache."""
     return sorted(
         folder.name.removeprefix("models--").replace("--", "/", 1)
         for folder in _folders(hub.cache)
@@ -198,12 +198,12 @@ def cached_repositories(hub: Hub) -> list[str]:
 def translated(hub: Hub, repo: str, api: Any = None) -> Iterator[None]:
     """Turn what huggingface-hub, the network and the system raise into messages for people.
 
-    Nothing else is caught: a mistake in a program is not the network's fault, and must not look like it.
+    Nothing else is caught: a bug must not look like a network failure.
     """
     import httpx2
     from huggingface_hub import errors
 
-    # `from None`: what the libraries raise quotes addresses, which may be signed.
+    # `from None`: the libraries' messages quote addresses, which may be signed.
     try:
         yield
     except EdgeSpecError:
@@ -224,13 +224,13 @@ def translated(hub: Hub, repo: str, api: Any = None) -> Iterator[None]:
             else f"Check the name. If it is private: {_LOG_IN}.",
         ) from None
     except errors.HFValidationError:
-        raise HubError(f"'{repo}' is no name of a repository.", "Write it as org/repo:quant.") from None
+        raise HubError(f"'{repo}' is not the name of a repository.", "Write it as org/repo:quant.") from None
     except errors.HfHubHTTPError as error:
         raise _refused(repo, error.response) from None
-    except errors.LocalEntryNotFoundError:  # an OSError by birth, but about the network
+    except errors.LocalEntryNotFoundError:  # a subclass of OSError, but about the network
         raise HubError(f"{_host(hub)} cannot be reached.", "Try again; what was fetched is kept.") from None
     except errors.OfflineModeIsEnabled:
-        raise HubError("The Hub is not asked, as offline mode is set.", "Unset HF_HUB_OFFLINE.") from None
+        raise HubError("The Hub cannot be asked in offline mode.", "Unset HF_HUB_OFFLINE.") from None
     except httpx2.TimeoutException:
         raise HubError(
             f"{_host(hub)} does not answer.", "Try again later; what was fetched so far is kept."
@@ -261,7 +261,7 @@ def _refused(repo: str, response: Any) -> HubError:
     if status == 429:
         wait = response.headers.get("retry-after", "")
         again = f"in {wait} seconds" if wait.isdigit() else "later"
-        return HubError("The Hub says that it was asked too often (429).", f"Try again {again}, or log in.")
+        return HubError("The Hub received too many requests (429).", f"Try again {again}, or log in.")
     return HubError(f"The Hub answers with status {status}.", "Try again later.")
 
 
@@ -270,7 +270,7 @@ def _bad_token() -> HubError:
 
 
 def _similar(api: Any, repo: str) -> list[str]:
-    """Repositories whose names come near, if the Hub can say."""
+    """Repositories with similar names, if the Hub can say."""
     import difflib
 
     try:
@@ -279,7 +279,7 @@ def _similar(api: Any, repo: str) -> list[str]:
             for model in api.list_models(search=repo.split("/")[1], limit=20)
             if str(model.id) != repo
         ]
-    except Exception:  # a courtesy inside an error message: without it the message still stands
+    except Exception:  # only a suggestion in an error message
         return []
     return difflib.get_close_matches(repo, found, n=3, cutoff=0.4)
 

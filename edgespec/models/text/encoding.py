@@ -1,4 +1,4 @@
-"""Prompts to tokens: plain text, questions and conversations."""
+"""From prompts to tokens: plain text, questions and conversations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgespec.errors import TemplateError
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.template import ChatTemplate, Segment, render_segments
 
-# Tokens are counted to this multiple of the context, so that errors can name the number.
+# Prompts are tokenized up to this multiple of the context, so that errors can state their length.
 _COUNTED = 4
 
 Message = Mapping[str, str]
@@ -26,14 +26,14 @@ class Encoded:
 
 
 class Encoder:
-    """Turns what a person wrote into the target's tokens.
+    """Turns prompts into the target's tokens.
 
-    Only what the chat template wrote may become control tokens; a person's text never does, whatever
+    Only text of the chat template may become control tokens; the user's text never does, whatever
     it spells.
 
     Args:
-        context: tokens that the target's context holds. What is far longer is refused before it is rendered
-            or tokenized to its end, and takes neither time nor memory; None reads everything.
+        context: tokens that the target's context holds. Far longer prompts are refused before they are fully
+            rendered or tokenized, so that they take neither time nor memory; None has no limit.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Encoder:
         return self._template is not None
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """Tokens of a prompt: a text, chat messages, or tokens already.
+        """The tokens of a prompt, which is text, chat messages, or already tokens.
 
         Args:
             raw: do not put a text into the chat template.
@@ -72,8 +72,8 @@ class Encoder:
         """A conversation, up to where the model answers.
 
         Args:
-            known: an encoding of its beginning. Where the text still begins like this, its tokens are
-                kept, as a second tokenization of an answer may cut it differently than the model did.
+            known: an encoding of its beginning. If the text still begins like this, its tokens are kept,
+                because tokenizing an answer again may split it differently than the model did.
 
         Raises:
             TemplateError: the model has no template, or it failed.

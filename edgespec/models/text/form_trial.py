@@ -1,6 +1,6 @@
-"""The child's part of trying a form out: compile it over single bytes, and go some steps in it.
+"""Tries a grammar in a child process: compiles it over single bytes, and takes some steps in it.
 
-Run by `trial.py`, for `grammar.py`.
+Run by `processes/trial.py` for `grammar.py`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class _Bytes:
 
 
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Compile a form.
+    """Compile a grammar.
 
     Args:
         request: its "kind" and "text", and the "limits" of llguidance.LLParserLimits.
 
     Returns:
-        "source" for llguidance and the "bytes" of memory taken, or the "wrong" in it.
+        "source" for llguidance and the "bytes" of memory taken, or what is "wrong".
     """
     before = _resident()
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
@@ -50,7 +50,7 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"refused": matcher.get_error()}
     _walk(matcher.deep_copy())
     taken = max(_resident() - before, 0)
-    del matcher  # which frees by recursion, too
+    del matcher  # freeing it recurses, too
     return {"source": source, "bytes": taken}
 
 

@@ -1,8 +1,8 @@
-"""What a grammar or schema may ask for, and its translation into what llguidance compiles.
+"""Limits on grammars and schemas, and their translation into what llguidance compiles.
 
-A server gets both from strangers, and llguidance follows references and nesting by recursion: a chain of
-3,000 ends the process. So the size and the depth of a form are checked first, without recursion. What is
-small and simple is then compiled at once; anything else is tried in a child process first (form_trial.py).
+A server gets both from untrusted clients, and llguidance follows references and nesting by recursion: a chain
+of 3,000 crashes the process. So size and depth are checked first, without recursion. What is small and simple
+is then compiled at once; anything else is tried in a child process first (form_trial.py).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 
 MOST_BYTES = 256 << 10
-MOST_DEPTH = 100  # llguidance reads JSON to a depth of 128, and wraps a schema before it reads it
+MOST_DEPTH = 100  # llguidance reads JSON up to a depth of 128, and wraps a schema before reading it
 
-# Beyond any of these a form is tried in a child process first. The largest form within them takes less than a
-# tenth of a thread's stack, and milliseconds.
+# Beyond any of these, a grammar is tried in a child process first. The largest one within them takes less
+# than a tenth of a thread's stack, and milliseconds.
 _PLAIN_BYTES = {"json_schema": 16 << 10, "grammar": 4 << 10, "regex": 1 << 10}
 _PLAIN_REFERENCES = 100
 _PLAIN_COUNT = 1000  # of repetitions; of the automaton's states for a multipleOf
 
 NAMES = {"json_schema": "JSON schema", "grammar": "grammar", "regex": "regular expression"}
 
-# Models that have nothing to say fill JSON with spaces and lines for ever.
+# Without a limit, a model may fill JSON with whitespace forever.
 _JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n]{0,20}"}
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 _NESTED = re.compile(r"\\.|[(\[{]|[)\]}]", re.DOTALL)
@@ -34,10 +34,10 @@ _COUNTED = re.compile(r"[{~,.]\s*(\d+)")  # a{9}, a{2,9}, a~2..9
 
 
 def check(grammar: Grammar) -> None:
-    """Refuse what is too large or too deep to be compiled.
+    """Refuse what is too large or too deeply nested to be compiled.
 
     Raises:
-        GrammarError: it is.
+        GrammarError: it is too large or too deep.
     """
     name = NAMES[grammar.kind]
     size = len(grammar.text.encode("utf-8", "replace"))
@@ -54,7 +54,7 @@ def check(grammar: Grammar) -> None:
 
 
 def is_plain(grammar: Grammar) -> bool:
-    """Whether a form that passed `check` is so small and simple that it can be compiled without a trial."""
+    """Whether a grammar that passed `check` is small and simple enough to be compiled without a trial."""
     text = grammar.text
     if len(text) > _PLAIN_BYTES[grammar.kind]:
         return False
@@ -66,7 +66,7 @@ def is_plain(grammar: Grammar) -> bool:
 
 
 def source_of(grammar: Grammar) -> str:
-    """A grammar as llguidance takes it.
+    """A grammar in the form that llguidance takes.
 
     Raises:
         GrammarError: it cannot be read.
@@ -88,7 +88,7 @@ def source_of(grammar: Grammar) -> str:
 
 
 def wrong(grammar: Grammar, reason: str) -> GrammarError:
-    """The error for a form that llguidance refused, in its words."""
+    """The error for a grammar that llguidance refused, quoting its reason."""
     name = NAMES[grammar.kind]
     first = reason.strip().splitlines()[0].rstrip(".") if reason.strip() else "llguidance refused it"
     if len(first) > 300:
@@ -100,13 +100,13 @@ def _is_plain_schema(text: str) -> bool:
     try:
         nodes = list(_nodes(json.loads(text)))
     except ValueError:
-        return True  # which the compiler will say
+        return True  # the compiler will report it
     multiples = [node["multipleOf"] for node in nodes if "multipleOf" in node]
     patterns = [str(node["pattern"]) for node in nodes if "pattern" in node]
     patterns += [key for node in nodes for key in _keys(node.get("patternProperties"))]
     return (
         sum("$ref" in node for node in nodes) <= _PLAIN_REFERENCES
-        # Several may have to hold at once, and the automaton's states are then multiplied.
+        # If several hold at once, the numbers of the automata's states are multiplied.
         and len(multiples) <= 1
         and all(type(value) is int and abs(value) <= _PLAIN_COUNT for value in multiples)
         and sum(map(len, patterns)) <= _PLAIN_BYTES["regex"]

@@ -16,8 +16,8 @@ from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.forms import NAMES, check, is_plain, source_of, wrong
 from edgespec.processes.trial import attempt_in_child
 
-# What one form may take: while it is compiled, and of memory then and later. llguidance's own limits are four
-# to sixteen times as high, and it has none for the automaton of a "multipleOf".
+# Limits for one grammar: compile time, and memory then and later. llguidance's own limits are four to sixteen
+# times as high, and it has none for the automaton of a "multipleOf".
 MOST_COMPILE_S = 5.0
 MOST_COMPILED_BYTES = 64 << 20
 _LIMITS = {
@@ -27,7 +27,7 @@ _LIMITS = {
     "verbose_errors": False,
 }
 
-# Compiled forms are kept, by bytes and by number: each may yet grow by its lexer's states.
+# Compiled grammars are kept, limited by bytes and number: each may still grow by its lexer's states.
 _KEPT_BYTES = MOST_COMPILED_BYTES
 _KEPT = 4
 _PLAIN_COMPILED_BYTES = 1 << 20
@@ -40,10 +40,10 @@ class _Compiled:
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary; what all of them have in common takes a second, once.
+    """Compiles grammars for one vocabulary; preparing the vocabulary takes a second, once.
 
-    A form may come from a stranger. One that is not plainly small is compiled in a child process first, whose
-    memory, time and stack are limited.
+    Grammars are untrusted. Unless one is plainly small, it is first compiled in a child process with limited
+    memory, time and stack.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -55,7 +55,7 @@ class Grammars:
 
         Raises:
             UsageError: llguidance is not installed.
-            GrammarError: the grammar is wrong, or takes more memory or time to compile than it may.
+            GrammarError: the grammar is wrong, or exceeds the limits on memory or time while it is compiled.
         """
         if grammar in self._compiled:
             self._compiled.move_to_end(grammar)
@@ -64,7 +64,7 @@ class Grammars:
         return self._compiled[grammar].matcher.deep_copy()
 
     def forget(self, grammar: Grammar) -> None:
-        """Do not use what was compiled again: copies share a lexer, and a limit that it hit stays hit."""
+        """Drop the compiled grammar: copies share a lexer, and a limit that it hit stays hit."""
         self._compiled.pop(grammar, None)
 
     @cached_property
@@ -103,7 +103,7 @@ class Grammars:
 
 
 class _Tokens:
-    """What llguidance asks of a tokenizer. Control tokens begin with a byte that no text has."""
+    """The tokenizer interface of llguidance. Control tokens begin with a byte that occurs in no text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -124,7 +124,7 @@ class _Tokens:
 
 
 def _try_out(grammar: Grammar) -> tuple[str, int]:
-    """Compile a form in a child process: its source for llguidance, and the bytes that it takes."""
+    """Compile a grammar in a child process: its source for llguidance, and the bytes that it takes."""
     verdict = attempt_in_child(
         "edgespec.models.text.form_trial",
         {"kind": grammar.kind, "text": grammar.text, "limits": _LIMITS},
@@ -155,6 +155,6 @@ def _import_llguidance() -> Any:
         import llguidance
     except ModuleNotFoundError as error:
         raise UsageError(
-            "What reads grammars is not installed.", "Install it: pip install 'edgespec[grammar]'"
+            "The grammar library is not installed.", "Install it: pip install 'edgespec[grammar]'"
         ) from error
     return llguidance

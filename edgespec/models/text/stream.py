@@ -1,7 +1,7 @@
-"""Token bytes into text that is safe to show: whole characters, and nothing of a stop string.
+"""From token bytes to text that is safe to show: whole characters, and no part of a stop string.
 
 A token may end inside a UTF-8 character, and a stop string may span tokens. `TextStream` returns
-each piece of text as soon as it is certain, and looks at every character once however long the
+each piece of text as soon as it is certain, and examines every character once, however long the
 text becomes.
 """
 
@@ -16,10 +16,10 @@ class TextStream:
 
     All that `push` and `flush` return, joined, is the decoded text cut where the earliest stop
     string starts (earliest by its start, not by its end; where two start at the same place the cut
-    is the same). Bytes that are no UTF-8 become U+FFFD. Empty stop strings are ignored.
+    is the same). Bytes that are not valid UTF-8 become U+FFFD. Empty stop strings are ignored.
 
     Attributes:
-        stopped: a stop string was found; nothing is returned any more. With several stop strings
+        stopped: a stop string was found; nothing more is returned. With several stop strings
             this can come a few characters after the first whole one, while an earlier start may
             still grow into another.
     """

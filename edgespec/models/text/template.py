@@ -1,9 +1,9 @@
-"""Chat templates: messages to prompt text, by a program that came with the model file.
+"""Chat templates: from messages to prompt text, by a program in the model file.
 
-A GGUF carries its chat template as Jinja source. Anyone can have written it, so it is rendered by
-`template_worker.py` in a process of its own, with limits on time, memory and output. The other
-untrusted part is the messages: `render_segments` keeps text that merely looks like a control token
-(`<|im_end|>`) from becoming one.
+A GGUF file contains its chat template as Jinja source. It is untrusted, so it is rendered by
+`template_worker.py` in a separate process, with limits on time, memory and output. The messages
+are untrusted too: `render_segments` keeps text that looks like a control token (`<|im_end|>`)
+from becoming one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any
 from edgespec.errors import TemplateError
 
 MAX_OUTPUT_CHARS = 16 * 2**20
-WORKER_BYTES = 16 << 20  # what the process adds that renders templates, beside the libraries it shares
+WORKER_BYTES = 16 << 20  # memory of the process that renders templates, without the libraries it shares
 
 _WORKER = Path(__file__).with_name("template_worker.py")
-# A cold start reads Python and jinja2 from disk, perhaps a slow and busy one. It is waited for
-# apart from the template's own time.
+# A cold start reads Python and jinja2 from disk, which may be slow and busy. This time does not count
+# towards the template's own.
 _START_TIMEOUT_S = 60.0
 _MAX_ANSWER_BYTES = 12 * MAX_OUTPUT_CHARS + 1024  # JSON escapes take up to 12 bytes a character
 _MAX_DETAIL_CHARS = 300
@@ -47,7 +47,7 @@ class ChatTemplate:
     def __init__(self, source: str, bos: str, eos: str, timeout_s: float = 5.0) -> None:
         """`source` is Jinja; `bos` and `eos` are the tokens' text, as the template will use it.
 
-        Nothing is started yet. `timeout_s` bounds each render.
+        Nothing is started yet. `timeout_s` is the limit for each rendering.
         """
         self._source = source
         self._bos = bos
@@ -68,7 +68,7 @@ class ChatTemplate:
         self.close()
 
     def start(self) -> None:
-        """Start the child process, if none runs, and return at once; it warms up meanwhile.
+        """Start the child process unless it is running, and return at once; it warms up in the meantime.
 
         Raises:
             TemplateError: the process cannot be started.
@@ -79,7 +79,7 @@ class ChatTemplate:
                 self._worker = _Worker()
 
     def close(self) -> None:
-        """End the child process. A later render would start a new one."""
+        """End the child process. Rendering again would start a new one."""
         with self._lock:
             if self._worker is not None:
                 self._worker.close()
@@ -89,10 +89,10 @@ class ChatTemplate:
         """The prompt text for `messages` (each with "role" and "content").
 
         A template that refuses a leading system message (Gemma 2's does) is asked again with the
-        system text put before the first user message, a blank line between.
+        system text before the first user message, separated by a blank line.
 
         Raises:
-            TemplateError: the template refuses the messages, is faulty, or passes a limit.
+            TemplateError: the template refuses the messages, is faulty, or exceeds a limit.
         """
         try:
             return self._render(messages, add_generation_prompt)
@@ -118,7 +118,7 @@ class ChatTemplate:
             try:
                 answer = self._worker.ask(request, self._timeout_s)
             except BaseException:
-                # Also on Ctrl-C: its answer, when it came, would be taken for the next one's.
+                # Also on Ctrl-C: a late answer would be mistaken for that of the next request.
                 self.close()
                 raise
         if "text" in answer:
@@ -142,10 +142,10 @@ def render_segments(
 ) -> list[Segment]:
     """Render `messages` so that control tokens come from the template alone.
 
-    Each control string in a message (of two that overlap the leftmost, of two that start together
-    the longest) goes through the template as a random number, and comes back as a literal segment.
-    Digits, because filters such as trim and upper leave them alone. The texts of the segments,
-    joined, are the plain rendering; without control strings there is just one segment.
+    Each control string in a message (the leftmost of two that overlap, the longest of two that start
+    together) passes through the template as a random number, and comes back as a literal segment.
+    Numbers are used because filters such as trim and upper leave digits alone. The joined texts of the
+    segments are the plain rendering; without control strings there is only one segment.
 
     Args:
         controls: the control-token strings that occur in a text.
@@ -156,7 +156,7 @@ def render_segments(
     hidden = _Hidden()
     protected = [
         {
-            # A role is a plain word, which the template compares; anything else it only prints.
+            # The template compares roles, which are plain words; anything else it only prints.
             key: text if key == "role" and text.isalpha() else hidden.hide(text, controls(text))
             for key, text in message.items()
         }
@@ -166,7 +166,7 @@ def render_segments(
 
 
 class _Hidden:
-    """Control strings of one conversation, and the numbers that stand for them."""
+    """Control strings of one conversation, and the numbers that replace them."""
 
     def __init__(self) -> None:
         self._key = str(10**31 + secrets.randbelow(9 * 10**31))
@@ -204,7 +204,7 @@ class _Worker:
 
     def __init__(self) -> None:
         jinja = importlib.util.find_spec("jinja2")
-        # An isolated interpreter skips the user's own packages; jinja2 may be among them.
+        # An isolated interpreter skips the user's site-packages, and jinja2 may be installed there.
         folder = [str(Path(jinja.origin).parents[1])] if jinja and jinja.origin else []
         try:
             self._process = subprocess.Popen(
@@ -244,7 +244,7 @@ class _Worker:
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # bytes it never took
+            with contextlib.suppress(OSError):  # it may not have read everything
                 if pipe is not None:
                     pipe.close()
 
@@ -266,7 +266,7 @@ class _Worker:
 
 
 def _within(seconds: float, action: Callable[[], bytes]) -> bytes:
-    """What `action` returns, b"" if a pipe broke. A pipe cannot be waited for on every system.
+    """What `action` returns, or b"" if a pipe broke. A thread, because not every system can poll pipes.
 
     Raises:
         TimeoutError: it took longer; ending the process ends the action too.
@@ -294,7 +294,7 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
 
 
 def _fold_system(messages: Sequence[Message]) -> list[Message] | None:
-    """The system text put before the first user message; None where there is nothing to fold."""
+    """The messages with the system text before the first user message; None if there is nothing to fold."""
     if not messages or messages[0].get("role") != "system":
         return None
     system, *rest = messages
@@ -306,15 +306,15 @@ def _fold_system(messages: Sequence[Message]) -> list[Message] | None:
 
 
 def _failure(kind: str, detail: str) -> TemplateError:
-    # The text is the template's: keep it short, and its control characters off the terminal.
+    # The text comes from the template: keep it short, and keep control characters off the terminal.
     printable = "".join(c if c.isprintable() else " " for c in detail[:_MAX_DETAIL_CHARS])
     said = " ".join(printable.split()).rstrip(".")
     if kind == "refused":
         return _Refused(f"The model's chat template refused the messages: {said}.")
     reasons = {
         "syntax": f"The model's chat template is not valid Jinja: {said}.",
-        "too_long": f"The model's chat template wrote more than {MAX_OUTPUT_CHARS:,} characters.",
-        "memory": "The model's chat template used more memory than it may.",
+        "too_long": f"The model's chat template produced more than {MAX_OUTPUT_CHARS:,} characters.",
+        "memory": "The model's chat template exceeded its memory limit.",
     }
     return TemplateError(reasons.get(kind, f"The model's chat template failed: {said}."), _OTHER_FILE)
 
@@ -322,5 +322,5 @@ def _failure(kind: str, detail: str) -> TemplateError:
 def _not_started(why: str) -> TemplateError:
     return TemplateError(
         f"The process that renders chat templates did not start: {why}.",
-        "Check that this Python installation is whole: python -c 'import jinja2'.",
+        "Check this Python installation: python -c 'import jinja2'.",
     )

@@ -1,7 +1,7 @@
-"""The child process that renders chat templates, apart from everything they could harm.
+"""The child process that renders chat templates, isolated from everything they could harm.
 
 Run by `template.py` as a script with an isolated interpreter, so it imports the standard library
-and jinja2 only; its one argument, if any, is the folder that jinja2 is installed in. It says
+and jinja2 only; its only argument, if any, is the folder that jinja2 is installed in. It prints
 `{"ready": true}` once, then answers each line of JSON
 
     {"source", "bos", "eos", "messages", "add_generation_prompt", "max_chars", "timeout_s"}
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Beyond what the process has after its imports. Compiling a template and rendering short messages takes a few
-# MiB; long messages are held about a dozen times over: as JSON, as text, and as pieces of the result.
+# In addition to what the process has after its imports. Compiling a template and rendering short messages
+# takes a few MiB; long messages are held about a dozen times: as JSON, as text, and as pieces of the result.
 _MEMORY_BYTES = 48 * 2**20
 _BYTES_PER_REQUEST_BYTE = 16
 _MOST_MEMORY_BYTES = 512 * 2**20
@@ -37,11 +37,11 @@ class Refused(Exception):
 
 
 class TooLong(Exception):
-    """The rendered text passed the limit."""
+    """The rendered text exceeded the limit."""
 
 
 def main() -> None:
-    # Ctrl-C in the terminal reaches this process too; whether it ends is its parent's choice.
+    # Ctrl-C in the terminal reaches this process too; only its parent decides when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path.extend(sys.argv[1:2])
     try:
@@ -126,7 +126,7 @@ def _respond(render: Callable[[Mapping[str, Any]], str], line: bytes) -> dict[st
     except TemplateSyntaxError as error:
         detail = f"line {error.lineno}: {error.message}"
         return {"kind": "syntax", "error": detail[:_MAX_ERROR_CHARS]}
-    except Exception as error:  # whatever a template does is its own failure, and is reported
+    except Exception as error:  # any failure is the template's own, and is reported
         detail = str(error) or type(error).__name__
         return {"kind": "failed", "error": detail[:_MAX_ERROR_CHARS]}
     finally:
@@ -143,7 +143,7 @@ def _answer(message: Mapping[str, Any]) -> None:
 
 
 def _mapped_bytes() -> int:
-    """Address space in use, which is what the limit counts; 0 where the system does not tell."""
+    """Address space in use, which is what the limit counts; 0 if the system does not say."""
     try:
         import resource
 
@@ -154,7 +154,7 @@ def _mapped_bytes() -> int:
 
 
 def _limit_memory(own: int, request_bytes: int) -> None:
-    """Limit the process to what it had after its imports, and what a request of this length needs."""
+    """Limit the process to what it had after its imports plus what a request of this length needs."""
     if not own:
         return  # Windows, macOS: the time limit and the output limit remain
     import resource
@@ -166,7 +166,7 @@ def _limit_memory(own: int, request_bytes: int) -> None:
 
 
 def _end_self_after(seconds: float) -> None:
-    """End this process then, were the parent that should end it gone; 0 takes it back."""
+    """End this process after so long, in case its parent is gone; 0 cancels that."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)
 

@@ -17,15 +17,15 @@ _OFFLOAD = {"memory": "none", "mmap": "mmap", "stream": "stream"}
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One row to be measured.
+class RowSpec:
+    """One row to measure.
 
     Attributes:
         place: where the target's weights are.
         tree: most nodes a pass, "auto" or "none".
         load: arguments of `edgespec.load`.
         capped: whether it runs within the memory cap, if there is one.
-        marks: what a reader must know about every figure, such as that the target is widened.
+        marks: what a reader must know about all figures of the row, such as that the target is widened.
         curve: whether the seconds of passes of several row counts are measured too.
     """
 
@@ -46,13 +46,13 @@ class Setting:
         return f"{_NAMES[self.place]}, {tree}{marks}"
 
     def to_json(self) -> dict[str, Any]:
-        """The same, for a process of its own."""
+        """The same, for the child process that measures it."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a person asked for, as far as it decides which rows there are.
+class RowOptions:
+    """The part of a request that decides which rows there are.
 
     Attributes:
         model: the target.
@@ -61,7 +61,7 @@ class Wishes:
         memory: bytes that EdgeSpec may use, or None.
         cap: bytes of the control group, or None.
         offload: "auto", "stream", "mmap" or "none".
-        marks: as for Setting.
+        marks: as for RowSpec.
     """
 
     model: Path
@@ -74,61 +74,61 @@ class Wishes:
 
     @property
     def limit(self) -> int | None:
-        """The memory budget in force: what was asked for, or most of the cap."""
+        """The memory budget in force: the one requested, or most of the cap."""
         if self.memory is None and self.cap is not None:
             return int(self.cap * 0.95)
         return self.memory
 
 
-def rows_for(wishes: Wishes, *, fits: bool, fits_machine: bool) -> list[Setting]:
+def rows_for(options: RowOptions, *, fits: bool, fits_machine: bool) -> list[RowSpec]:
     """The rows to measure, in order.
 
     A target that fits is measured in memory. One that does not is measured mapped and streamed, and, where
-    the machine has the memory, once in memory without the limit: that is what streaming can be held against.
+    the machine has enough memory, once in memory without the limit, as a baseline for streaming.
 
     Args:
         fits: whether everything fits within the limit.
         fits_machine: whether it fits without one.
     """
-    if wishes.offload == "none" or (wishes.offload == "auto" and fits):
-        return [_setting(wishes, "memory", PLAIN, curve=True), *_trees(wishes, "memory")]
-    if wishes.offload == "mmap":
-        return [_setting(wishes, "mmap", PLAIN, curve=True), *_trees(wishes, "mmap")]
+    if options.offload == "none" or (options.offload == "auto" and fits):
+        return [_spec(options, "memory", PLAIN, curve=True), *_trees(options, "memory")]
+    if options.offload == "mmap":
+        return [_spec(options, "mmap", PLAIN, curve=True), *_trees(options, "mmap")]
     rows = []
     if fits_machine:
-        rows.append(_setting(wishes, "memory", PLAIN, curve=True, unlimited=wishes.limit is not None))
-    rows.append(_setting(wishes, "mmap", PLAIN))
-    rows.append(_setting(wishes, "stream", PLAIN, curve=True))
-    return [*rows, *_trees(wishes, "stream")]
+        rows.append(_spec(options, "memory", PLAIN, curve=True, unlimited=options.limit is not None))
+    rows.append(_spec(options, "mmap", PLAIN))
+    rows.append(_spec(options, "stream", PLAIN, curve=True))
+    return [*rows, *_trees(options, "stream")]
 
 
-def preparing(settings: Sequence[Setting]) -> list[Setting]:
-    """Rows that the machine is measured with, and their files made, before any counts: the best one first.
+def preparation_rows(specs: Sequence[RowSpec]) -> list[RowSpec]:
+    """Rows to load once beforehand, which makes their files and profiles the pair: the best one first.
 
-    One that drafts tells about all others; where there is no room for its drafter, a plain one must do.
+    A row with a drafter covers all others; a plain one is the fallback if its drafter does not fit.
     """
-    ours = [setting for setting in settings if setting.place in ("memory", "stream")]
-    streams = [setting for setting in ours if setting.place == "stream"]
-    drafted = [setting for setting in streams or ours if setting.tree != PLAIN]
+    ours = [spec for spec in specs if spec.place in ("memory", "stream")]
+    streams = [spec for spec in ours if spec.place == "stream"]
+    drafted = [spec for spec in streams or ours if spec.tree != PLAIN]
     return [*drafted[:1], *streams[:1]]
 
 
-def _trees(wishes: Wishes, place: Place) -> list[Setting]:
-    if wishes.load.get("draft") == "none":
+def _trees(options: RowOptions, place: Place) -> list[RowSpec]:
+    if options.load.get("draft") == "none":
         return []
-    return [_setting(wishes, place, tree) for tree in wishes.trees]
+    return [_spec(options, place, tree) for tree in options.trees]
 
 
-def _setting(
-    wishes: Wishes, place: Place, tree: int | str, *, curve: bool = False, unlimited: bool = False
-) -> Setting:
-    load = dict(wishes.load, model=str(wishes.model), offload=_OFFLOAD[place])
-    if wishes.limit is not None and not unlimited:
-        load["memory"] = wishes.limit
+def _spec(
+    options: RowOptions, place: Place, tree: int | str, *, curve: bool = False, unlimited: bool = False
+) -> RowSpec:
+    load = dict(options.load, model=str(options.model), offload=_OFFLOAD[place])
+    if options.limit is not None and not unlimited:
+        load["memory"] = options.limit
     if tree == PLAIN:
         load = {name: value for name, value in load.items() if not name.startswith(("draft", "tree"))}
         load["draft"] = "none"
     elif tree != AUTO:
         load["tree_budget"] = tree
-    marks = (*wishes.marks, "no limit") if unlimited else wishes.marks
-    return Setting(place, tree, load, capped=not unlimited, marks=marks, curve=curve)
+    marks = (*options.marks, "no limit") if unlimited else options.marks
+    return RowSpec(place, tree, load, capped=not unlimited, marks=marks, curve=curve)

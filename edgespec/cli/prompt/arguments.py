@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.declare import option
+from edgespec.cli.options.declaration import option
 from edgespec.errors import UsageError
 
 FirstWord = Annotated[

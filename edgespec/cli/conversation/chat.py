@@ -1,4 +1,4 @@
-"""A conversation at work: questions in, answers shown as they come."""
+"""One turn of a chat: a question in, the answer shown as it comes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.conversation.echo import without_echo
 from edgespec.cli.interrupt import Interruption, cancelling
-from edgespec.cli.options import exact_contradicts
+from edgespec.cli.options.sampling import exact_contradicts
 from edgespec.cli.screen.markdown import MarkdownWriter
-from edgespec.cli.screen.terminal import ResultStream, Terminal, shows_colour
+from edgespec.cli.screen.results import ResultStream
+from edgespec.cli.screen.terminal import Terminal, shows_colour
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from edgespec.engine.session import Resumed, Session
 
 
-class Talk:
-    """Asks, shows the answers as they come, and tells how they went.
+class Chat:
+    """Asks, shows the answers as they come, and reports their figures.
 
     Attributes:
         config: how answers are generated.
         budget: the tree budget; None is auto.
-        exact: somebody asked for exact decoding.
+        exact: exact decoding was requested.
         last_answer: the latest answer of this program.
     """
 
@@ -49,7 +50,7 @@ class Talk:
         self.exact = exact
         self.last_answer: Generation | None = None
         self._engine = engine
-        self._told_unsaved = False
+        self._warned_unsaved = False
         self._markdown = MarkdownWriter(results, _window) if shows_colour(sys.stdout) else None
 
     @property
@@ -87,8 +88,8 @@ class Talk:
             self.results.record(answer.to_json(text))
         if answer.passes:
             self.terminal.statistics(answer)
-        if self.session.unsaved and not self._told_unsaved:
-            self._told_unsaved = True
+        if self.session.unsaved and not self._warned_unsaved:
+            self._warned_unsaved = True
             self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")
         return interruption
 
@@ -108,8 +109,8 @@ class Talk:
         self._engine.set_tree_budget(budget)
         self.budget = budget
 
-    def tell_resumed(self, resumed: Resumed | None) -> None:
-        """Say how a saved conversation was taken up."""
+    def report_resumed(self, resumed: Resumed | None) -> None:
+        """Say how a saved conversation was resumed."""
         if resumed is None or not (resumed.turns or resumed.pending):
             return
         turns = f"{resumed.turns} turn{'' if resumed.turns == 1 else 's'}"

@@ -1,0 +1,129 @@
+"""A chat at a terminal: what is typed is a question or a slash command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.cli.completion import Completer
+from edgespec.cli.conversation.attach import with_attachments
+from edgespec.cli.conversation.slash_commands import ALIASES, SlashCommands, count
+from edgespec.cli.utf8 import checked
+from edgespec.errors import ContextLengthError, EdgeSpecError
+
+if TYPE_CHECKING:
+    from edgespec.cli.conversation.chat import Chat
+    from edgespec.cli.conversation.prompting import Keyboard
+
+_GO_ON = "/undo takes back the last turn, /clear starts over, and --context makes it larger."
+
+
+class InteractiveChat:
+    """Reads what a person types until they leave.
+
+    Args:
+        pending: a question that was left unanswered last time, for /retry.
+
+    Attributes:
+        last_question: what /retry asks again; None if there is nothing.
+        attached: files that go with the next question.
+    """
+
+    def __init__(self, chat: Chat, pending: str | None = None) -> None:
+        self.chat = chat
+        self.last_question = pending
+        self.attached: list[tuple[Path, str]] = []
+        self._keyboard: Keyboard
+        self._commands = SlashCommands(self)
+
+    @property
+    def completer(self) -> Completer:
+        """What Tab offers."""
+        return Completer(self._commands.completions)
+
+    def run(self, keyboard: Keyboard, first: str | None = None) -> None:
+        """Until Ctrl-D or /bye.
+
+        Args:
+            first: a question from the command line, asked before anything is read.
+        """
+        self._keyboard = keyboard
+        if first is not None:
+            self.say(f">>> {first}")
+            self._guarded(lambda: self.answer(first))
+        for text in keyboard.messages():
+            name = text.strip().partition(" ")[0]
+            if ALIASES.get(name, name) == "/bye":
+                return
+            self._guarded(partial(self._take, text))
+
+    def _take(self, text: str) -> None:
+        """A question, or a command."""
+        checked(text, "What was typed")
+        name, _, rest = text.strip().partition(" ")
+        if re.fullmatch(r"/[a-z?-]+", name):
+            self._commands.run(name, rest.strip())
+        else:
+            self._ask(text)
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        """Do it; a failure is reported, and the chat goes on."""
+        try:
+            do()
+        except EdgeSpecError as error:
+            self.chat.terminal.warn(str(error))
+        except KeyboardInterrupt:
+            self.say("Stopped.")
+
+    def _ask(self, text: str) -> None:
+        text, files = with_attachments(text, self.attached)
+        self.attached.clear()
+        if files:
+            self.say(f"Attached: {', '.join(map(str, files))}")
+        self.answer(text)
+
+    def answer(self, text: str) -> None:
+        """Ask, and ask what to drop if there is no room."""
+        self.last_question = text
+        try:
+            interruption = self.chat.ask(text)
+        except ContextLengthError as error:
+            if not self.chat.session.messages:
+                raise
+            self.chat.terminal.warn(error.what)
+            if self._drop_turns(text):
+                self.answer(text)
+            return
+        answer = self.chat.last_answer
+        if interruption and answer is not None and answer.passes:
+            self.say("Stopped; what was said so far is kept.")
+        elif interruption:
+            self.say("Stopped before the answer began, so the question is not kept. /retry asks it again.")
+        if answer is not None and answer.context_full:
+            self.chat.terminal.warn(
+                f"The context of {self.chat.context} tokens is full, so the answer ends early."
+            )
+            self._drop_turns("")
+
+    def _drop_turns(self, text: str) -> bool:
+        """Offer to drop the oldest turns; returns whether any were dropped."""
+        possible = self.chat.session.turns > 1 or text
+        if possible and self.confirm("Drop the oldest turns to make room?"):
+            dropped = self.chat.session.drop_oldest(text)
+            if dropped:
+                self.say(f"{count(dropped, 'turn')} dropped, {self.chat.session.turns} kept.")
+                return True
+            self.say("That does not make enough room.")
+        self.say(_GO_ON)
+        return False
+
+    def confirm(self, question: str) -> bool:
+        """Whether the person says yes."""
+        return self._keyboard.confirm(question)
+
+    def say(self, text: str) -> None:
+        """Print a note."""
+        self.chat.terminal.note(text)

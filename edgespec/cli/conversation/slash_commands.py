@@ -1,0 +1,286 @@
+"""The slash commands of a chat: what they do, and what Tab completes them with."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from edgespec.cli.completion import paths
+from edgespec.cli.conversation import clipboard, settings
+from edgespec.cli.conversation.attach import read_attachment
+from edgespec.cli.screen.formatting import details
+from edgespec.errors import EdgeSpecError, SessionError, UsageError
+
+if TYPE_CHECKING:
+    from edgespec.cli.conversation.chat import Chat
+    from edgespec.engine.session import Session
+
+ALIASES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/regen": "/retry", "/read": "/file"}
+_KEYS = (
+    "Ctrl-C stops an answer. Alt-Enter begins a new line; so does \\ at the end of one. "
+    '""" opens and closes a text of several lines. @path in a question attaches a file. '
+    "Tab completes. Ctrl-X Ctrl-E opens an editor."
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What follows a slash.
+
+    Attributes:
+        value: what it takes, for people; empty if nothing.
+        offers: what Tab completes the value with.
+    """
+
+    value: str
+    help: str
+    run: Callable[[str], None]
+    offers: Callable[[str], Sequence[str]] | None = None
+
+
+class TypedChat(Protocol):
+    """What slash commands act on; see `interactive`."""
+
+    chat: Chat
+    last_question: str | None
+    attached: list[tuple[Path, str]]
+
+    def answer(self, text: str) -> None:
+        """Have a question answered."""
+
+    def confirm(self, question: str) -> bool:
+        """Whether the person says yes."""
+
+    def say(self, text: str) -> None:
+        """Print a note."""
+
+
+class SlashCommands:
+    """The commands of one chat."""
+
+    def __init__(self, chat: TypedChat) -> None:
+        self._chat = chat
+        self._commands = {
+            "/help": Command("", "this list", self._help),
+            "/system": Command("[TEXT]", "set the system prompt, or show it", self._system),
+            "/set": Command(
+                "NAME VALUE", "change a setting: temperature, seed, budget ...", self._set, _names
+            ),
+            "/show": Command("", "settings, model and session", self._show),
+            "/file": Command("PATH", "attach a text file to the next question", self._file, paths),
+            "/clear": Command("", "start over; what is saved stays as it is", self._clear),
+            "/undo": Command("", "take back the last question and its answer", self._undo),
+            "/retry": Command("", "answer the last question again", self._retry),
+            "/save": Command("NAME", "save the conversation, from now on as it goes", self._save, _sessions),
+            "/load": Command("NAME", "go on with a saved conversation", self._load, _sessions),
+            "/sessions": Command("", "list saved conversations", self._list_sessions),
+            "/stats": Command("", "figures of the last answer", self._stats),
+            "/tree": Command("", "draw the last token tree: accepted path and rejected branches", self._tree),
+            "/copy": Command("[code]", "copy the last answer, or its last block of code", self._copy, _code),
+            "/bye": Command("", "leave, as Ctrl-D does", lambda _: None),
+        }
+
+    @property
+    def completions(self) -> Mapping[str, Callable[[str], Sequence[str]] | None]:
+        """Each command, with what completes its value."""
+        return {name: command.offers for name, command in self._commands.items()}
+
+    @property
+    def _session(self) -> Session:
+        return self._chat.chat.session
+
+    def run(self, name: str, value: str) -> None:
+        """Run the command of that name or alias.
+
+        Raises:
+            UsageError: there is no such command, or its value makes no sense.
+        """
+        self._command(ALIASES.get(name, name)).run(value)
+
+    def _command(self, name: str) -> Command:
+        if name in self._commands:
+            return self._commands[name]
+        close = difflib.get_close_matches(name, [*self._commands, *ALIASES], n=1)
+        hint = f"Did you mean {close[0]}?" if close else "/help lists the commands."
+        raise UsageError(f"There is no command {name}.", hint)
+
+    def _help(self, _rest: str) -> None:
+        self._chat.chat.terminal.rows(
+            {f"{name} {command.value}": command.help for name, command in self._commands.items()}
+        )
+        self._chat.say(_KEYS)
+
+    def _clear(self, _rest: str) -> None:
+        file = self._session.file
+        self._session.clear()
+        self._chat.last_question = None
+        self._chat.attached.clear()
+        if file is None:
+            self._chat.say("The conversation starts over.")
+        else:
+            self._chat.say(
+                f"The conversation so far stays saved in {file.path}. A new one begins; it is not saved "
+                "until /save NAME."
+            )
+
+    def _undo(self, _rest: str) -> None:
+        self._chat.last_question = None
+        self._chat.say(
+            "The last turn is taken back." if self._session.undo() else "There is nothing to undo."
+        )
+
+    def _retry(self, _rest: str) -> None:
+        if self._chat.last_question is None and self._session.messages:
+            self._chat.last_question = self._session.messages[-2]["content"]
+        if self._chat.last_question is None:
+            self._chat.say("There is nothing to retry.")
+            return
+        # A question that got no answer at all was not kept.
+        if self._session.messages and self._session.messages[-2]["content"] == self._chat.last_question:
+            self._session.undo()
+            if self._chat.chat.config.greedy or self._chat.chat.config.seed is not None:
+                self._chat.say("The answer will be the same; /set temperature 0.7 without a seed varies it.")
+        self._chat.answer(self._chat.last_question)
+
+    def _system(self, rest: str) -> None:
+        if rest:
+            self._session.system = rest.strip('"')
+            self._chat.say("The system prompt is set.")
+        else:
+            self._chat.say(self._session.system or "There is no system prompt.")
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.removeprefix("parameter ").partition(" ")
+        if name == "system":
+            self._system(value)
+            return
+        if not value.strip():
+            raise UsageError("/set needs a name and a value.", "For example: /set temperature 0.7")
+        if settings.is_budget(name):
+            self._chat.chat.set_budget(settings.parse_budget(value))
+        else:
+            self._chat.chat.set_config(settings.changed(self._chat.chat.config, name, value.strip()))
+        self._chat.say(f"{name} is {value.strip()} from now on.")
+
+    def _show(self, _rest: str) -> None:
+        rows = {
+            **settings.shown(self._chat.chat.config),
+            "budget": "auto" if self._chat.chat.budget is None else str(self._chat.chat.budget),
+            "context": f"{self._chat.chat.context} tokens",
+            "model": self._chat.chat.description,
+            "system": self._session.system or "none",
+            "session": str(self._session.file.path) if self._session.file else "not saved",
+        }
+        self._chat.chat.terminal.rows(rows)
+
+    def _file(self, rest: str) -> None:
+        if not rest.strip('"'):
+            raise UsageError("/file needs the path of a text file.", "For example: /file notes.md")
+        path, text = read_attachment(rest.strip('"'))
+        self._chat.attached.append((path, text))
+        self._chat.say(f"{path} ({len(text)} characters) goes with the next question.")
+
+    def _save(self, rest: str) -> None:
+        if not rest:
+            if self._session.file is None:
+                raise UsageError("/save needs a name.", "For example: /save trip, or /save notes/trip.json")
+            self._chat.say(f"The conversation is saved in {self._session.file.path} as it goes.")
+            return
+        from edgespec.engine.session_file import SessionFile, session_path
+
+        path = session_path(rest)
+        if self._session.file is not None and self._session.file.path == path:
+            self._chat.say(f"The conversation is saved in {path} as it goes.")
+            return
+        if path.exists() and not self._chat.confirm(f"{path.stem} exists. Write over it?"):
+            return
+        self._session.save_to(SessionFile(rest))
+        self._chat.say(f"The conversation is saved in {path}, from now on as it goes.")
+
+    def _load(self, rest: str) -> None:
+        from edgespec.engine.session_file import SessionFile, saved_sessions, session_path
+
+        if not rest:
+            raise UsageError("/load needs a name.", "/sessions lists them.")
+        path = session_path(rest)
+        if not path.exists():
+            close = difflib.get_close_matches(rest, [s.name for s in saved_sessions()], n=1)
+            raise SessionError(
+                f"There is no session '{rest}'.",
+                f"Did you mean {close[0]}?" if close else "/sessions lists them.",
+            )
+        if self._session.file is not None and self._session.file.path == path:
+            self._chat.say("That is this one.")
+            return
+        file = SessionFile(rest)
+        try:
+            resumed = self._session.resume(file)
+        except EdgeSpecError:
+            if self._session.file is not file:
+                file.close()
+            raise
+        self._chat.last_question = resumed.pending if resumed else None
+        self._chat.chat.report_resumed(resumed)
+
+    def _list_sessions(self, _rest: str) -> None:
+        from edgespec.engine.session_file import saved_sessions
+
+        found = list(saved_sessions())
+        if not found:
+            self._chat.say("No conversation was saved yet; /save NAME does that.")
+        columns = shutil.get_terminal_size().columns
+        for s in found:
+            first = " ".join(s.first.split())
+            line = f"{s.name}  {count(s.turns, 'turn')}  {s.saved[:16].replace('T', ' ')}  {s.model}  {first}"
+            self._chat.say(line if len(line) < columns else line[: columns - 2] + "…")
+
+    def _stats(self, _rest: str) -> None:
+        answer = self._chat.chat.last_answer
+        if answer is None:
+            self._chat.say("There is no answer yet.")
+        else:
+            self._chat.chat.terminal.rows(details(answer))
+
+    def _tree(self, _rest: str) -> None:
+        if not self._chat.chat.draw_last_tree(shutil.get_terminal_size().columns - 1):
+            self._chat.say(
+                "No tree was drafted yet. /set budget 16 asks for trees even where they do not pay."
+            )
+
+    def _copy(self, rest: str) -> None:
+        answer = self._chat.chat.last_answer
+        text = (
+            answer.text if answer else self._session.messages[-1]["content"] if self._session.messages else ""
+        )
+        if rest:
+            blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+            text = blocks[-1] if blocks else ""
+        if not text:
+            self._chat.say("There is nothing to copy.")
+            return
+        how = clipboard.copy(text, self._chat.chat.results)
+        self._chat.say(f"{count(len(text), 'character')} copied {how}.")
+
+
+def count(number: int, name: str) -> str:
+    """A number and what it counts, in the plural where it must be."""
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+def _names(_typed: str) -> Sequence[str]:
+    return [f"{name} " for name in settings.NAMES]
+
+
+def _sessions(typed: str) -> Sequence[str]:
+    from edgespec.engine.session_file import saved_sessions
+
+    return [session.name for session in saved_sessions()] or paths(typed)
+
+
+def _code(_typed: str) -> Sequence[str]:
+    return ["code"]

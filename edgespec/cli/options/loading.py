@@ -1,0 +1,185 @@
+"""The options that say what is loaded, and how: the arguments of `edgespec.load`.
+
+A group is a dataclass whose fields are Typer options; see `declaration.with_options`. Where the default
+belongs to the library, the option is None unless somebody sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.cli.completion import complete_draft, complete_model
+from edgespec.cli.options.declaration import option
+from edgespec.cli.options.values import parse_size, parse_tree_budget
+from edgespec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What is loaded, and how: the arguments of `edgespec.load`."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Path of a GGUF file, or a name. Default: a small model that comes along.",
+            autocompletion=complete_model,
+            envvar="EDGESPEC_MODEL",
+            show_envvar=False,
+        ),
+    ] = None
+    memory: Annotated[
+        str | None,
+        option("Model", "--memory", "Memory to use. Default: what is available.", metavar="SIZE"),
+    ] = None
+    context: Annotated[
+        int | None,
+        option(
+            "Model",
+            "--context",
+            "Most tokens of prompt and answer. Default: 4096.",
+            metavar="N",
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        option(
+            "Model",
+            "--threads",
+            "CPU threads. Default: one for each physical core, or more if faster.",
+            metavar="N",
+        ),
+    ] = None
+    gpu_layers: Annotated[
+        int | None,
+        option("Model", "--gpu-layers", "Layers for the GPU; -1 is all. Default: 0.", metavar="N"),
+    ] = None
+    offload: Annotated[
+        str | None,
+        option(
+            "Model",
+            "--offload",
+            "How weights that do not fit are read. Default: auto.",
+            metavar="auto|stream|mmap|none",
+        ),
+    ] = None
+    pack: Annotated[
+        str | None,
+        option(
+            "Model",
+            "--pack",
+            "Whether streamed weights are rearranged for this CPU on disk. Default: auto.",
+            metavar="auto|always|never",
+        ),
+    ] = None
+    slots: Annotated[
+        int | None,
+        option(
+            "Model",
+            "--slots",
+            "Layers in memory at a time of those that are streamed. Default: as many as keep the disk busy.",
+            metavar="N",
+        ),
+    ] = None
+    prompt_cache: Annotated[
+        bool | None,
+        option(
+            "Model",
+            "--prompt-cache/--no-prompt-cache",
+            "Keep read prompts on disk, so that a beginning is read once.",
+            show_default=False,
+        ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        option(
+            "Speculation",
+            "--draft",
+            "Small model that drafts. Default: auto.",
+            autocompletion=complete_draft,
+            metavar="PATH|NAME|auto|none",
+        ),
+    ] = None
+    drafter: Annotated[
+        str | None,
+        option(
+            "Speculation",
+            "--drafter",
+            "Kind of drafter, where --draft leaves it open.",
+            metavar="model|lookup|merged",
+        ),
+    ] = None
+    tree: Annotated[
+        str | None,
+        option(
+            "Speculation",
+            "--tree",
+            "How token trees grow: calibrated, specexec, sequoia, opt-tree, eagle2, chain or sequences. "
+            "Default: calibrated.",
+            metavar="NAME",
+        ),
+    ] = None
+    tree_budget: Annotated[
+        str | None,
+        option(
+            "Speculation",
+            "--tree-budget",
+            "Most nodes in a token tree. Default: auto.",
+            metavar="N|auto",
+        ),
+    ] = None
+    tree_depth: Annotated[
+        int | None,
+        option("Speculation", "--tree-depth", "Most drafted tokens on a path. Default: auto.", metavar="N"),
+    ] = None
+    tree_width: Annotated[
+        int | None,
+        option(
+            "Speculation",
+            "--tree-width",
+            "Most nodes the drafter reads at a time. Default: auto.",
+            metavar="N",
+        ),
+    ] = None
+    exact: Annotated[
+        bool | None,
+        option(
+            "Speculation",
+            "--exact/--no-exact",
+            "Same text bit for bit with any drafter. Default: where it is nearly free.",
+            show_default=False,
+        ),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """What was requested, as arguments of `edgespec.load`.
+
+        Raises:
+            UsageError: a size or a number cannot be read.
+        """
+        arguments = asdict(self)
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise UsageError(f"The number of threads is {self.threads}.", "It must be from 1 to 1024.")
+        if self.memory is not None:
+            arguments["memory"] = parse_size(self.memory)
+        if self.tree_budget is not None:
+            arguments["tree_budget"] = parse_tree_budget(self.tree_budget)
+        return {name: value for name, value in arguments.items() if value is not None}
+
+    @property
+    def budget(self) -> int | None:
+        """The tree budget that was requested; None means auto."""
+        return None if self.tree_budget is None else parse_tree_budget(self.tree_budget)
+
+    def load(self, on_progress: Callable[[str, float], None]) -> Engine:
+        """Load the target and its drafter; raises what `edgespec.load` raises."""
+        arguments = self.arguments()
+        import edgespec
+
+        return edgespec.load(**arguments, on_progress=on_progress)

@@ -1,0 +1,17 @@
+"""The options that say what is printed besides the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from edgespec.cli.options.declaration import option
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What is printed besides the answer."""
+
+    as_json: Annotated[bool, option("Output", "--json", "Print answers as JSON objects.")] = False
+    quiet: Annotated[bool, option("Output", "--quiet", "Only results and errors.")] = False
+    verbose: Annotated[bool, option("Output", "--verbose", "More on what happens.")] = False

@@ -1,0 +1,41 @@
+"""Values of options that are more than a word or a number: sizes and tree budgets."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from edgespec.errors import UsageError
+
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4} | {
+    f"{prefix}b": 1000**power for power, prefix in enumerate(["", "k", "m", "g", "t"])
+}
+_UNITS |= {f"{prefix}ib": _UNITS[prefix] for prefix in "kmgt"}
+
+
+def parse_size(text: str) -> int:
+    """Bytes from '12GiB', '800MB', '1.5G' (binary) or plain bytes.
+
+    Raises:
+        UsageError: it is not a size, or not above 0.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower(), re.ASCII)
+    if match is None or match[2] not in _UNITS:
+        raise UsageError(f"'{text}' is not a size.", "Write it like 12GiB, 800MB or 4000000000.")
+    size = int(Decimal(match[1]) * _UNITS[match[2]])
+    if not 0 < size < 2**63:
+        raise UsageError(f"A size of {text} makes no sense.", "It must be above 0 and below 8 EiB.")
+    return size
+
+
+def parse_tree_budget(text: str) -> int | None:
+    """A number of nodes; None for auto.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text.strip().lower() == "auto":
+        return None
+    if not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):
+        raise UsageError(f"The tree budget is '{text}'.", "It must be a number of nodes, or auto.")
+    return int(text)

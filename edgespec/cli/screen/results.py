@@ -1,0 +1,95 @@
+"""Results on standard output or in a file: never styled or wrapped, and written at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+from typing import Any, TextIO
+
+from edgespec.cli.origin import NO_ORIGIN
+from edgespec.errors import OutputError
+from edgespec.generation.result import Generation
+
+# A model's text must not move the cursor, change colours or write to the clipboard of a terminal.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class ResultStream:
+    """Results on their way to stdout or a file: each write arrives at once, and failures are named.
+
+    Args:
+        stream: where they go; None if that is closed.
+        name: what the destination is called in messages.
+
+    Attributes:
+        name: the same.
+    """
+
+    def __init__(self, stream: TextIO | None, name: str) -> None:
+        if stream is None:
+            raise OutputError(f"{name} is closed.", "Leave it open, or use --output FILE.")
+        self._stream = stream
+        self.name = name
+        self._plain = stream.isatty()
+        self._at_line_start = True
+
+    def text(self, text: str) -> None:
+        """Write a piece of an answer."""
+        if text:
+            self._write(printable(text) if self._plain else text)
+            self._at_line_start = text.endswith("\n")
+
+    def raw(self, text: str) -> None:
+        """Write what steers the terminal; `text` must have been made here, and end a line."""
+        self._write(text)
+
+    def end_line(self) -> None:
+        """End the line if something stands on it."""
+        if not self._at_line_start:
+            self.text("\n")
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Write a JSON object as one line."""
+        line = json.dumps(record, ensure_ascii=False)
+        try:
+            line.encode(self._stream.encoding or "utf-8")
+        except UnicodeEncodeError:
+            line = json.dumps(record)
+        self._write(line + "\n")
+
+    def failure(self, prompt: object, identifier: str | int | None, error: str) -> None:
+        """Write the JSON object of a prompt that got no answer."""
+        empty = Generation(finish_reason="error").to_json(prompt, identifier)
+        self.record(empty | NO_ORIGIN | {"error": error})
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:
+            raise
+        except (OSError, ValueError) as error:
+            _discard_buffer(self._stream)
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise OutputError(f"{self.name} cannot be written: {reason}.", "") from error
+
+
+def results() -> ResultStream:
+    """Standard output."""
+    return ResultStream(sys.stdout, "Standard output")
+
+
+def printable(text: str) -> str:
+    """A model's text without what would steer a terminal."""
+    return _CONTROLS.sub("\ufffd", text)
+
+
+def _discard_buffer(stream: TextIO) -> None:
+    """What a full disk refused stays in the buffer; let it go nowhere, not fail again when Python ends."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

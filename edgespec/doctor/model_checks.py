@@ -1,0 +1,54 @@
+"""Whether the model in question fits here, and what would make it faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgespec.doctor.facts import Facts
+from edgespec.doctor.finding import ERROR, HINT, OK, WARNING, Finding
+from edgespec.units import readable
+
+
+def check_model(facts: Facts) -> Iterator[Finding]:
+    if facts.model_problem is not None:
+        problem = facts.model_problem
+        yield Finding(ERROR, "model", problem.what, problem.hint)
+    model = facts.model
+    if model is None:
+        return
+    memory = model.memory
+    needed, available = readable(memory["needed_bytes"]), readable(memory["available_bytes"])
+    if memory["verdict"] == "too large":
+        yield Finding(
+            ERROR,
+            "model",
+            f"{readable(memory['least_bytes'])} of memory are needed at the least, and {available} are free.",
+            "Close other programs, or take a smaller quantization or a smaller model.",
+        )
+    elif memory["verdict"] == "streams":
+        a_pass = memory["streamed_bytes_per_pass"]
+        seconds = f", {a_pass / facts.speed:.1f} s at the speed of this disk" if facts.speed else ""
+        yield Finding(
+            WARNING if facts.no_streaming else OK,
+            "model",
+            f"It needs {needed} of memory, and {available} are free: {readable(a_pass)} are read from disk "
+            f"in every pass{seconds}. Drafting makes each pass yield several tokens.",
+            "See what is said about streaming." if facts.no_streaming else "",
+        )
+    else:
+        yield Finding(OK, "model", f"It fits into memory: {needed} of {available}.")
+    if not model.drafter:
+        yield Finding(
+            HINT,
+            "drafter",
+            "No drafter is known for this model: it is drafted for from the text itself.",
+            f"edgespec draft make {model.name}",
+        )
+    if model.path is not None and not model.profiled:
+        yield Finding(
+            HINT,
+            "profile",
+            "This model was not measured on this machine with care yet: its first trees are sized by a quick "
+            "look.",
+            f"edgespec profile {model.name}",
+        )

@@ -1,0 +1,128 @@
+"""What is wrong with the software around a model: the llama.cpp build, its kernels, settings and the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgespec.doctor.facts import Facts
+from edgespec.doctor.finding import ERROR, HINT, OK, WARNING, Finding
+from edgespec.machine.cores import FEATURES
+from edgespec.machine.gpus import AMD, INTEL, NVIDIA
+
+_COSTLY = {"AVX2", "FMA", "AVX512", "AVX512_VNNI", "NEON", "DOTPROD", "MATMUL_INT8"}  # to do without
+_GPU_BUILDS = {NVIDIA: "-DGGML_CUDA=on", AMD: "-DGGML_HIP=on", INTEL: "-DGGML_VULKAN=on"}
+
+
+def _surroundings(facts: Facts) -> Iterator[Finding]:
+    if facts.settings_problem is not None:
+        problem = facts.settings_problem
+        yield Finding(ERROR, "settings", problem.what, problem.hint)
+    if facts.offline:
+        yield Finding(
+            HINT,
+            "hub",
+            "HF_HUB_OFFLINE is set: models that are not here are not fetched.",
+            "Unset it to pull models.",
+        )
+    if facts.token:
+        yield Finding(OK, "hub", f"A token of the Hub is there; it is sent to {facts.endpoint} alone.")
+    if not facts.compiler:
+        yield Finding(
+            HINT,
+            "compiler",
+            "There is no C++ compiler. It is needed only to install llama.cpp anew.",
+            "On Debian and Ubuntu: sudo apt install build-essential",
+        )
+
+
+def _build(facts: Facts) -> Iterator[Finding]:
+    build = facts.build
+    if build is None:
+        yield Finding(
+            ERROR,
+            "llama.cpp",
+            f"llama.cpp cannot be loaded: {facts.build_problem}.",
+            "Install it again: pip install --force-reinstall --no-cache-dir llama-cpp-python",
+        )
+        return
+    has = facts.machine.cores.features
+    missing = [name for name in has if name in FEATURES and name not in build.features]
+    if "AVX512_VNNI" in build.features and "AVX_VNNI" in missing:
+        missing.remove("AVX_VNNI")  # the wider one is used instead
+    if missing:
+        yield Finding(
+            WARNING if _COSTLY.intersection(missing) else HINT,
+            "llama.cpp",
+            f"The processor has {', '.join(missing)}, and this llama.cpp build does not use "
+            f"{'it' if len(missing) == 1 else 'them'}: it computes slower than it could.",
+            f"Compile it for this processor: {_compile_again(build.version)}",
+        )
+    elif has:
+        yield Finding(OK, "llama.cpp", "The llama.cpp build uses what this processor has.")
+    if facts.no_streaming:
+        yield Finding(
+            WARNING,
+            "streaming",
+            f"Weights cannot be streamed here: {facts.no_streaming}. The system pages models larger than "
+            "memory in and out instead, which is slow.",
+            "On Linux and macOS, install the llama-cpp-python that EdgeSpec asks for: pip install edgespec",
+        )
+    else:
+        yield Finding(OK, "streaming", "Weights can be streamed here.")
+
+
+def _kernels(facts: Facts) -> Iterator[Finding]:
+    kernels = facts.kernels
+    if kernels.error is not None:
+        yield Finding(ERROR, "kernels", kernels.error.what, kernels.error.hint)
+    left_out = []
+    for layout in kernels.layouts:
+        if layout.problem:
+            yield Finding(
+                WARNING,
+                "kernels",
+                f"llama.cpp's {layout.name} kernels are not used: {layout.problem}. Answers are right, but "
+                "slower than they could be.",
+                layout.remedy,
+            )
+        elif layout.used:
+            measured = f": they are {layout.speed_text}" if layout.speed_text else ""
+            yield Finding(OK, "kernels", f"llama.cpp's {layout.name} kernels work here{measured}.")
+        else:
+            left_out.append(layout.name)
+    if left_out:
+        yield Finding(
+            HINT,
+            "kernels",
+            f"EDGESPEC_KERNELS={kernels.setting} leaves out {' and '.join(left_out)}.",
+            "Unset it, and the fastest kernels that work are used.",
+        )
+
+
+def _graphics(facts: Facts) -> Iterator[Finding]:
+    build, gpus = facts.build, facts.machine.gpus
+    if build is None:
+        return
+    if build.gpus:
+        names = ", ".join(device.description or device.name for device in build.gpus)
+        yield Finding(OK, "graphics", f"Layers can be given to {names}, with --gpu-layers.")
+        return
+    for gpu in gpus:
+        if gpu.vendor != INTEL:  # one inside the processor reads the same memory
+            again = _compile_again(build.version, _GPU_BUILDS[gpu.vendor])
+            yield Finding(
+                HINT,
+                "graphics",
+                f"{gpu.name} is here, and this llama.cpp build computes on the processor alone.",
+                f"To give layers to it with --gpu-layers: {again}",
+            )
+
+
+def _compile_again(version: str, arguments: str = "-DGGML_NATIVE=ON") -> str:
+    return (
+        f'CMAKE_ARGS="{arguments}" pip install --force-reinstall --no-deps --no-cache-dir '
+        f"--no-binary llama-cpp-python llama-cpp-python=={version}"
+    )
+
+
+SOFTWARE_CHECKS = (_surroundings, _build, _kernels, _graphics)

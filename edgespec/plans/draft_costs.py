@@ -1,0 +1,102 @@
+"""What could draft for a model here, what a draft takes and what it yields: measured, or assumed."""
+
+from __future__ import annotations
+
+from edgespec.costs.planner import Drafting
+from edgespec.costs.yields import Yields, expected_yields
+from edgespec.errors import EdgeSpecError
+from edgespec.models.hub.drafter_choice import agreement_of, candidates
+from edgespec.models.hub.inspection import InspectedModel, inspect_model
+from edgespec.plans.pass_costs import PassCosts
+from edgespec.profiles.store import Keys, ProfileStore
+from edgespec.progress import Progress
+
+_USUAL_AGREEMENT, _LOOKUP_AGREEMENT = 0.7, 0.2
+_WIDTH = 8
+
+
+class DraftCosts:
+    """Drafting for one target, on this machine.
+
+    Args:
+        threads: what the drafter computes with.
+        temperature: at which the target samples.
+    """
+
+    def __init__(
+        self,
+        target: InspectedModel,
+        store: ProfileStore,
+        pass_costs: PassCosts,
+        threads: int,
+        temperature: float,
+    ) -> None:
+        self._target = target
+        self._store = store
+        self._pass_costs = pass_costs
+        self._threads = threads
+        self._temperature = temperature
+
+    def of_drafters(self, draft: str, on_progress: Progress) -> list[tuple[Drafting, InspectedModel | None]]:
+        """What could draft, each with its model if it has one.
+
+        Args:
+            draft: as for loading: "auto", "none", "lookup", or the name of a model.
+
+        Raises:
+            EdgeSpecError: the named drafter cannot be found.
+        """
+        target = self._target
+        if draft == "none":
+            return []
+        found: list[tuple[Drafting, InspectedModel | None]] = []
+        if draft not in ("auto", "lookup"):
+            model = inspect_model(draft, on_progress)
+            top1 = agreement_of(target.headers[0], model.path) if target.path and model.path else None
+            found.append((self._of_model(model, draft, top1), model))
+        elif draft == "auto":
+            for candidate in candidates(target.headers[0]) if target.path else ():
+                try:
+                    model = inspect_model(str(candidate.path))
+                except EdgeSpecError:
+                    continue
+                found.append((self._of_model(model, draft, candidate.top1), model))
+        found.append((self._of_lookup(), None))
+        return found
+
+    def _of_lookup(self) -> Drafting:
+        yields = self._yields("lookup")
+        source = "measured with this pair" if yields else "a guess, as it depends on the text"
+        return Drafting(
+            "prompt lookup",
+            yields or expected_yields(_LOOKUP_AGREEMENT),
+            source=source,
+            measured=yields is not None,
+        )
+
+    def _of_model(self, model: InspectedModel, draft: str, top1: float | None) -> Drafting:
+        fingerprint = model.headers[0].fingerprint
+        steps = self._store.drafts(self._keys(fingerprint).drafts)
+        yields = self._yields(fingerprint)
+        if yields is not None:
+            source = "measured with this pair"
+        elif top1 is not None:
+            source = f"derived from an agreement of {top1:.2f}"
+        else:
+            source = f"as of pairs that agree on {_USUAL_AGREEMENT:.0%} of tokens, which is usual"
+        return Drafting(
+            name=model.path.name if model.path else draft,
+            yields=yields or expected_yields(top1 or _USUAL_AGREEMENT),
+            step=steps.step if steps else self._pass_costs.derived_curve(model),
+            overhead=steps.overhead if steps else 1.1,
+            width=_WIDTH,
+            source=source,
+            measured=yields is not None and steps is not None,
+        )
+
+    def _keys(self, drafter: str) -> Keys:
+        return Keys.of(self._target.headers[0].fingerprint, drafter, threads=self._threads, mode="")
+
+    def _yields(self, drafter: str) -> Yields | None:
+        """What trees of the pair yield at this temperature, if that was measured."""
+        return self._store.yields_at(self._keys(drafter), self._temperature)

@@ -1,0 +1,71 @@
+"""What to plan, and the plan: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.costs.planner import Advice, Prediction, PromptTime
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What to plan.
+
+    Attributes:
+        model, draft: as for loading; no model means the default one.
+        memory: bytes; may be more than the machine has, to see what that would give.
+        threads: None takes as many as loading would.
+        streams: stream the weights even if they would fit.
+    """
+
+    model: str | None = None
+    draft: str = "auto"
+    memory: int | None = None
+    context: int = 4096
+    threads: int | None = None
+    temperature: float = 0.0
+    streams: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, and the alternatives.
+
+    Attributes:
+        chosen: the fastest way to run.
+        plain: without drafts.
+        drafter: the one whose trees are the fastest; "none" if none could draft.
+        ways: the best tree of every drafter, the fastest first.
+        sizes: every tree size with every drafter.
+        advice: what would help most.
+        prompt: how long a prompt takes to be read, "exact" and "not_exact".
+        notes: where the figures come from, and how far they can be trusted.
+        uncertain: some of them are derived, and may be off by half.
+    """
+
+    model: str
+    chosen: Prediction
+    plain: Prediction
+    drafter: str
+    ways: list[Prediction]
+    sizes: list[Prediction]
+    advice: list[Advice]
+    prompt: dict[str, PromptTime] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    uncertain: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return {
+            "model": self.model,
+            "chosen": self.chosen.to_json(),
+            "plain": self.plain.to_json(),
+            "drafter": self.drafter,
+            "ways": [way.to_json() for way in self.ways],
+            "sizes": [size.to_json() for size in self.sizes],
+            "advice": [advice.to_json() for advice in self.advice],
+            "prompt": {mode: time.to_json() for mode, time in self.prompt.items()},
+            "notes": self.notes,
+            "uncertain": self.uncertain,
+        }
