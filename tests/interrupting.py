@@ -15,7 +15,7 @@ _PACKAGE = str(Path(edgespec.__file__).parent)
 # edgespec/models/llama/runtime/signals.py.
 _NEVER = tuple(
     str(Path(_PACKAGE) / part)
-    for part in ("offload", "models/llama/graph.py", "models/llama/guards/signals.py")
+    for part in ("offload", "models/llama/runtime/graph.py", "models/llama/runtime/signals.py")
 )
 
 
