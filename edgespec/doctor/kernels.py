@@ -70,7 +70,7 @@ def examine_kernels() -> KernelFacts:
     try:
         setting = kernels_setting()
         known = stored_report()
-        report = ensure_report(again=known is not None and known.passing)
+        report = ensure_report(again=known is not None and known.transient)
         names = [layout.name for layout in available_layouts()]
         used = layouts_in_use(names, report)
     except EdgeSpecError as error:

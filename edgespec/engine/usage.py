@@ -34,7 +34,7 @@ class Usage:
         self._taking = threading.Lock()
         self._answer: weakref.ref[Answer] | None = None
         self._closing = self._closed = self._forked = False
-        forks.watch(self)
+        forks.notify_of_forks(self)
 
     @property
     def closed(self) -> bool:

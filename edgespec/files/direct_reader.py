@@ -1,9 +1,9 @@
-"""Reading weights past the page cache.
+"""Reading weights with direct I/O, bypassing the page cache.
 
-A model larger than memory gains nothing from the page cache, which its own reads would flush, and reads
-through it cost a copy. So files are read directly into the memory where the weights are used, where the
-system and the file system allow it, and otherwise through the cache, which is then told to forget.
-Whether direct reads work is found by trying.
+A model larger than memory gains nothing from the page cache, which its own reads would flush, and buffered
+reads cost a copy. So files are read directly into the memory where the weights are used, if the system and
+the file system allow it. Otherwise reads are buffered, and the cache is told to drop the pages afterwards.
+Whether direct reads work is found by trying one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FileReader:
 
     Attributes:
         path: the file.
-        direct: whether reads go past the page cache.
+        direct: whether reads bypass the page cache.
         n_bytes: its size.
         opened: its state when it was opened.
 
@@ -56,13 +56,13 @@ class FileReader:
             Bytes read.
 
         Raises:
-            StreamError: the disk failed, or the file is not what it was when it was opened.
+            StreamError: the disk failed, or the file has changed since it was opened.
         """
         wanted = min(len(memory), self.n_bytes - offset)
         done = 0
         try:
             while done < wanted:
-                # After a short read a direct one must begin at a block again.
+                # After a short read, the next direct read must begin at a block again.
                 start = done - done % BLOCK
                 with memory[start:] as rest:
                     n = os.preadv(self._descriptor, [rest], offset + start)
@@ -79,17 +79,17 @@ class FileReader:
         return wanted
 
     def check_unchanged(self) -> FileState:
-        """Notice a file that was cut or written to.
+        """Raise if the file was truncated or written to.
 
-        One that was renamed over, deleted, or given another name or mode goes on being read as it was. So
-        does one that was written to and then had its time put back, which looks alike: whoever reads has to
-        compare the content where the state is another, see StoreReader.
+        A file that was replaced, deleted, renamed or given another mode can still be read as it was. A file
+        that was written to and then had its modification time restored looks the same; so the reader must
+        compare the content if the state has changed, see StoreReader.
 
         Returns:
-            Its state now.
+            The file's state now.
 
         Raises:
-            StreamError: it is not what it was when it was opened.
+            StreamError: the file has changed since it was opened.
         """
         try:
             now = FileState.of_status(os.fstat(self._descriptor))
@@ -114,7 +114,7 @@ class FileReader:
         )
 
     def changed(self) -> StreamError:
-        """What to raise when the content is not what it was."""
+        """The error for content that has changed."""
         return StreamError(
             f"'{self.path}' was changed while the model was in use.",
             "Let its download or copy finish, then load the model again.",
@@ -122,7 +122,7 @@ class FileReader:
 
 
 def _open_direct(path: Path) -> int | None:
-    """A descriptor whose reads go past the page cache; None where that does not work."""
+    """A descriptor for direct I/O; None if that does not work."""
     flag = getattr(os, "O_DIRECT", 0)
     if not flag:
         return _open_uncached(path)
@@ -133,7 +133,7 @@ def _open_direct(path: Path) -> int | None:
     try:
         import mmap
 
-        # One block at an odd place shows whether larger alignments are called for.
+        # A read at an odd block fails if a larger alignment is required.
         with mmap.mmap(-1, 2 * BLOCK) as memory, memoryview(memory) as view, view[BLOCK:] as block:
             offset = BLOCK if os.fstat(descriptor).st_size > 2 * BLOCK else 0
             os.preadv(descriptor, [block], offset)
@@ -144,7 +144,7 @@ def _open_direct(path: Path) -> int | None:
 
 
 def _open_uncached(path: Path) -> int | None:
-    """macOS: the same for a descriptor that was opened as usual."""
+    """The same on macOS, where caching is turned off for an open descriptor."""
     try:
         import fcntl
 

@@ -1,13 +1,13 @@
-"""Whether a file is still the one that was read, told without reading it.
+"""Whether a file has changed since it was read, without reading it again.
 
-A file's size and modification time are not enough: copying tools and `touch` set the time to what they
-like. Nobody can set the time of the last change of a file's status (ctime), which every write moves. So a
-file counts as the same if its inode, its size and both times are what they were. Moving, linking or touching
-a file moves its ctime too: whoever only knows this state then has to look at the content, or to do without.
+A file's size and modification time are not enough: copying tools and `touch` can set the time to anything.
+The time of the last status change (ctime) cannot be set, and every write updates it. So a file counts as
+unchanged if its inode, its size and both times are the same. Moving, linking or touching a file updates its
+ctime too; then only its content can show whether it has changed.
 
-The device is left out on purpose. Its number is not stable across reboots on network and overlay file
-systems, and an equal inode with equal times to the nanosecond on another device is a copy made block by
-block. On Windows, ctime is the time of creation, and tells nothing of later writes.
+The device number is deliberately left out. It is not stable across reboots on network and overlay file
+systems, and a file on another device with the same inode and the same times to the nanosecond is a copy of
+the whole file system. On Windows, ctime is the time of creation and says nothing about later writes.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Times are as coarse as this on some file systems; within it, two writes may leave the same times.
+# The coarsest file time stamps; two writes within this interval may leave the same times.
 _COARSEST_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
 class FileState:
-    """What the system says of a file; equal for as long as nobody writes to it.
+    """A file's metadata, which stays equal as long as nobody writes to it.
 
     Attributes:
         n_bytes: its size.
-        modified_ns, changed_ns: when its content, and its content or status, was changed last.
+        modified_ns, changed_ns: when its content, and when its content or status, was last changed.
     """
 
     inode: int
@@ -38,21 +38,21 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path) -> FileState:
-        """The state of the file at a path, links followed.
+        """The state of the file at a path, following links.
 
         Raises:
-            OSError: there is none.
+            OSError: there is no such file.
         """
         return cls.of_status(path.stat())
 
     @classmethod
     def of_status(cls, status: os.stat_result) -> FileState:
-        """The state in the answer of stat or fstat."""
+        """The state in a result of stat or fstat."""
         return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     @property
     def settled(self) -> bool:
-        """Whether any write from now on is bound to show: the last one was not a moment ago."""
+        """Whether any later write will change the state, because the last one was long enough ago."""
         return time.time_ns() - self.changed_ns > _COARSEST_NS
 
     def __str__(self) -> str:
@@ -63,6 +63,6 @@ def states_of(paths: Iterable[Path]) -> tuple[FileState, ...]:
     """The states of a model's files, in order.
 
     Raises:
-        OSError: one is not there.
+        OSError: one does not exist.
     """
     return tuple(FileState.of(path) for path in paths)

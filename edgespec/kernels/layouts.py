@@ -1,7 +1,7 @@
-"""The CPU's kernel layouts: which weights ggml can rearrange for its fastest kernels, and doing so.
+"""The CPU's kernel layouts: which weights ggml can rearrange for its fastest kernels, and rearranging them.
 
-Whether a layout can hold a weight is asked of ggml in the way llama.cpp asks when it loads a model, so
-that weights rearranged here are, byte for byte, those of a model that is loaded the usual way.
+ggml is asked whether a layout can hold a weight in the same way as llama.cpp asks when it loads a model. So
+weights rearranged here are, byte for byte, those of a model that is loaded the usual way.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from edgespec.kernels.report_store import ensure_report, layouts_in_use, stored_
 from edgespec.kernels.setting import PLAIN
 
 _EXPERTS = re.compile(r"exps\.")
-_ROWS = 512  # of activations, in the question; any number would do
+_ROWS = 512  # of activations when asking for support; any number would do
 
 
 @dataclass(frozen=True)
 class KernelLayout:
-    """An extra CPU buffer type, by ggml's name for it."""
+    """An extra CPU buffer type, with ggml's name for it."""
 
     name: str
     address: Address
@@ -45,15 +45,15 @@ class KernelLayout:
     def packed(
         self, type_id: int, shape: tuple[int, ...], weights: Address, n_bytes: int
     ) -> Iterator[memoryview]:
-        """The same without a copy: a view that is valid while the block runs."""
+        """The same without a copy: a view that is valid during the block."""
         f = ggml.functions()
         with ggml.ScratchContext() as scratch:
             tensor = scratch.tensor(type_id, shape)
             size = f["ggml_backend_buft_get_alloc_size"](self.address, tensor)
-            # Some layouts do not fill their last bytes, which would make the file's bytes vary.
+            # Some layouts leave their last bytes unset, which would make the packed file's bytes vary.
             buffer = f["ggml_backend_buft_alloc_buffer"](self.address, size + 4096)
             if not buffer:
-                raise MemoryError(f"no {size} bytes to rearrange a weight in")
+                raise MemoryError(f"cannot allocate {size} bytes to rearrange a weight")
             try:
                 base = f["ggml_backend_buffer_get_base"](buffer)
                 ctypes.memset(base, 0, size)
@@ -76,9 +76,9 @@ def available_layouts() -> tuple[KernelLayout, ...]:
 
 @cache
 def supporting_layouts(type_id: int, shape: tuple[int, ...]) -> tuple[KernelLayout, ...]:
-    """Those of the available layouts that can hold a matrix, in ggml's order.
+    """The available layouts that can hold a matrix, in ggml's order.
 
-    A matrix multiplies activations; a stack of them, as experts have, is multiplied by index.
+    A matrix multiplies activations; a stack of matrices, as experts have, is multiplied by index.
     """
     if len(shape) not in (2, 3):
         return ()
@@ -105,11 +105,11 @@ def supporting_layouts(type_id: int, shape: tuple[int, ...]) -> tuple[KernelLayo
 
 
 def kernel_layouts() -> tuple[KernelLayout, ...]:
-    """The layouts in use, in ggml's order: those that are allowed, and that work as far as is known.
+    """The layouts in use, in ggml's order: those that are allowed and not known to fail.
 
     Raises:
-        UsageError: EDGESPEC_KERNELS asks for one that is not available.
-        BackendError: it asks for one that does not work here.
+        UsageError: EDGESPEC_KERNELS names a layout that is not available.
+        BackendError: it names a layout that does not work here.
     """
     if _only is not None:
         return _only
@@ -118,7 +118,7 @@ def kernel_layouts() -> tuple[KernelLayout, ...]:
 
 
 def kernel_layout(type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
-    """The layout for a matrix of a layer, the fastest here; None where the file's own is used.
+    """The fastest layout for a matrix of a layer; None if that is the file's own.
 
     Raises:
         UsageError, BackendError: as kernel_layouts.
@@ -129,10 +129,10 @@ def kernel_layout(type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
 
 
 def weight_layout(name: str, type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
-    """The layout for a weight of this name; None where the file's own is used.
+    """The layout for a weight of this name; None if that is the file's own.
 
-    Of stacks of matrices only experts are multiplied by index. Others, such as DeepSeek's attn_k_b, are
-    multiplied as they are, and llama.cpp's loader leaves them so.
+    Of the stacks of matrices, only experts are multiplied by index. Others, such as DeepSeek's attn_k_b, are
+    multiplied as they are, and llama.cpp's loader does not rearrange them.
 
     Raises:
         UsageError, BackendError: as kernel_layouts.
@@ -143,9 +143,9 @@ def weight_layout(name: str, type_id: int, shape: tuple[int, ...]) -> KernelLayo
 
 
 def kernels_identity() -> str:
-    """Names the layouts in use, and which quantizations take another one than the first that could be.
+    """The layouts in use, and the quantizations that do not take the first one that supports them.
 
-    Kernels of different layouts round differently, so what they computed is not to be mixed.
+    Kernels of different layouts round differently, so their results must not be mixed.
 
     Raises:
         UsageError, BackendError: as kernel_layouts.
@@ -160,14 +160,14 @@ def follows_ggml() -> bool:
 
 
 def offer_to_loader() -> bool:
-    """Let llama.cpp's loader see the layouts in use and no others; they are tried first if they never were.
+    """Restrict llama.cpp's loader to the layouts in use, which are tried first if they have not been yet.
 
     Returns:
-        Whether there are any: what `use_extra_bufts` should be.
+        Whether there are any, which is the value for `use_extra_bufts`.
 
     Raises:
         UsageError: as kernel_layouts.
-        BackendError: as kernel_layouts; or llama.cpp cannot be told, or does not work here at all.
+        BackendError: as kernel_layouts; or the loader cannot be restricted, or llama.cpp does not work here.
     """
     if _only is None:
         ensure_report()
@@ -177,7 +177,7 @@ def offer_to_loader() -> bool:
             ggml.offer_buffer_types([layout.address for layout in layouts])
         except ggml.UnsupportedBuild as error:
             raise BackendError(
-                f"A choice of kernel layouts is not possible with this llama.cpp build: {error}.",
+                f"Kernel layouts cannot be chosen with this llama.cpp build: {error}.",
                 "Set EDGESPEC_KERNELS=plain, or install the llama-cpp-python that EdgeSpec asks for.",
             ) from error
     return bool(layouts)
@@ -185,7 +185,7 @@ def offer_to_loader() -> bool:
 
 @contextmanager
 def only(layouts: Sequence[KernelLayout]) -> Iterator[None]:
-    """Use these layouts whatever is known and allowed: for trying them, in a process of its own."""
+    """Use these layouts whatever is known and allowed; for trying them in a process of their own."""
     global _only
     before, _only = _only, tuple(layouts)
     try:
@@ -198,7 +198,7 @@ _only: tuple[KernelLayout, ...] | None = None
 
 
 def _unusual(names: tuple[str, ...]) -> list[tuple[int, str]]:
-    """Quantizations that take another layout than the first of these that can hold them, and which."""
+    """Quantizations that do not take the first of these layouts that can hold them, and the one they take."""
     report = stored_report()
     if report is None or _only is not None:
         return []

@@ -1,6 +1,6 @@
 """Products of a quantized matrix with rows of activations, computed by ggml in a given layout.
 
-Only a process of its own should come here (worker.py): a kernel may crash.
+To be used only in a process of its own (measure.kernel_worker), as a kernel may crash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NODES = 16
 
 
 class Processor:
-    """ggml's CPU backend with so many threads."""
+    """ggml's CPU backend with a number of threads."""
 
     def __init__(self, n_threads: int) -> None:
         self._f = ggml.functions()
@@ -38,12 +38,12 @@ class Processor:
 
 
 def type_name(type_id: int) -> str:
-    """A quantization by ggml's name, in capitals as people know it."""
+    """ggml's name of a quantization, in capitals as is usual."""
     return str(ggml.functions()["ggml_type_name"](type_id).decode()).upper()
 
 
 def quantized(type_id: int, weights: FloatArray) -> bytes | None:
-    """(rows, row length) weights in a quantization, as in a file; None where ggml needs statistics for it."""
+    """(rows, row length) weights, quantized as in a file; None if that needs an importance matrix."""
     f = ggml.functions()
     if f["ggml_quantize_requires_imatrix"](type_id):
         return None
@@ -56,11 +56,11 @@ def quantized(type_id: int, weights: FloatArray) -> bytes | None:
 
 
 class Product:
-    """One matrix in one layout, times any activations of one number of rows.
+    """The product of a matrix in one layout with rows of activations.
 
     Args:
-        shape: of the matrix, the row length first; a third number makes it a stack, of which each row of
-            activations is multiplied with one.
+        shape: of the matrix, row length first; with a third number it is a stack of matrices, and each row of
+            activations is multiplied by one of them.
         data: the matrix as in a file.
         layout: None for the plain one.
         activations: (rows, row length).
@@ -104,7 +104,7 @@ class Product:
             self._stack = stack.pop_all()
 
     def compute(self) -> float:
-        """Compute it; returns the seconds that took.
+        """Compute the product and return the seconds that it took.
 
         Raises:
             RuntimeError: ggml refused.
@@ -113,7 +113,7 @@ class Product:
         status = self._f["ggml_backend_graph_compute"](self._processor.handle, self._graph)
         seconds = time.perf_counter() - start
         if status != 0:
-            raise RuntimeError(f"ggml computes no product (status {status})")
+            raise RuntimeError(f"ggml could not compute a product (status {status})")
         return seconds
 
     def result(self) -> FloatArray:
@@ -130,7 +130,7 @@ class Product:
         size = self._f["ggml_backend_buft_get_alloc_size"](buffer_type, tensor)
         buffer = self._f["ggml_backend_buft_alloc_buffer"](buffer_type, size + _PAGE)
         if not buffer:
-            raise MemoryError(f"no {size} bytes for a product")
+            raise MemoryError(f"cannot allocate {size} bytes for a product")
         stack.callback(self._f["ggml_backend_buffer_free"], buffer)
         base = self._f["ggml_backend_buffer_get_base"](buffer)
         self._f["ggml_backend_tensor_alloc"](buffer, tensor, base)
@@ -145,7 +145,7 @@ def product(
     layout: KernelLayout | None,
     activations: FloatArray,
 ) -> Iterator[Product]:
-    """A Product that is freed at the end."""
+    """A Product that is freed when the block ends."""
     made = Product(processor, type_id, shape, data, layout, activations)
     try:
         yield made

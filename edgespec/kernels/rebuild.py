@@ -1,4 +1,4 @@
-"""How llama.cpp is compiled again when its kernels do not work on this processor."""
+"""The command that rebuilds llama.cpp when its kernels do not work on this processor."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import llama_cpp
 
 
 def rebuild_command(layout: str = "") -> str:
-    """The command that compiles llama.cpp anew so that a layout's kernels work."""
+    """A shell command that rebuilds llama.cpp so that a layout's kernels work."""
     script = Path(__file__).parents[2] / "scripts" / "setup.py"
     if layout == "AMX" and script.exists():
         return f"python3 {os.path.relpath(script)}"
-    # GCC's bug 114098: it drops stores that AMX's instructions read.
+    # GCC bug 114098: the compiler drops stores that AMX instructions read.
     flags = 'CXXFLAGS="-fno-tree-dse -fno-dse" ' if layout == "AMX" else ""
     return (
         f'{flags}CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --force-reinstall --no-deps --no-cache-dir '

@@ -1,4 +1,4 @@
-"""What trying the kernel layouts showed: which of them work here, and how fast each one is."""
+"""The outcome of trying the kernel layouts: which of them work here, and how fast each one is."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from edgespec.kernels.setting import PLAIN
 
-ROWS = (1, 8, 32)  # of the products that are tried: plain decoding, a small tree, a large one
+ROWS = (1, 8, 32)  # of activations: plain decoding, a small tree, a large tree
 
-# How much faster a layout must be to be preferred to one that ggml names before it; less is noise.
+# How much faster than an earlier one in ggml's order a layout must be to be preferred; less is noise.
 _GAIN = 1.1
 
-# Of layouts by seconds for each of ROWS.
+# Layout to seconds for each of ROWS.
 Seconds = Mapping[str, tuple[float, ...]]
 
 
@@ -26,17 +26,17 @@ class Report:
         problems: what is wrong with each layout that must not be used, such as "it crashes (segmentation
             fault) at products of Q4_0"; by ggml's name.
         seconds: for each quantization's type id, seconds of a product by layout ("plain" among them).
-        passing: whether a problem may be gone next time (a hang, a process that was killed).
+        transient: whether a problem may not occur again (a hang, a process that was killed).
     """
 
     problems: dict[str, str] = field(default_factory=dict)
     seconds: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
-    passing: bool = False
+    transient: bool = False
 
     def fastest(self, type_id: int, layouts: Sequence[str]) -> str:
-        """The one to use of these layouts, given in ggml's order; "plain" where that is faster than all.
+        """The fastest of these layouts, given in ggml's order; "plain" if that is faster than all of them.
 
-        The geometric mean over ROWS counts, so that one row weighs as much as many.
+        Speed is the geometric mean over ROWS, so that one row weighs as much as many.
         """
         measured = self.seconds.get(type_id, {})
         best, *others = [*layouts, PLAIN]
@@ -47,7 +47,7 @@ class Report:
         return best
 
     def speedup(self, layout: str) -> tuple[float, ...] | None:
-        """How many times as fast as plain a layout is, for each of ROWS: the median over quantizations."""
+        """Speed of a layout relative to the plain one for each of ROWS: the median over quantizations."""
         ratios = [
             [a / b for a, b in zip(by_layout[PLAIN], by_layout[layout], strict=True)]
             for by_layout in self.seconds.values()
@@ -66,7 +66,7 @@ class Report:
                 str(type_id): {name: [float(f"{s:.4g}") for s in row] for name, row in by_layout.items()}
                 for type_id, by_layout in self.seconds.items()
             },
-            "passing": self.passing,
+            "passing": self.transient,
         }
 
     @classmethod
@@ -74,10 +74,10 @@ class Report:
         """From a file.
 
         Raises:
-            ValueError, TypeError, KeyError, AttributeError: it is not a report of these row counts.
+            ValueError, TypeError, KeyError, AttributeError: it is not a report for these row counts.
         """
         if record["rows"] != list(ROWS):
-            raise ValueError("a report of other row counts")
+            raise ValueError("a report for other row counts")
         return cls(
             {str(name): str(what) for name, what in record["problems"].items()},
             {

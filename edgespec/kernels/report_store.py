@@ -1,4 +1,4 @@
-"""What is known of the kernel layouts here: tried once for a llama.cpp build and a processor, and kept."""
+"""The report on the kernel layouts: made once for each llama.cpp build and processor, and saved."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from edgespec.machine.cores import probe_cores
 Trial = Callable[[], Report]
 
 _VERSION = 1
-_PASSING_S = 24 * 3600  # how long a problem counts that may be gone next time
+_TRANSIENT_S = 24 * 3600  # how long a report with a transient problem is valid
 
-_found: Report | None = None  # by this process
+_found: Report | None = None  # read or made by this process
 
 
 def reports_folder() -> Path:
-    """Where reports are kept."""
+    """The folder of the reports."""
     return user_cache_path("edgespec") / "kernels"
 
 
 def stored_report() -> Report | None:
-    """What was found here before; None if nothing was tried yet."""
+    """The saved report; None if the layouts have not been tried yet."""
     global _found
     if _found is None:
         _found = _read(_path())
@@ -44,13 +44,13 @@ def stored_report() -> Report | None:
 
 
 def ensure_report(trial: Trial = run_trial, *, again: bool = False) -> Report:
-    """What is known, tried now if nothing is; to be called before a model is loaded.
+    """The saved report, or a new one if there is none; to be called before a model is loaded.
 
-    Several processes at once wait for the one that tries. With EDGESPEC_KERNELS=plain there is nothing to
-    try.
+    If several processes call this at once, one makes the report and the others wait. With
+    EDGESPEC_KERNELS=plain there is nothing to try.
 
     Args:
-        again: try even if something is known.
+        again: make a new report even if there is one.
 
     Raises:
         BackendError: llama.cpp does not work here at all.
@@ -67,7 +67,7 @@ def ensure_report(trial: Trial = run_trial, *, again: bool = False) -> Report:
         report = None if again else _read(path)
         if report is None:
             report = trial()
-            with contextlib.suppress(OSError):  # it is tried again next time
+            with contextlib.suppress(OSError):  # the layouts are tried again next time
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_write(path, durable=False) as file:
                     file.write(json.dumps(report.to_json(), indent=1).encode())
@@ -76,11 +76,11 @@ def ensure_report(trial: Trial = run_trial, *, again: bool = False) -> Report:
 
 
 def layouts_in_use(available: Sequence[str], report: Report | None) -> tuple[str, ...]:
-    """Those of the available layouts (ggml's names) that are allowed and work, in the same order.
+    """The available layouts (ggml's names) that are allowed and work, in the same order.
 
     Raises:
-        UsageError: EDGESPEC_KERNELS asks for one that is not available, or is none that exists.
-        BackendError: EDGESPEC_KERNELS asks for one that does not work.
+        UsageError: EDGESPEC_KERNELS names a layout that is unavailable or unknown.
+        BackendError: EDGESPEC_KERNELS names a layout that does not work.
     """
     allowed = allowed_layouts(available)
     problems = report.problems if report is not None else {}
@@ -95,9 +95,9 @@ def layouts_in_use(available: Sequence[str], report: Report | None) -> tuple[str
 
 
 def report_notes(report: Report) -> list[str]:
-    """What a person who loads a model should know, in sentences."""
+    """Notes for somebody who loads a model: which layouts are not used, and why."""
     if kernels_setting() != AUTO:
-        return []  # a layout that was left out is not missed, and one that was asked for is an error
+        return []  # leaving a layout out was intended, and asking for a faulty one is an error
     return [
         f"llama.cpp's {layout} kernels are not used: {problem}. Answers are right, but slower than they "
         f"could be. To mend it: {rebuild_command(layout)}"
@@ -106,7 +106,7 @@ def report_notes(report: Report) -> list[str]:
 
 
 def _path() -> Path:
-    """The file for this build and processor; a build is known by the bytes of its kernels."""
+    """The report for this build and processor; a build is identified by the bytes of its kernels."""
     digest = hashlib.blake2b(digest_size=12)
     cores = probe_cores()
     digest.update(f"{_VERSION} {llama_cpp.__version__} {cores.model} {' '.join(cores.features)}".encode())
@@ -127,7 +127,7 @@ def _libraries() -> list[Path]:
 def _read(path: Path) -> Report | None:
     try:
         report = Report.from_json(json.loads(path.read_text(encoding="utf-8")))
-        if report.passing and time.time() - path.stat().st_mtime > _PASSING_S:
+        if report.transient and time.time() - path.stat().st_mtime > _TRANSIENT_S:
             return None
         return report
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -136,7 +136,7 @@ def _read(path: Path) -> Report | None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """While no other process tries; where there can be no lock file, or another one hangs, at once."""
+    """Wait for other processes; go on without a lock if there can be none, or its holder hangs."""
     lock = FileLock(path.with_suffix(".lock"))
     held = False
     with contextlib.suppress(OSError, Timeout):

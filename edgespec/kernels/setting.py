@@ -1,8 +1,8 @@
-"""EDGESPEC_KERNELS: which kernel layouts a person allows.
+"""EDGESPEC_KERNELS: which kernel layouts are allowed.
 
-ggml computes with weights as they are in the file ("plain"), or rearranged for faster kernels: "repack"
-is ggml's CPU_REPACK, "amx" its AMX. Leaving one out helps to find out what is at fault when a model
-crashes or answers nonsense, and lets the tests run with each of them.
+ggml computes with weights as they are in the file ("plain"), or rearranged for faster kernels: "repack" is
+ggml's CPU_REPACK, "amx" its AMX. Excluding one helps to find the cause when a model crashes or answers
+nonsense, and lets the tests run with each of them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def setting_of(layout: str) -> str | None:
 
 
 def allowed_layouts(available: Sequence[str]) -> tuple[str, ...]:
-    """Those of the available layouts (ggml's names) that the setting allows, in the same order.
+    """The available layouts (ggml's names) that the setting allows, in the same order.
 
     Raises:
-        UsageError: the setting names a layout that is not available, or is none that exists.
+        UsageError: the setting names a layout that is unavailable or unknown.
     """
     setting = kernels_setting()
     if setting == AUTO:

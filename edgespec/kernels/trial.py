@@ -1,4 +1,4 @@
-"""Trying the kernel layouts: in a child process, as a kernel may crash, hang, or compute nonsense."""
+"""Trying the kernel layouts in a child process, as a kernel may crash, hang, or compute nonsense."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edgespec.kernels.report import Report
 from edgespec.kernels.setting import PLAIN
 from edgespec.processes.exit_status import crash_fault, ending_signal
 
-TRIAL_TIMEOUT_S = 120.0  # it takes two seconds; more than this on no machine that works
+TRIAL_TIMEOUT_S = 120.0  # it takes two seconds; this long only if something is wrong
 
 WORKER = (sys.executable, "-m", "edgespec.measure.kernel_worker")
 
 
 @dataclass
-class _Told:
-    """What one run of the worker told."""
+class _Outcome:
+    """What one run of the worker has reported."""
 
     layouts: list[str] = field(default_factory=list)
     at: tuple[str, str] = (PLAIN, "loading llama.cpp")
@@ -33,37 +33,37 @@ class _Told:
 
 
 def run_trial(command: Sequence[str] = WORKER, timeout_s: float = TRIAL_TIMEOUT_S) -> Report:
-    """Have a child process compute with every layout, and again without each one that ends it.
+    """Have a child process compute with every layout, and start it again without any that crashes it.
 
     Args:
-        command: runs the worker; the layouts to leave out are added as its last argument, in JSON.
+        command: runs the worker; the layouts to leave out are added as the last argument, in JSON.
 
     Raises:
         BackendError: llama.cpp crashes or computes nonsense even with weights as they are in the file.
     """
     problems: dict[str, str] = {}
-    passing = False
+    transient = False
     while True:
-        told, returncode, error = _run([*command, json.dumps(sorted(problems))], timeout_s)
-        if PLAIN in told.wrong:
-            raise _broken(told.wrong[PLAIN])
-        problems.update(told.wrong)
-        if told.done:
-            return Report(problems, told.seconds, passing)
-        layout, what = told.at
-        reason, lasts = _reason(returncode, error, timeout_s)
-        passing = passing or not lasts
-        if layout not in told.layouts or layout in problems:  # the plain one, or before all of them
-            if lasts:
+        outcome, returncode, error = _run([*command, json.dumps(sorted(problems))], timeout_s)
+        if PLAIN in outcome.wrong:
+            raise _broken(outcome.wrong[PLAIN])
+        problems.update(outcome.wrong)
+        if outcome.done:
+            return Report(problems, outcome.seconds, transient)
+        layout, what = outcome.at
+        reason, persists = _reason(returncode, error, timeout_s)
+        transient = transient or not persists
+        if layout not in outcome.layouts or layout in problems:  # the plain one, or before any layout
+            if persists:
                 raise _broken(f"{reason} {what}")
-            # As far as is known nothing is wrong with llama.cpp; the plain layout is the safest.
+            # There is no evidence against llama.cpp; the plain layout is the safest.
             untried = f"they could not be tried, as the trial {reason} {what}"
-            return Report(dict.fromkeys(told.layouts, untried) | problems, {}, passing=True)
+            return Report(dict.fromkeys(outcome.layouts, untried) | problems, {}, transient=True)
         problems[layout] = f"trying them, llama.cpp {reason} {what}"
 
 
-def _run(command: list[str], timeout_s: float) -> tuple[_Told, int | None, str]:
-    """What the worker told, its exit status (None: stopped, as it hung), and its last words."""
+def _run(command: list[str], timeout_s: float) -> tuple[_Outcome, int | None, str]:
+    """What the worker reported, its exit status (None: killed because it hung), and its last error line."""
     try:
         done = subprocess.run(
             command,
@@ -71,41 +71,41 @@ def _run(command: list[str], timeout_s: float) -> tuple[_Told, int | None, str]:
             capture_output=True,
             timeout=timeout_s,
             check=False,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # which would start a debugger
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # or ggml would start a debugger
         )
     except subprocess.TimeoutExpired as error:
-        return _told(error.stdout or b""), None, ""
+        return _parse(error.stdout or b""), None, ""
     except OSError as error:
-        return _Told(), 1, str(error)
+        return _Outcome(), 1, str(error)
     words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return _told(done.stdout), done.returncode, words[-1] if words else ""
+    return _parse(done.stdout), done.returncode, words[-1] if words else ""
 
 
-def _told(output: bytes) -> _Told:
-    told = _Told()
+def _parse(output: bytes) -> _Outcome:
+    outcome = _Outcome()
     for line in output.splitlines():
         try:
             event: dict[str, Any] = json.loads(line)
             match event["event"]:
                 case "layouts":
-                    told.layouts = list(event["names"])
+                    outcome.layouts = list(event["names"])
                 case "at":
-                    told.at = (event["layout"], event["what"])
+                    outcome.at = (event["layout"], event["what"])
                 case "wrong":
-                    told.wrong[event["layout"]] = event["what"]
+                    outcome.wrong[event["layout"]] = event["what"]
                 case "seconds":
-                    told.seconds[int(event["type"])] = {
+                    outcome.seconds[int(event["type"])] = {
                         name: tuple(row) for name, row in event["seconds"].items()
                     }
                 case "done":
-                    told.done = True
+                    outcome.done = True
         except (ValueError, TypeError, KeyError):
-            continue  # something else that was printed, or a line cut short
-    return told
+            continue  # other output, or a truncated line
+    return outcome
 
 
 def _reason(returncode: int | None, error: str, timeout_s: float) -> tuple[str, bool]:
-    """Why the worker ended early, as a verb, and whether that would be so again."""
+    """Why the worker ended early, as a verb phrase, and whether it would again."""
     if returncode is None:
         return f"did not end within {timeout_s:.0f} s", False
     if fault := crash_fault(returncode):

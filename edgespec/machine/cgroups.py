@@ -1,4 +1,4 @@
-"""Control groups: the folders in which Linux keeps what a container may use, versions 1 and 2."""
+"""Linux control groups, versions 1 and 2, which limit what a container may use."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ ROOT = Path("/")
 
 
 def cgroups(controller: str, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
-    """The version and folder of each group around this process that `controller` may be set in.
+    """The version and folder of each control group of this process in which `controller` may be limited.
 
-    The innermost comes first; a limit in any of them holds for everything inside. Folders that a
-    container does not see are among them.
+    The innermost comes first; a limit in any of them applies to everything inside. Some folders may not be
+    visible in a container.
 
     Args:
         controller: "cpu" or "memory".
@@ -22,7 +22,7 @@ def cgroups(controller: str, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (line + "::").split(":")[:3]
         if controllers == "":
-            for top in (mount, mount / "unified"):  # where version 1 is used beside it
+            for top in (mount, mount / "unified"):  # the latter if version 1 is used as well
                 yield from ((2, folder) for folder in _upwards(top, path))
         elif controller in controllers.split(","):
             for top in dict.fromkeys((mount / controllers, mount / controller)):
@@ -30,7 +30,7 @@ def cgroups(controller: str, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
 
 
 def read_text(path: Path) -> str:
-    """What a file of the system says, without the space around it; empty if it cannot be read."""
+    """The content of a system file, stripped; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip("\0\n\t ")
     except OSError:
@@ -38,7 +38,7 @@ def read_text(path: Path) -> str:
 
 
 def read_number(path: Path) -> int | None:
-    """A whole number in a file of the system; None if there is none."""
+    """The integer in a system file; None if there is none."""
     try:
         return int(read_text(path))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whether other programs took the processor while something was measured."""
+"""Whether other programs competed for the processor during a measurement."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import psutil
 
-DISTURBED = 0.1  # of the time that a measurement's threads wanted
+DISTURBED = 0.1  # of the time that a measurement's threads could have run
 
 
 @dataclass(frozen=True)
 class Load:
-    """The processor's time so far.
+    """Processor time used so far.
 
     Attributes:
-        at: seconds on a clock.
-        busy_s: seconds that the cores this process may use have worked, or a hypervisor took, in all.
-        own_s: seconds of them for this process.
+        at: seconds on a monotonic clock.
+        busy_s: total seconds that the cores of this process were busy, or taken by a hypervisor.
+        own_s: the part of them that this process used.
     """
 
     at: float
@@ -27,7 +27,7 @@ class Load:
 
 
 def read_load() -> Load:
-    """The processor's time up to now."""
+    """Processor time used up to now."""
     per_core = psutil.cpu_times(percpu=True)
     try:
         allowed = [core for core in os.sched_getaffinity(0) if core < len(per_core)]
@@ -37,19 +37,19 @@ def read_load() -> Load:
     for core in allowed:
         times = per_core[core]._asdict()
         waiting = times.get("idle", 0.0) + times.get("iowait", 0.0)
-        counted_twice = times.get("guest", 0.0) + times.get("guest_nice", 0.0)  # within user and nice
+        counted_twice = times.get("guest", 0.0) + times.get("guest_nice", 0.0)  # included in user and nice
         busy += sum(times.values()) - waiting - counted_twice
     own = psutil.Process().cpu_times()
     return Load(time.monotonic(), busy, own.user + own.system)
 
 
 def pressure(before: Load, after: Load, *, cores: int, threads: int) -> float:
-    """The share of the time wanted by `threads` that other programs stood in the way, from 0 to 1.
+    """The share of the time of `threads` that other programs took away, from 0 to 1.
 
-    What others do on cores that would be idle does not count.
+    Work of other programs on cores that would be idle does not count.
 
     Args:
-        cores: that the figures are about.
+        cores: that this process may use.
     """
     seconds = after.at - before.at
     if seconds <= 0:
@@ -59,7 +59,7 @@ def pressure(before: Load, after: Load, *, cores: int, threads: int) -> float:
 
 
 class ContentionWatch:
-    """Looks at what other programs do from now on.
+    """Observes other programs from its creation on.
 
     Args:
         threads: that the measurement keeps busy.
@@ -71,7 +71,7 @@ class ContentionWatch:
 
     @property
     def pressure(self) -> float:
-        """The share of the threads' time that others stood in the way, so far."""
+        """The share of the threads' time that other programs have taken away so far."""
         try:
             cores = len(os.sched_getaffinity(0))
         except AttributeError:  # not on macOS and Windows
@@ -80,5 +80,5 @@ class ContentionWatch:
 
     @property
     def disturbed(self) -> bool:
-        """Whether that was too much for what was measured to be trusted."""
+        """Whether that is too much for the measurement to be trusted."""
         return self.pressure > DISTURBED

@@ -1,4 +1,4 @@
-"""Processor cores: which of them count, and what they can do."""
+"""Processor cores: how many can be used, and which instructions they have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 
 from edgespec.machine.cgroups import ROOT, cgroups, read_number, read_text
 
-# What llama.cpp's kernels use, by the names that it prints, and the flags of the system that stand for it.
+# The features that llama.cpp's kernels use, by the names that it prints, and the system's flags for them.
 _X86 = {
     "AVX": ("avx",),
     "AVX2": ("avx2",),
@@ -45,7 +45,7 @@ _APPLE = {
     "MATMUL_INT8": ("FEAT_I8MM",),
     "SME": ("FEAT_SME",),
 }
-FEATURES = (*_X86, *_ARM)  # all that are known here
+FEATURES = (*_X86, *_ARM)
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Cores:
     """The processor.
 
     Attributes:
-        model: its name; empty where it is not told.
-        total: cores that the system has, hyperthreads counted.
-        allowed: those that this process may run on.
-        quota: how many cores' time its container gives it; None without such a limit.
-        usable: what threads may be worth starting, hyperthreads counted.
-        physical: cores among those allowed, of which each may run several threads.
-        features: what llama.cpp could use, by the names that it prints.
+        model: its name; empty if unknown.
+        total: hardware threads of the system.
+        allowed: hardware threads that this process may run on.
+        quota: cores' worth of time that its container allows; None without such a limit.
+        usable: the most software threads that can run at once.
+        physical: physical cores among those allowed.
+        features: that llama.cpp could use, by the names that it prints.
     """
 
     model: str
@@ -72,11 +72,11 @@ class Cores:
 
 
 def probe_cores(root: Path = ROOT) -> Cores:
-    """Look at the processor."""
+    """The processor of this machine."""
     quota = min(_quotas(root), default=None)
-    model, features = _told_by_linux(root)
+    model, features = _from_linux(root)
     if not model and root == ROOT and sys.platform == "darwin":
-        model, features = _told_by_apple(_sysctl())
+        model, features = _from_apple(_sysctl())
     return Cores(
         model=model or (platform.processor() if root == ROOT else ""),
         total=os.cpu_count() or 1,
@@ -89,12 +89,12 @@ def probe_cores(root: Path = ROOT) -> Cores:
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """Cores this process may keep busy: affinity counted, and the time a container gives it, rounded up."""
+    """Hardware threads this process may keep busy, within its affinity and quota, rounded up."""
     return max(min([_allowed(), *(math.ceil(quota) for quota in _quotas(root))]), 1)
 
 
 def physical_cores(root: Path = ROOT) -> int:
-    """Cores this process may use, with several hardware threads of one counted once."""
+    """Physical cores this process may use."""
     allowed = _allowed_numbers()
     if allowed is None:
         return psutil.cpu_count(logical=False) or _allowed()
@@ -106,13 +106,13 @@ def physical_cores(root: Path = ROOT) -> int:
 
 
 def thread_counts(root: Path = ROOT) -> tuple[int, ...]:
-    """Numbers of threads that may be the fastest: as many as physical cores, as many as hardware threads."""
+    """Thread counts that may be the fastest: one for each physical core, one for each hardware thread."""
     most = usable_cores(root)
     return tuple(sorted({min(physical_cores(root), most), most}))
 
 
 def default_threads(root: Path = ROOT) -> int:
-    """Threads to compute with where nothing was measured: one for each physical core."""
+    """Threads to compute with if nothing was measured: one for each physical core."""
     return thread_counts(root)[0]
 
 
@@ -131,7 +131,7 @@ def _allowed() -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Cores' worth of time in each control group around this process that limits it."""
+    """Cores' worth of time that each control group of this process allows."""
     for version, folder in cgroups("cpu", root):
         if version == 2:
             words = read_text(folder / "cpu.max").split()  # "max 100000" is no limit
@@ -145,8 +145,8 @@ def _quotas(root: Path) -> Iterator[float]:
             yield share / period
 
 
-def _told_by_linux(root: Path) -> tuple[str, tuple[str, ...]]:
-    """The processor's name and its features, from /proc/cpuinfo; of unlike cores, what all can do."""
+def _from_linux(root: Path) -> tuple[str, tuple[str, ...]]:
+    """The processor's name and features, from /proc/cpuinfo; of cores that differ, their common features."""
     model, sets = "", []
     for line in read_text(root / "proc/cpuinfo").splitlines():
         name, _, value = (part.strip() for part in line.partition(":"))
@@ -159,8 +159,8 @@ def _told_by_linux(root: Path) -> tuple[str, tuple[str, ...]]:
     return model or board, _named(_X86 | _ARM, shared)
 
 
-def _told_by_apple(settings: str) -> tuple[str, tuple[str, ...]]:
-    """The same from what `sysctl -a` prints."""
+def _from_apple(settings: str) -> tuple[str, tuple[str, ...]]:
+    """The same, from the output of `sysctl -a`."""
     rows = dict(line.split(": ", 1) for line in settings.splitlines() if ": " in line)
     flags = {
         name.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Disks: what a path lies on."""
+"""Disks: the device and file system that hold a path."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Disk:
-    """What a path lies on.
+    """The disk that holds a path.
 
     Attributes:
-        path: that path, or the nearest folder above it that is there.
-        device: its name, such as /dev/nvme0n1p2; empty where there is none.
-        kind: "nvme", "ssd", "hdd", "virtual" (of a virtual machine, which does not tell what is behind it),
-            "network", "tmpfs" (memory), "overlay" (of a container) or "unknown".
+        path: that path, or the nearest folder above it that exists.
+        device: its name, such as /dev/nvme0n1p2; empty if there is none.
+        kind: "nvme", "ssd", "hdd", "virtual" (of a virtual machine, with unknown hardware), "network",
+            "tmpfs" (memory), "overlay" (of a container) or "unknown".
         file_system: such as ext4.
         free, total: bytes.
-        direct: whether its files can be read past the page cache; None if that was not tried.
+        direct: whether files on it can be read with direct I/O; None if that was not tried.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class Disk:
 
 
 def disk_of(path: Path, root: Path = ROOT, *, number_of: tuple[int, int] | None = None) -> Disk:
-    """The disk of a path, which need not be there yet.
+    """The disk of a path, which need not exist yet.
 
     Args:
         root: where /proc and /sys are.
@@ -75,13 +75,13 @@ def disk_of(path: Path, root: Path = ROOT, *, number_of: tuple[int, int] | None 
 def _nearest(path: Path) -> Path:
     try:
         place = path.expanduser().absolute()
-    except (OSError, RuntimeError):  # the current folder was removed, or nobody has that home
+    except (OSError, RuntimeError):  # the current folder was removed, or there is no such user
         return Path(Path.home().anchor or "/")
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
     try:
         return place.resolve()
-    except (OSError, RuntimeError):  # links that go round
+    except (OSError, RuntimeError):  # circular links
         return place
 
 
@@ -94,7 +94,7 @@ def _device_number(place: Path) -> tuple[int, int] | None:
 
 
 def _mount(root: Path, place: Path, wanted: tuple[int, int] | None) -> tuple[str, str]:
-    """Device and file system of the mount that a place is in, from /proc/self/mountinfo."""
+    """Device and file system of the mount that contains a path, from /proc/self/mountinfo."""
     best, found = -1, ("", "")
     for line in read_text(root / "proc/self/mountinfo").splitlines():
         left, dash, right = line.partition(" - ")
@@ -104,8 +104,8 @@ def _mount(root: Path, place: Path, wanted: tuple[int, int] | None) -> tuple[str
         point = Path(_unescaped(fields[4]))
         if not place.is_relative_to(point):
             continue
-        # The deepest mount, and of those one on the other the last. Some file systems give files another
-        # device number than their mount, so that the number cannot be asked for alone.
+        # The deepest mount, and the last of several at one mount point. Some file systems give files a
+        # different device number from their mount, so the number alone does not decide.
         depth = 2 * len(point.parts) + (wanted is not None and fields[2] == f"{wanted[0]}:{wanted[1]}")
         if depth >= best:
             best, found = depth, (_unescaped(ends[1]), ends[0])
@@ -128,7 +128,7 @@ def _mount_elsewhere(place: Path) -> tuple[str, str]:
 
 
 def _kind_of_device(root: Path, wanted: tuple[int, int] | None, device: str) -> str:
-    """What a block device is, by its folder in /sys; of one made from others, the slowest of them."""
+    """The kind of a block device, by its folder in /sys; of a composite one, its slowest part."""
     folders = []
     if wanted is not None:
         folders.append(root / "sys/dev/block" / f"{wanted[0]}:{wanted[1]}")
@@ -150,7 +150,7 @@ def _kind_of_folder(folder: Path) -> str:
     if folder.name.startswith("nvme"):
         return NVME
     if folder.name.startswith(("vd", "xvd")):
-        return VIRTUAL  # what it says about itself is made up
+        return VIRTUAL  # its other properties are made up
     if folder.name.startswith(("zram", "ram")):
         return TMPFS
     if folder.name.startswith(("nbd", "rbd")):
@@ -164,7 +164,7 @@ def _rotates(folder: Path) -> int:
 
 
 def _reads_directly(place: Path) -> bool | None:
-    """Try it: on the file itself, or in a folder on any file that is there."""
+    """Whether direct I/O works: tried on the file itself, or on any file in the folder."""
     try:
         file = place if place.is_file() else next((p for p in place.iterdir() if p.is_file()), None)
         if file is None:

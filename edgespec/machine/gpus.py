@@ -1,4 +1,4 @@
-"""Graphics processors that the system knows of, whether or not a llama.cpp build can use them."""
+"""GPUs that the system knows, whether or not the llama.cpp build can use them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VENDORS = {"0x10de": NVIDIA, "0x1002": AMD, "0x8086": INTEL}
 
 @dataclass(frozen=True)
 class Gpu:
-    """A graphics processor; `memory` is in bytes, None where it is not told."""
+    """A GPU; `memory` is in bytes, None if unknown."""
 
     name: str
     vendor: str
@@ -23,15 +23,15 @@ class Gpu:
 
 
 def probe_gpus(root: Path = ROOT) -> tuple[Gpu, ...]:
-    """The graphics processors of NVIDIA, AMD and Intel that have a driver."""
-    nvidia = _told_by_nvidia_smi() if root == ROOT else []
+    """The GPUs of NVIDIA, AMD and Intel that have a driver."""
+    nvidia = _from_nvidia_smi() if root == ROOT else []
     nvidia = nvidia or _nvidia_from_proc(root)
     others = [gpu for gpu in _from_drm(root) if gpu.vendor != NVIDIA or not nvidia]
     return (*nvidia, *others)
 
 
 def parse_nvidia_smi(table: str) -> list[Gpu]:
-    """From lines such as "NVIDIA GeForce RTX 3060, 12288": a name and MiB."""
+    """GPUs from lines such as "NVIDIA GeForce RTX 3060, 12288": a name and MiB."""
     found = []
     for line in table.splitlines():
         name, comma, size = line.rpartition(",")
@@ -41,7 +41,7 @@ def parse_nvidia_smi(table: str) -> list[Gpu]:
     return found
 
 
-def _told_by_nvidia_smi() -> list[Gpu]:
+def _from_nvidia_smi() -> list[Gpu]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

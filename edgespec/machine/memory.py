@@ -1,4 +1,4 @@
-"""Memory: what there is, what may be used, and what the process uses."""
+"""Memory: how much there is, how much is available, and how much this process uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 from edgespec.machine.cgroups import ROOT, cgroups, read_number, read_text
 
-_NO_LIMIT = 2**60  # version 1 of control groups writes a huge number for none
+_NO_LIMIT = 2**60  # version 1 of control groups writes a huge number for no limit
 
 OVERCOMMIT_STRICT = 2
 
@@ -22,11 +22,11 @@ class Memory:
 
     Attributes:
         total: what the machine has.
-        available: what can be used without swapping, container limits counted.
-        container_limit: the tightest limit of the container around this process; None without one.
+        available: what can be used without swapping, within container limits.
+        container_limit: the tightest limit of the containers of this process; None without one.
         swap_total, swap_used: swap space.
-        overcommit: Linux's mode: 0 guesses, 1 always, 2 never gives more than it has; None elsewhere.
-        commit_left: with mode 2, what may still be promised; else None.
+        overcommit: Linux's mode: 0 heuristic, 1 always, 2 never; None elsewhere.
+        commit_left: in mode 2, what may still be committed; else None.
         address_space: this process's limit on addresses (ulimit -v); None without one.
     """
 
@@ -41,7 +41,7 @@ class Memory:
 
 
 def probe_memory(root: Path = ROOT) -> Memory:
-    """Look at memory; what cannot be known has its default."""
+    """The memory of this machine; what is unknown has its default."""
     virtual = psutil.virtual_memory()
     rows = _meminfo(root)
     swap_total, swap_free = rows.get("SwapTotal"), rows.get("SwapFree")
@@ -62,14 +62,14 @@ def probe_memory(root: Path = ROOT) -> Memory:
 
 
 def available_memory(root: Path = ROOT) -> int:
-    """Bytes that can be used without swapping: the system's, or less inside a container."""
+    """Bytes that can be used without swapping, within container limits."""
     free = _meminfo(root).get("MemAvailable") if root != ROOT else None
     free = int(psutil.virtual_memory().available) if free is None else free
     return min([free, *(room for _, room in _limits(root))])
 
 
 def peak_rss() -> int:
-    """Most bytes of memory this process has held."""
+    """The peak resident memory of this process, in bytes."""
     try:
         import resource
     except ImportError:  # Windows
@@ -79,7 +79,7 @@ def peak_rss() -> int:
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and room of each memory control group around this process, in bytes."""
+    """Limit and available bytes of each memory control group of this process."""
     for version, folder in cgroups("memory", root):
         if version == 2:
             limit, usage, reclaimable = "memory.max", "memory.current", "inactive_file"
@@ -106,7 +106,7 @@ def _meminfo(root: Path) -> dict[str, int]:
 
 
 def _swap_elsewhere() -> tuple[int, int]:
-    """Total and free, where there is no /proc."""
+    """Total and free swap space, on systems without /proc."""
     try:
         swap = psutil.swap_memory()
     except (OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Power, and other programs: what makes a machine slower than it could be."""
+"""Power saving and other programs' load, which make a machine slower than it could be."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from edgespec.machine.cgroups import ROOT, read_text
 
 @dataclass(frozen=True)
 class Power:
-    """What saves power.
+    """Settings that save power.
 
     Attributes:
-        on_battery: None where there is no battery.
-        charge: its share of full, 0 to 1.
-        governor: how Linux sets the clock of the first core, such as "powersave"; empty if not told.
-        scaling_driver: what obeys it: with "intel_pstate" and "amd-pstate-epp", "powersave" is the usual.
-        profile: of the platform, such as "low-power"; empty if not told.
-        lid_closed: None where there is no lid.
+        on_battery: None without a battery.
+        charge: of the battery, 0 to 1.
+        governor: Linux's frequency governor of the first core, such as "powersave"; empty if unknown.
+        scaling_driver: its driver; with "intel_pstate" and "amd-pstate-epp", "powersave" is the default.
+        profile: of the platform, such as "low-power"; empty if unknown.
+        lid_closed: None without a lid.
     """
 
     on_battery: bool | None = None
@@ -35,19 +35,19 @@ class Power:
         """Why the processor may run slower than it can, as a clause; empty if nothing says so."""
         if self.profile in ("low-power", "quiet"):
             return f"the power profile is {self.profile}"
-        # These drivers choose the clock themselves, and call that powersave.
+        # These drivers choose the frequency themselves, and call that powersave.
         if self.governor == "powersave" and self.scaling_driver not in ("intel_pstate", "amd-pstate-epp"):
             return "the processor's governor is powersave"
         return ""
 
 
 def probe_power(root: Path = ROOT) -> Power:
-    """Look at power; what cannot be known has its default."""
+    """The power settings of this machine; what is unknown has its default."""
     on_battery = charge = None
     try:
         battery = psutil.sensors_battery() if root == ROOT else None
     except (AttributeError, OSError, RuntimeError, ValueError):
-        battery = None  # not on this system, or not to be read here
+        battery = None  # not available on this system
     if battery is not None:
         on_battery, charge = battery.power_plugged is False, round(battery.percent / 100, 3)
     clock = root / "sys/devices/system/cpu/cpu0/cpufreq"
@@ -62,7 +62,7 @@ def probe_power(root: Path = ROOT) -> Power:
 
 
 def busy_share(seconds: float = 0.25) -> float | None:
-    """Share of all cores' time that programs took during the next moments, 0 to 1; None if not told."""
+    """The share of all cores' time used by programs during the next `seconds`, 0 to 1; None if unknown."""
     try:
         return round(float(psutil.cpu_percent(interval=seconds)) / 100, 3)
     except (OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What this machine has; each part is looked at in a file of its own."""
+"""A description of this machine, put together from the other modules here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Machine:
     """A machine, as far as it can be known.
 
     Attributes:
-        disk: of the path that was asked about.
-        busy: share of the cores' time that programs took while it was looked at; None if not told.
+        disk: of the path that was asked for.
+        busy: share of the cores' time that programs used while it was probed; None if unknown.
     """
 
     cores: Cores
@@ -33,17 +33,17 @@ class Machine:
     busy: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """The record that scripts get."""
         record = asdict(self)
         record["disk"]["path"] = str(self.disk.path)
         return record
 
 
 def probe(path: Path | None = None, root: Path = ROOT) -> Machine:
-    """Look at this machine; takes about a quarter of a second, and fails nowhere.
+    """Describe this machine. Takes about a quarter of a second, and never fails.
 
     Args:
-        path: whose disk to look at; the current folder's without one.
+        path: whose disk to describe; None is the current folder.
         root: where /proc and /sys are.
     """
     return Machine(

@@ -1,11 +1,11 @@
-"""Attention whose rounding does not depend on how many rows a pass has.
+"""Flash attention whose rounding does not depend on how many rows a pass has.
 
-ggml's CPU backend has two flash attention kernels. One computes a query row at a time; the other, taken
-from a certain number of rows on, works on tiles of rows and keys, and rounds differently. What is counted
-is the rows of one stream (the fourth dimension of the queries), not those of the batch. So a node with many
-rows is described as several streams of few rows each, over the same memory and with the same keys: its
-consumers find the result where they expect it, and the first kernel computes it. A long piece of a prompt
-can then be read in one pass over the weights, and still get the bits that it would get in short pieces.
+ggml's CPU backend has two flash attention kernels. One computes a query row at a time; the other, used from a
+certain number of rows on, works on tiles of rows and keys, and rounds differently. The choice depends on the
+rows of one stream (the fourth dimension of the queries), not of the batch. So a node with many rows is
+described as several streams of few rows each, over the same memory and with the same keys: the first kernel
+computes it, and its consumers find the result where they expect it. A long chunk of a prompt can then be read
+in one pass over the weights, with the same bits as in short chunks.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Shape
 from edgespec.models.llama.runtime.context import Context
 
-MOST_ROWS = 60  # of a stream; ggml's tiles begin at 64
+MOST_ROWS = 60  # of a stream; ggml uses tiles from 64 on
 _QUERIES, _MASK = 0, 3  # among a node's sources
 
 
 class RowAttention:
-    """Describes attention nodes as streams of few rows, for the length of one pass.
+    """Describes attention nodes as streams of few rows, for the duration of one pass.
 
     Attributes:
-        changed: how many nodes it has changed in all.
+        changed: how many nodes it has changed in total.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class RowAttention:
         """A pass begins."""
 
     def reached(self, node: Address) -> bool:
-        """Change a node that is about to be computed if it is attention over many rows."""
+        """Change a node that is about to be computed, if it is attention over many rows."""
         self._divide(node)
         return False
 
@@ -44,7 +44,7 @@ class RowAttention:
         """Nothing to do: the graph is never stopped for this."""
 
     def end(self, *, completed: bool) -> None:
-        """The pass is over: give the nodes their shapes back, as llama.cpp may use the graph again."""
+        """The pass is over: restore the nodes' shapes, as llama.cpp may reuse the graph."""
         while self._before:
             tensor, shape = self._before.popitem()
             ggml.set_shape(tensor, shape)
@@ -62,7 +62,7 @@ class RowAttention:
         per_stream = _most_that_divides(rows)
         shapes = {tensor: self._before.get(tensor) or ggml.shape_of(tensor) for tensor, _ in parts}
         if any(shapes[t].sizes[3] != 1 or shapes[t].sizes[dimension] != rows for t, dimension in parts):
-            return  # in streams already, or laid out in a way that is not known here
+            return  # already in streams, or in an unknown layout
         for tensor, dimension in parts:
             if tensor not in self._before:  # layers share the mask
                 self._before[tensor] = shapes[tensor]
@@ -75,10 +75,10 @@ def _most_that_divides(rows: int) -> int:
 
 
 def keep_row_attention(context: Context) -> bool:
-    """Keep attention's rounding from depending on the rows of a pass, where a context's graph is watched.
+    """Make attention's rounding independent of the rows of a pass, if the context's graph has a callback.
 
     Returns:
-        Whether that is so now.
+        Whether it is independent now.
     """
     if not context.graph.installed:
         return False

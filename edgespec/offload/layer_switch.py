@@ -1,10 +1,10 @@
 """Switching layers while a graph is computed: one layer's weights leave memory, the next one's arrive.
 
-The rule needs no names of any architecture: a node belongs to the layer
-whose weights it reads. The first time a graph of some shape is met, it is stopped behind the first node
-that reads a layer's weights, which therefore must be there before; from then on one node earlier, so
-that a layer is computed while the next one is on its way. A node whose weights are not there is never
-computed: what was learned may be wrong, and costs time then, not truth.
+This needs no names of any architecture: a node belongs to the layer whose weights it reads. The first time a
+graph of some shape is computed, it stops after the first node that reads a layer's weights, so these must be
+in memory before that node. From then on it stops one node earlier, so that the earlier layer is finished
+before the next one is waited for. No node is ever computed without its weights: a stop that was learned from
+a different graph costs time, but never correctness.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from edgespec.kernels.ggml import Address
 from edgespec.offload.ring import LayerRing
 
 _VIEW, _VIEW_OFFSET, _NAME = 10, 11, 13  # behind the ten sources
-_FAR = 8  # nodes between a layer's last use and the next streamed layer that make it worth a stop
+_FAR = 8  # nodes between a layer's last use and the next streamed layer that justify a stop
 
 
 @dataclass(frozen=True)
 class _Stop:
-    """A place in the graph: behind the node `name`, one layer goes and another comes."""
+    """A place in the graph: after the node `name`, one layer leaves and another enters."""
 
     name: bytes
     leave: int | None
@@ -31,10 +31,10 @@ class _Stop:
 
 
 class LayerSwitch:
-    """Brings a layer's weights before the first node that reads them, and lets them go behind the last.
+    """Provides a layer's weights before the first node that reads them, and releases them after the last.
 
     Args:
-        tensors: layer to its tensors' addresses and offsets in the slot.
+        tensors: layer to the addresses of its tensors, with their offsets in the slot.
     """
 
     def __init__(self, ring: LayerRing, tensors: Mapping[int, Mapping[Address, int]]) -> None:
@@ -67,7 +67,7 @@ class LayerSwitch:
         self._last_use: dict[int, tuple[int, bytes]] = {}
 
     def reached(self, node: Address) -> bool:
-        """Whether the graph must stop behind this node."""
+        """A node is about to be computed. Returns whether the graph must stop after it."""
         self._at += 1
         fields = ggml.read_node(node)
         name: bytes = fields[_NAME]
@@ -79,14 +79,14 @@ class LayerSwitch:
                 if layer is not None:
                     wanted = self._used(layer, name) or wanted
             if fields[_VIEW] in self._known:
-                # A view's address was fixed when the graph was laid out.
+                # A view's address was set when the graph was allocated.
                 place = self._tensors[self._layer_of[fields[_VIEW]]][fields[_VIEW]]
                 ggml.set_data(node, self._slot + place + fields[_VIEW_OFFSET])
         self._previous = name
         return wanted
 
     def _used(self, layer: int, name: bytes) -> bool:
-        """A node reads this layer's weights; whether the graph must stop behind it."""
+        """A node reads this layer's weights. Returns whether the graph must stop after it."""
         self._last_use[layer] = (self._at, name)
         if layer == self._current:
             return False
@@ -102,7 +102,7 @@ class LayerSwitch:
         return True
 
     def computed(self) -> None:
-        """The graph is computed up to the node that was reached last, which included."""
+        """The graph is computed up to and including the node that was reached last."""
         if self._leaving is not None:
             self._leave(self._leaving)
             self._leaving = None
@@ -128,7 +128,7 @@ class LayerSwitch:
         self._ring.give_back(layer)
 
     def _learn_exits(self) -> None:
-        """Layers with resident ones behind them go after their last use, not when the next one comes."""
+        """Learn to release layers that are followed by resident ones after their last use."""
         entries = sorted(at for at, stop in self._stops.items() if stop.enter is not None)
         for layer, (at, name) in self._last_use.items():
             following = next((entry for entry in entries if entry >= at), None)

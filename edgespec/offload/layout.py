@@ -1,4 +1,4 @@
-"""Where the layers of a model are read from, and how they come to lie in memory."""
+"""Where the layers of a model are read from, and where in a slot their tensors end up."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from edgespec.files.direct_reader import BLOCK
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
 
-PIECE_BYTES = 4 << 20  # what one read brings
+PIECE_BYTES = 4 << 20  # of one read
 
 _GAP = 64 << 10  # tensors further apart than this are read separately
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one read brings: `n_bytes` from `offset` of a file to byte `at` of the layer's slot.
+    """One read: `n_bytes` from `offset` of a file to byte `at` of the layer's slot.
 
-    All three are multiples of a block; the last piece of a file may go beyond its end. `checksum` is
-    over what is read, None where there is none.
+    All three are multiples of a block; the last piece of a file may extend beyond its end. `checksum` is that
+    of the bytes read, or None.
     """
 
     file: int
@@ -34,7 +34,7 @@ class StoredLayer:
     """How a layer is read into a slot.
 
     Attributes:
-        n_bytes: bytes of the slot it needs.
+        n_bytes: size of the slot it needs.
         places: tensor name to its offset in the slot.
     """
 
@@ -49,7 +49,7 @@ class Store:
     """Where layers are read from: the model's own files, or one packed file.
 
     Attributes:
-        kernels: tensor name to the name of the kernel layout it is stored in; plain ones are absent.
+        kernels: tensor name to the name of the kernel layout it is stored in; plain tensors are absent.
     """
 
     paths: tuple[Path, ...]
@@ -64,7 +64,7 @@ def plain_store(files: ModelFiles, layers: Iterable[Layer]) -> Store:
 
 
 def pieces(file: int, offset: int, at: int, n_bytes: int) -> tuple[Piece, ...]:
-    """A range cut into reads."""
+    """A range divided into reads."""
     return tuple(
         Piece(file, offset + done, at + done, min(PIECE_BYTES, n_bytes - done))
         for done in range(0, n_bytes, PIECE_BYTES)
@@ -77,7 +77,7 @@ def round_up(value: int, step: int) -> int:
 
 
 def _stored(layer: Layer) -> StoredLayer:
-    """Reads of whole blocks that cover the layer, and where its tensors come to lie."""
+    """Reads of whole blocks that cover the layer, and where its tensors end up."""
     reads: list[Piece] = []
     places: dict[str, int] = {}
     at = 0
@@ -92,7 +92,7 @@ def _stored(layer: Layer) -> StoredLayer:
 
 
 def _runs(tensors: tuple[FileTensor, ...]) -> list[list[FileTensor]]:
-    """Tensors that lie so close together that they are read in one go."""
+    """Groups of tensors that are close enough to be read together."""
     runs: list[list[FileTensor]] = []
     for tensor in tensors:
         last = runs[-1][-1] if runs else None

@@ -1,9 +1,9 @@
-"""Weights that the system pages in, read ahead of their use: what is left where they cannot be streamed.
+"""Read-ahead for mapped weights, the fallback where weights cannot be streamed.
 
-A mapped model larger than memory is read page by page, when the arithmetic stumbles over what is missing,
-and the disk stands still between. So threads read the layers to come into the page cache: after every
-layer that a pass has done, the next ones. Nothing of llama.cpp's insides is touched: it names the nodes
-of its graph after their layers, and tells which one it has come to.
+A mapped model larger than memory is read page by page, at page faults, and the disk is idle in between. So
+threads read the next layers into the page cache whenever a pass begins a layer. This relies on none of
+llama.cpp's internals: the nodes of its graph are named after their layers, and its callback says which node
+comes next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.residency import BufferTypes
 from edgespec.offload.layout import Piece, plain_store
 
-_AHEAD = 1  # layers behind the one that begins; more would push out what was read before it is used
+_AHEAD = 1  # layers after the one that begins; more could evict pages before they are used
 _N_READERS = 2
 _LAYER_OF_NODE = re.compile(rb".*-(\d+)")
 
@@ -32,11 +32,11 @@ class PagedWeights:
     """The mapped weights of one model, read ahead: a `Residency`, and the observer that it needs.
 
     Attributes:
-        waited_s: 0; the time that the system spends on paging cannot be told from arithmetic.
-        read_bytes: bytes read ahead, in all.
+        waited_s: 0; time spent on page faults cannot be told apart from computing.
+        read_bytes: total bytes read ahead.
 
     Raises:
-        UnsupportedBuild: this llama.cpp build does not tell nodes' names.
+        UnsupportedBuild: this llama.cpp build does not give nodes' names.
         OSError: a file cannot be opened.
     """
 
@@ -53,7 +53,7 @@ class PagedWeights:
         self._pieces = {index: layer.pieces for index, layer in layers.items()}
         self._changed = threading.Condition()
         self._jobs: deque[Piece] = deque()
-        self._asked: set[int] = set()  # layers of this pass that were asked for
+        self._asked: set[int] = set()  # layers requested in this pass
         self._layer = -1
         self._closing = False
         self.read_bytes = 0
@@ -68,7 +68,7 @@ class PagedWeights:
 
     @contextmanager
     def loading(self, path: Path, _params: Any, _buffer_types: BufferTypes) -> Iterator[Path]:
-        """Nothing to amend: what is mapped stays as it is in the file."""
+        """Nothing to amend: mapped weights stay as they are in the file."""
         yield path
 
     def loaded(self) -> None:
@@ -78,7 +78,7 @@ class PagedWeights:
         """Nothing to amend."""
 
     def begin(self, stop: Callable[[], bool]) -> None:
-        """A decode begins: the first layers are read."""
+        """A decode begins: request the first layers."""
         with self._changed:
             self._layer = -1
             self._asked.clear()
@@ -101,10 +101,10 @@ class PagedWeights:
             file.close()
 
     def computed(self) -> None:
-        """Nothing to do: stopping is what it was about."""
+        """Nothing to do."""
 
     def reached(self, node: Address) -> bool:
-        """Whether to stop behind this node, which is where another layer begins."""
+        """A node is about to be computed. Stops after a layer's first node, and requests the next layers."""
         match = _LAYER_OF_NODE.fullmatch(self._name_of(node) or b"")
         layer = int(match[1]) if match else self._layer
         if layer == self._layer or layer not in self._pieces:
@@ -114,7 +114,7 @@ class PagedWeights:
         return True
 
     def _ask_for(self, layer: int) -> None:
-        """Have this layer's successors read, if they are not yet."""
+        """Request this layer and its successors, unless they have been requested in this pass."""
         at = self._order.index(layer)
         with self._changed:
             for index in self._order[at : at + 1 + _AHEAD]:
@@ -136,13 +136,13 @@ class PagedWeights:
                 with memoryview(scratch) as memory, memory[: piece.n_bytes] as part:
                     n = os.preadv(self._files[piece.file].fileno(), [part], piece.offset)
             except OSError:
-                continue  # llama.cpp will stumble over it, if it is needed
+                continue  # llama.cpp will fault on it, if it is needed
             with self._changed:
                 self.read_bytes += n
 
 
 def try_paging(files: ModelFiles) -> PagedWeights | None:
-    """Reads ahead for a mapped model; None where that cannot be done."""
+    """Read-ahead for a mapped model; None if that is not possible here."""
     if not hasattr(os, "preadv"):
         return None
     try:

@@ -1,8 +1,8 @@
-"""The ring: layers come in cyclic order, each into a slot, ahead of the pass that needs them.
+"""The ring buffer of layers, which are read in cyclic order ahead of the pass that needs them.
 
-Reader threads fill free slots with the layers that come next, round and round. When a layer is done its
-slot is free again, so the first layers of the next pass are read while the drafter works. Reads are
-shared out in pieces, so that several are under way at once.
+Reader threads fill free slots with the layers that come next. When a pass is done with a layer, its slot is
+free again, so the first layers of the next pass are read while the drafter works. Layers are read in pieces,
+so that several reads are under way at once.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.offload.layout import Piece, Store, StoredLayer
 from edgespec.offload.weight_memory import WeightMemory
 
-_LOOK_EVERY = 0.05  # seconds between looks at whether a wait should end
+_POLL_S = 0.05  # how often a wait checks whether it should end
 
 
 class DamagedPack(StreamError):
-    """The packed file's bytes are not what was written; it has been removed."""
+    """The packed file is corrupted; it has been removed."""
 
 
 class StoreReader:
-    """Reads pieces of a store's layers, and checks them.
+    """Reads pieces of a store's layers, and verifies them.
 
     A piece of a packed file is compared with its checksum the first time it is read. A piece of the model's
-    own files has none yet, so it gets one then. Both are compared again when the file's state has changed
-    since (see models/filestate.py): the file may only have been renamed, but it may also have been written
+    own files has no checksum, so one is computed then. Both are compared again if the file's state has
+    changed since (see files.state): the file may have been renamed only, but it may also have been written
     to.
     """
 
@@ -52,14 +52,14 @@ class StoreReader:
 
     @property
     def direct(self) -> bool:
-        """Whether reads go past the page cache."""
+        """Whether reads bypass the page cache."""
         return all(file.direct for file in self._files)
 
     def read(self, piece: Piece, memory: memoryview) -> None:
-        """Bring one piece.
+        """Read one piece.
 
         Raises:
-            StreamError: see FileReader; or the file's content is not what it was.
+            StreamError: see FileReader; or the file's content has changed.
             DamagedPack: the bytes do not match their checksum.
         """
         file = self._files[piece.file]
@@ -77,7 +77,7 @@ class StoreReader:
                 path.unlink()
             raise DamagedPack(
                 f"The packed layer file '{path}' is damaged, and was removed.",
-                "Load the model again: the file is then made anew. Check the disk if this happens twice.",
+                "Load the model again, which creates the file again. Check the disk if this happens twice.",
             )
         if not self.store.packed and (now != file.opened if known is None else checksum != known):
             raise file.changed()
@@ -90,7 +90,7 @@ class StoreReader:
         n_threads: int,
         on_progress: Callable[[float], None],
     ) -> dict[int, Address]:
-        """Bring layers one after the other into `memory`; where each begins.
+        """Read layers one after the other into `memory`. Returns where each begins.
 
         Raises:
             StreamError: as `read`.
@@ -120,7 +120,7 @@ class StoreReader:
 
 
 class _Load:
-    """One layer on its way into a slot."""
+    """One layer that is being read into a slot."""
 
     def __init__(self, layer: StoredLayer, slot: int) -> None:
         self.layer = layer
@@ -138,9 +138,9 @@ class LayerRing:
         order: the streamed layers in the order that a pass uses them.
 
     Attributes:
-        waited_s: seconds that passes have waited for layers, in all.
+        waited_s: total seconds that passes have waited for layers.
         read_bytes: bytes read so far.
-        reading_s: seconds in which any of them were on their way.
+        reading_s: seconds during which any read was under way.
     """
 
     def __init__(self, reader: StoreReader, order: Sequence[int], *, n_slots: int, n_threads: int) -> None:
@@ -151,7 +151,7 @@ class LayerRing:
         self._memory = WeightMemory(self._slot_bytes * n_slots)
         self._changed = threading.Condition()
         self._free = list(range(n_slots))
-        self._coming: deque[_Load] = deque()  # in order; the first is needed first
+        self._coming: deque[_Load] = deque()  # in the order in which they are needed
         self._held: dict[int, _Load] = {}
         self._jobs: deque[tuple[_Load, Piece]] = deque()
         self._next = 0  # position of the layer that will be asked for next
@@ -180,10 +180,10 @@ class LayerRing:
         return sum(layer.n_bytes for layer in self._order)
 
     def take(self, layer: int, stop: Callable[[], bool]) -> Address:
-        """Where the layer is; waits until it is there. It stays until `give_back`.
+        """The layer's address, when it has been read. It stays valid until `give_back`.
 
         Args:
-            stop: asked while waiting; ends the wait.
+            stop: polled while waiting; ends the wait.
 
         Raises:
             StreamError: it could not be read.
@@ -196,7 +196,7 @@ class LayerRing:
                 while load.missing and load.error is None:
                     if stop():
                         raise DecodeAborted
-                    self._changed.wait(_LOOK_EVERY)
+                    self._changed.wait(_POLL_S)
             finally:
                 self.waited_s += time.perf_counter() - start
             if load.error is not None:
@@ -207,7 +207,7 @@ class LayerRing:
             return self._memory.address + load.slot * self._slot_bytes
 
     def give_back(self, layer: int) -> None:
-        """The layer is done with; its slot is filled with what comes next."""
+        """The pass is done with the layer; its slot is filled with the next one."""
         with self._changed:
             load = self._held.pop(layer, None)
             if load is not None:
@@ -215,7 +215,7 @@ class LayerRing:
                 self._fill()
 
     def restart(self) -> None:
-        """End a pass, wherever it is: the first layers come next."""
+        """End a pass at any point: the first layers come next."""
         with self._changed:
             for load in self._held.values():
                 self._free.append(load.slot)
@@ -226,7 +226,7 @@ class LayerRing:
             self._fill()
 
     def close(self) -> None:
-        """End the threads and give the memory back."""
+        """End the threads and free the memory."""
         with self._changed:
             self._closing = True
             self._jobs.clear()
@@ -236,16 +236,16 @@ class LayerRing:
         self._memory.close()
 
     def _head(self, layer: int, stop: Callable[[], bool]) -> _Load:
-        """The load of a layer, made the first in line."""
+        """The load of a layer, moved to the front of the queue."""
         if all(load.layer.index != layer for load in self._coming):
             self._align(layer)
         while self._coming and self._coming[0].layer.index != layer:
             self._drop(self._coming.popleft())
             self._fill()
-        while not self._coming:  # every slot still waits for reads that nobody wants any more
+        while not self._coming:  # every slot still waits for dropped reads to end
             if stop():
                 raise DecodeAborted
-            self._changed.wait(_LOOK_EVERY)
+            self._changed.wait(_POLL_S)
             self._fill()
         return self._coming[0]
 
@@ -263,7 +263,7 @@ class LayerRing:
             self._free.append(load.slot)
 
     def _fill(self) -> None:
-        """Ask for the layers that come next, as long as there are slots."""
+        """Request the layers that come next, as long as there are free slots."""
         while self._free and len(self._coming) + len(self._held) < len(self._order):
             layer = self._order[self._next % len(self._order)]
             self._next += 1

@@ -1,4 +1,4 @@
-"""Memory for weights: page-aligned, in huge pages where there are some."""
+"""Memory for weights: aligned, and in huge pages if the system has them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _HUGE_PAGE = 2 << 20
 
 
 class WeightMemory:
-    """`n_bytes` of anonymous memory, which is there as soon as it is read into.
+    """`n_bytes` of anonymous memory, allocated when it is first written to.
 
-    Touching it first would cost as much again as the reading, and in one thread.
+    Touching the pages in advance would take as long as reading the weights, in a single thread.
 
     Raises:
-        MemoryLimitError: there is not as much.
+        MemoryLimitError: there is not enough memory.
     """
 
     def __init__(self, n_bytes: int) -> None:
@@ -39,11 +39,11 @@ class WeightMemory:
                 self._map.madvise(advice)
 
     def view(self, offset: int, n_bytes: int) -> memoryview:
-        """Bytes to write to; release it when done."""
+        """A view to write to, which must be released afterwards."""
         return self._view[self._lead + offset : self._lead + offset + n_bytes]
 
     def close(self) -> None:
-        """Give the memory back; nothing may point into it any more."""
+        """Free the memory; nothing may point into it any more."""
         self._view.release()
-        with contextlib.suppress(BufferError):  # an exception still holds a view: freed with that
+        with contextlib.suppress(BufferError):  # freed with the exception that still holds a view
             self._map.close()

@@ -1,4 +1,4 @@
-"""A model's layers, kept outside llama.cpp: some in memory for good, the others streamed."""
+"""A model's layers outside llama.cpp: some resident in memory, the others streamed from disk."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class StreamedWeights:
 
     Args:
         store: where the layers are read from.
-        streamed: the layers that come and go; the store's others stay in memory.
+        streamed: the layers to stream; the store's others are resident.
         n_slots: layers in the ring; at least 2.
 
     Attributes:
-        resident_bytes: of the layers that stay, and of the ring.
+        resident_bytes: of the resident layers and of the ring.
         streamed_bytes: read for one pass.
-        waited_s: seconds that passes have waited for weights, in all.
-        read_bytes, reading_s: bytes that the ring has read, and seconds in which any were on their way.
+        waited_s: total seconds that passes have waited for weights.
+        read_bytes, reading_s: bytes that the ring has read, and seconds during which reads were under way.
 
     Raises:
         UnsupportedBuild: this llama.cpp build is not as expected.
@@ -67,7 +67,7 @@ class StreamedWeights:
 
     @property
     def direct(self) -> bool:
-        """Whether reads go past the page cache."""
+        """Whether reads bypass the page cache."""
         return self._reader.direct
 
     @property
@@ -92,7 +92,7 @@ class StreamedWeights:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that passes have waited for weights, in all."""
+        """Total seconds that passes have waited for weights."""
         return self._ring.waited_s if self._ring else 0.0
 
     @property
@@ -102,17 +102,17 @@ class StreamedWeights:
 
     @property
     def reading_s(self) -> float:
-        """Seconds in which any of them were on their way."""
+        """Seconds during which reads were under way."""
         return self._ring.reading_s if self._ring else 0.0
 
     @property
     def observers(self) -> Sequence[GraphObserver]:
-        """What brings the streamed layers."""
+        """The layer switch, if layers are streamed."""
         return [self._switch] if self._switch is not None else []
 
     @contextmanager
     def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> Iterator[Path]:
-        """Have llama.cpp create the layers' tensors without memory, and load the rest."""
+        """Make llama.cpp create the layers' tensors without memory, and load the rest."""
         kernel_types = {layout.name: layout.address for layout in kernel_layouts()}
         groups: dict[str, list[str]] = {}
         for layer in self._store.layers.values():
@@ -128,25 +128,25 @@ class StreamedWeights:
         params.tensor_buft_overrides = None
 
     def loaded(self) -> None:
-        """The model is loaded: bring the layers that stay, and start the stream.
+        """The model is loaded: read the resident layers, and start streaming the others.
 
         Raises:
             StreamError: a layer cannot be read.
-            BackendError: llama.cpp did not do as it was asked.
+            BackendError: llama.cpp could not create the layers' buffers.
         """
         tensors: dict[str, Address] = {}
-        for hollow in self._types.values():
-            if hollow.error is not None:
-                raise BackendError(f"Weights cannot be streamed: {hollow.error}.") from hollow.error
-            hollow.settle()
-            tensors.update(hollow.tensors)
-        # llama.cpp skips tensors it has no use for, such as those of layers that predict further ahead.
+        for unbacked in self._types.values():
+            if unbacked.error is not None:
+                raise BackendError(f"Weights cannot be streamed: {unbacked.error}.") from unbacked.error
+            unbacked.finalize()
+            tensors.update(unbacked.tensors)
+        # llama.cpp skips tensors that it does not use, such as those of multi-token prediction layers.
         used = {
             index: {tensors[name]: place for name, place in layer.places.items() if name in tensors}
             for index, layer in self._store.layers.items()
         }
         used = {index: places for index, places in used.items() if places}
-        self._bring_resident({i: places for i, places in used.items() if i not in self._streamed})
+        self._read_resident({i: places for i, places in used.items() if i not in self._streamed})
         streamed = {index: places for index, places in used.items() if index in self._streamed}
         if streamed:
             self._ring = LayerRing(
@@ -155,23 +155,23 @@ class StreamedWeights:
             self._switch = LayerSwitch(self._ring, streamed)
 
     def amend_context(self, params: Any) -> None:
-        """Keep llama.cpp from copying weights to a device, which it would do before their layer's turn."""
+        """Keep llama.cpp from copying weights to a device, which it would do before they have been read."""
         if self._switch is not None:
             params.op_offload = False
 
     def close(self) -> None:
-        """Free everything; the model must be freed before."""
+        """Free everything, after the model has been freed."""
         if self._ring is not None:
             self._ring.close()
         if self._resident is not None:
             self._resident.close()
         self._ring = self._resident = self._switch = None
-        for hollow in self._types.values():
-            hollow.close()
+        for unbacked in self._types.values():
+            unbacked.close()
         self._types = {}
         self._reader.close()
 
-    def _bring_resident(self, used: Mapping[int, Mapping[Address, int]]) -> None:
+    def _read_resident(self, used: Mapping[int, Mapping[Address, int]]) -> None:
         layers = [self._store.layers[index] for index in sorted(used)]
         if not layers:
             return

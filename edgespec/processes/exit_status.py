@@ -1,11 +1,11 @@
-"""How child processes end: what a status says, for people."""
+"""How a child process ended, in words."""
 
 from __future__ import annotations
 
 import signal
 import sys
 
-# What Windows makes of a crash.
+# Windows' exit codes of crashes.
 _WINDOWS = {0xC0000005: "access violation", 0xC000001D: "illegal instruction", 0xC00000FD: "stack overflow"}
 _NAMES = {
     "SIGILL": "illegal instruction",
@@ -17,7 +17,7 @@ _NAMES = {
 
 
 def describe_exit(returncode: int) -> str:
-    """How a process ended that failed: "crashed (segmentation fault)", "was ended by SIGTERM" ..."""
+    """How a failed process ended: "crashed (segmentation fault)", "was ended by SIGTERM" ..."""
     if fault := crash_fault(returncode):
         return f"crashed ({fault})"
     if by := ending_signal(returncode):
@@ -26,7 +26,7 @@ def describe_exit(returncode: int) -> str:
 
 
 def crash_fault(returncode: int | None) -> str:
-    """The fault that ended a process, such as "segmentation fault"; empty if it ended otherwise."""
+    """The fault that ended a process, such as "segmentation fault"; empty if there was none."""
     if returncode is None:
         return ""
     if sys.platform == "win32":
@@ -35,7 +35,7 @@ def crash_fault(returncode: int | None) -> str:
 
 
 def ending_signal(returncode: int | None) -> str:
-    """The signal from outside that ended a process, such as "SIGKILL"; empty if there was none."""
+    """The signal that ended a process other than by a fault, such as "SIGKILL"; empty if there was none."""
     if returncode is None or crash_fault(returncode):
         return ""
     return _signal_name(returncode)

@@ -1,7 +1,7 @@
-"""Native code tried out in a child process, because a crash there ends the process it happens in.
+"""Trying native code in a child process first, because a crash would end this one.
 
-The child is limited in memory, processor time and stack, so what succeeds there is safe to do here. A child
-that dies is a verdict, not a disaster.
+The child's memory, processor time and stack are limited, so whatever succeeds there is safe to do here. If
+the child dies, that is the verdict.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 from edgespec.errors import BackendError
 
-# Loaded machines start Python slowly; a child that is at work is limited by its processor time first.
+# Python starts slowly on a busy machine. Once a child is running, its processor time is limited first.
 _STARTING_S = 60.0
-_STACK_BYTES = 2 << 20  # a quarter of what threads and programs usually have
+_STACK_BYTES = 2 << 20  # a quarter of the usual stack size
 _BOOT = (
     "import json, sys\n"
     "sys.path[:] = json.loads(sys.argv[1])\n"
@@ -43,9 +43,9 @@ class Verdict:
     """How an attempt ended.
 
     Attributes:
-        answer: what it returned; None if the child did not live to say.
-        why: what ended the child, where something did.
-        detail: for people, such as "SIGSEGV".
+        answer: what it returned; None if the child died first.
+        why: what ended the child, if anything did.
+        detail: for messages, such as "SIGSEGV".
     """
 
     answer: Mapping[str, Any] | None
@@ -66,7 +66,8 @@ def attempt_in_child(
     Args:
         module: its full name; its `attempt` takes a mapping and returns one, both of them JSON.
         cpu_s: seconds of processor time that the attempt may take.
-        memory_bytes: what it may take beyond what the child has after its imports; None for no limit.
+        memory_bytes: memory that it may take beyond what the child holds after its imports; None for no
+            limit.
         stack_bytes: the stack that the attempt runs on.
 
     Raises:
@@ -99,10 +100,10 @@ def attempt_in_child(
 
 
 def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
-    """The child's side: read a request, obey its limits, answer."""
+    """The child's side: read a request, apply its limits, answer."""
     order = json.loads(sys.stdin.buffer.read())
     out = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # so that output of libraries does not mix with the answer
     _limit(order["limits"])
     answers: list[Mapping[str, Any]] = []
 
@@ -119,14 +120,14 @@ def serve(attempt: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
     if answers:
         os.write(out, json.dumps(answers[0]).encode())
     sys.stderr.flush()
-    os._exit(0 if answers else 1)  # with no regard for what native code would still free
+    os._exit(0 if answers else 1)  # without running destructors of native code
 
 
 def _limit(limits: Mapping[str, Any]) -> None:
     try:
         import resource
     except ImportError:
-        return  # Windows: the time limit of the parent remains
+        return  # Windows: only the parent's time limit applies
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = math.ceil(used.ru_utime + used.ru_stime + limits["cpu_s"])
@@ -138,7 +139,7 @@ def _limit(limits: Mapping[str, Any]) -> None:
             most = mapped + limits["memory_bytes"] + limits["stack_bytes"]
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
         except (OSError, ValueError):
-            pass  # no such figure here: the limit on time remains
+            pass  # not on this system: only the limit on time applies
 
 
 def _ended(code: int, errors: bytes) -> Verdict:

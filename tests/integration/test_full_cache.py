@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import EdgeSpecError
-from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.cache.text_cache import open_cache
+from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context, NoRoomInCache
 from edgespec.models.llama.runtime.model import Model
 from tests.tiny import write_tiny

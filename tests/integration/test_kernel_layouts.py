@@ -21,7 +21,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.layout_overrides import directed
+from edgespec.models.llama.runtime.layout_overrides import layout_overrides
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.stream_plan import open_streamed_model, plan_stream
 
@@ -171,7 +171,7 @@ def test_resident_and_streamed_weights_follow_the_measurement(
     plain_is_faster: set[int], q4_drafter_path: Path, tmp_path: Path
 ) -> None:
     assert all(f"{type_id}=plain" in kernels_identity() for type_id in plain_is_faster)
-    assert directed(q4_drafter_path, 0)
+    assert layout_overrides(q4_drafter_path, 0)
     files = ModelFiles.of(read_header(q4_drafter_path))
     matrices = [tensor for layer in files.layers() for tensor in layer.tensors]
     assert all(kernel_layout(t.type_id, t.shape) is None for t in matrices if t.type_id in plain_is_faster)
@@ -188,11 +188,11 @@ def test_nothing_is_directed_where_ggml_does_as_measured(
     first_layout: str, q4_drafter_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_store, "_found", Report())
-    assert directed(q4_drafter_path, 0) == []
+    assert layout_overrides(q4_drafter_path, 0) == []
 
 
 def test_layers_of_a_gpu_are_left_to_llama_cpp(plain_is_faster: set[int], q4_drafter_path: Path) -> None:
-    some, none = directed(q4_drafter_path, 10), directed(q4_drafter_path, -1)
+    some, none = layout_overrides(q4_drafter_path, 10), layout_overrides(q4_drafter_path, -1)
     layers = read_header(q4_drafter_path).block_count
     assert layers is not None
     assert none == []

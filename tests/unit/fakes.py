@@ -11,12 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from edgespec.models.llama.runtime.residency import AllInMemory
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import TargetPass, TextTree, Verified
 from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime.abort import AbortFlag
+from edgespec.models.llama.runtime.residency import AllInMemory
 from edgespec.models.text.encoding import Encoder
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits

@@ -46,7 +46,7 @@ def trial(fate: str, at: str, timeout_s: float = 60) -> Report:
 
 def test_nothing_is_wrong() -> None:
     report = trial("none", "none")
-    assert (report.problems, report.passing) == ({}, False)
+    assert (report.problems, report.transient) == ({}, False)
     assert report.seconds == {2: {"plain": (3, 3, 3), "SAFE": (2, 2, 2)}}
 
 
@@ -66,14 +66,14 @@ def test_a_faulty_layout_is_left_out_and_the_others_are_tried(fate: str, words: 
     report = trial(fate, "FAULTY")
     assert list(report.problems) == ["FAULTY"]
     assert re.search(words, report.problems["FAULTY"])
-    assert report.passing is passing
+    assert report.transient is passing
     assert 2 in report.seconds, "the trial went on without it"
 
 
 def test_a_layout_that_hangs_is_left_out() -> None:
     report = trial("hang", "FAULTY", timeout_s=5)
     assert "did not end within 5 s" in report.problems["FAULTY"]
-    assert report.passing
+    assert report.transient
 
 
 @posix
@@ -90,12 +90,12 @@ def test_llama_cpp_that_does_not_work_at_all_is_an_error(fate: str) -> None:
 def test_a_trial_that_is_killed_is_no_verdict_on_llama_cpp() -> None:
     report = trial("SIGKILL", "plain")
     assert set(report.problems) == {"FAST", "FAULTY", "SAFE"}
-    assert report.passing
+    assert report.transient
 
 
 def test_a_worker_that_cannot_be_started_is_no_verdict_on_llama_cpp(tmp_path: Path) -> None:
     report = run_trial([str(tmp_path / "missing")], 5)
-    assert report == Report({}, {}, passing=True)
+    assert report == Report({}, {}, transient=True)
 
 
 # What is kept
@@ -140,7 +140,7 @@ def test_what_is_damaged_is_tried_again(
 def test_what_may_pass_is_tried_again_the_next_day(
     nothing_known: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passing = Report({"SLOW": "it hung"}, passing=True)
+    passing = Report({"SLOW": "it hung"}, transient=True)
     ensure_report(lambda: passing)
     monkeypatch.setattr(report_store, "_found", None)
     assert stored_report() == passing
@@ -215,6 +215,6 @@ def test_speedups_are_the_middle_of_all_quantizations() -> None:
 
 
 def test_a_report_survives_its_file() -> None:
-    report = Report({"A": "b"}, {2: {"plain": (0.5, 0.25, 1e-6)}}, passing=True)
+    report = Report({"A": "b"}, {2: {"plain": (0.5, 0.25, 1e-6)}}, transient=True)
     assert len(ROWS) == 3
     assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report

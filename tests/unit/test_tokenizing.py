@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgespec.errors import ContextLengthError
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.tokenizer.deep_stack import on_deep_stack
-from edgespec.models.llama.tokenizer.text_chunks import MOST_CHARS, cut
+from edgespec.models.llama.tokenizer.text_chunks import MOST_CHARS, split
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.encoding import Encoder
 from tests.fuzz.headers import small_model
@@ -115,18 +115,18 @@ def test_a_megabyte_in_one_run(vocabulary: Vocabulary) -> None:
 @given(st.text(st.sampled_from("aé中 \n\t!,.7'<|im_end|>"), max_size=60), st.integers(1, 400))
 def test_pieces_are_the_text(part: str, times: int) -> None:
     text = part * times
-    pieces = list(cut(text))
+    pieces = list(split(text))
     assert "".join(pieces) == text
     assert all(0 < len(piece) <= MOST_CHARS for piece in pieces)
 
 
 def test_where_texts_are_cut() -> None:
     lines = "some words here\n" * 1000
-    assert all(piece.endswith("e\n") for piece in cut(lines))
+    assert all(piece.endswith("e\n") for piece in split(lines))
     words = "words " * 2000
-    assert all(piece.endswith("s") for piece in list(cut(words))[:-1])
-    assert {len(piece) for piece in list(cut("x" * 10_000))[:-1]} == {MOST_CHARS}
-    assert max(map(len, cut("a" + " " * 5000 + "b"))) <= 1025
+    assert all(piece.endswith("s") for piece in list(split(words))[:-1])
+    assert {len(piece) for piece in list(split("x" * 10_000))[:-1]} == {MOST_CHARS}
+    assert max(map(len, split("a" + " " * 5000 + "b"))) <= 1025
 
 
 def test_control_tokens_are_not_cut_apart(vocabulary: Vocabulary) -> None:

@@ -1,4 +1,4 @@
-"""The buffer types that llama.cpp's loader chooses between, and those it is told to use."""
+"""The CPU's extra buffer types, and which of them llama.cpp's loader may use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgespec.kernels.ggml.structs import POINTER, Address, Override, Unsupporte
 
 @cache
 def extra_buffer_types() -> tuple[Address, ...]:
-    """The CPU's buffer types beside the plain one, in ggml's order."""
-    return offered_buffer_types()  # cached, so that it is asked before the first change
+    """The CPU's buffer types other than the plain one, in ggml's order."""
+    return offered_buffer_types()  # cached before the first change
 
 
 def offered_buffer_types() -> tuple[Address, ...]:
-    """Those of them that llama.cpp chooses between at present, in the order in which it tries them."""
+    """The extra buffer types that llama.cpp chooses from at present, in the order in which it tries them."""
     table = _extra_table()
     found: list[Address] = []
     while table and table[len(found)]:
@@ -27,16 +27,16 @@ def offered_buffer_types() -> tuple[Address, ...]:
 
 
 def offer_buffer_types(wanted: Sequence[Address]) -> None:
-    """Let llama.cpp choose between these extra buffer types, in this order, when it loads models from now on.
+    """Make llama.cpp choose from these extra buffer types, in this order, when it loads models from now on.
 
-    It takes for each tensor the first type that can hold it, and has no option to leave one out. But the
-    table it looks through is not constant, and ends at the first null.
+    For each tensor it takes the first type that can hold it, and has no option to exclude one. But the table
+    that it searches is writable and ends at the first null.
 
     Args:
         wanted: some of `extra_buffer_types`.
 
     Raises:
-        UnsupportedBuild: the table is another one each time.
+        UnsupportedBuild: the table is a different one each time.
     """
     available = extra_buffer_types()
     if offered_buffer_types() == tuple(wanted):
@@ -49,7 +49,7 @@ def offer_buffer_types(wanted: Sequence[Address]) -> None:
 
 
 def _extra_table() -> Any:
-    """ggml's own array of extra buffer types, ended by a null; None where it has none."""
+    """ggml's own array of extra buffer types, ended by a null; None if it has none."""
     f = functions()
     registry = f["ggml_backend_dev_backend_reg"](cpu_device())
     address = f["ggml_backend_reg_get_proc_address"](registry, b"ggml_backend_dev_get_extra_bufts")
@@ -60,7 +60,7 @@ def _extra_table() -> Any:
 
 
 def overrides(patterns: list[tuple[str, Address]]) -> ctypes.Array[Override]:
-    """llama.cpp's list of (regular expression over tensor names, buffer type), ended by an empty one."""
+    """llama.cpp's list of (regular expression over tensor names, buffer type), ended by an empty entry."""
     table = (Override * (len(patterns) + 1))()
     for entry, (pattern, buffer_type) in zip(table, patterns, strict=False):
         entry.pattern, entry.buffer_type = pattern.encode(), buffer_type
@@ -69,9 +69,9 @@ def overrides(patterns: list[tuple[str, Address]]) -> ctypes.Array[Override]:
 
 @cache
 def plain_buffer_type() -> Address:
-    """A buffer type of plain memory that is not the CPU's usual one.
+    """A buffer type of plain memory other than the CPU's default one.
 
-    An override to the usual one makes llama.cpp's loader look at the extra types again.
+    If overridden with the default one, llama.cpp's loader would consider the extra types after all.
     """
     f = functions()
     memory = ctypes.create_string_buffer(4096)

@@ -64,12 +64,13 @@ def functions() -> dict[str, Any]:
     Raises:
         UnsupportedBuild: one is missing.
     """
-    # libllama depends on ggml's libraries, so their symbols are found through it.
+    # libllama depends on ggml's libraries, so their symbols can be looked up through it.
     library = llama_cpp.llama_cpp._lib
     found = {}
     for name, (result, arguments) in _FUNCTIONS.items():
         try:
-            # Looked up anew, so that types declared here do not change another user's of the library.
+            # A separate function object, so that declaring its types does not affect other users of the
+            # library.
             function = ctypes.CFUNCTYPE(result, *arguments)((name, library))
         except AttributeError as error:
             raise UnsupportedBuild(f"it has no {name}") from error

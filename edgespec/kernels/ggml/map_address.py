@@ -9,7 +9,7 @@ from edgespec.kernels.ggml.structs import Address, UnsupportedBuild, pointer_fie
 
 
 def address_of_map(area: mmap.mmap) -> Address:
-    """Where an anonymous map begins; it must not be closed while the address is in use."""
+    """The address of an anonymous map, which must stay open while the address is in use."""
     # from_buffer refuses read-only maps, so the address is taken through the buffer interface.
     view = _PyBuffer()
     python = ctypes.pythonapi

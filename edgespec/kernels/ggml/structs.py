@@ -23,7 +23,7 @@ Address = int
 
 
 class UnsupportedBuild(Exception):
-    """This llama.cpp build cannot have its weights streamed; the text says why."""
+    """EdgeSpec cannot reach into this llama.cpp build, or stream its weights; the text says why."""
 
 
 def pointer_fields(*names: str) -> list[tuple[str, Any]]:

@@ -20,7 +20,7 @@ from edgespec.kernels.ggml.structs import (
     require_same,
 )
 
-# The part of a tensor that says what a graph node reads: sources, view, data, name.
+# The fields of a tensor that say what a graph node reads: sources, view, data, name.
 _NODE = struct.Struct(f"={SOURCES}QQQQ64s")
 _NODE_OFFSET = Tensor.src.offset
 _DATA_OFFSET = Tensor.data.offset
@@ -30,7 +30,7 @@ _OPERATION_OFFSET = Tensor.op.offset
 
 
 class ScratchContext:
-    """A ggml context for a few tensors without data, and for a graph of so many nodes."""
+    """A ggml context for a few tensors without data, and optionally a graph of `n_nodes`."""
 
     def __init__(self, n_tensors: int = 8, n_nodes: int = 0) -> None:
         self._f = functions()
@@ -54,12 +54,12 @@ class ScratchContext:
 
 
 def read_node(node: Address) -> tuple[Any, ...]:
-    """Of a graph node: ten source tensors, the tensor it is a view of, the view's offset, data, name."""
+    """A graph node's ten sources, the tensor it is a view of, the view's offset, its data and its name."""
     return _NODE.unpack(ctypes.string_at(node + _NODE_OFFSET, _NODE.size))
 
 
 def set_data(tensor: Address, data: Address) -> None:
-    """Let a tensor's weights be at `data`."""
+    """Point a tensor to weights at `data`."""
     POINTER.from_address(tensor + _DATA_OFFSET).value = data
 
 
@@ -76,7 +76,7 @@ class Shape:
     strides: tuple[int, ...]
 
     def in_streams(self, dimension: int, size: int) -> Shape:
-        """The same elements with a dimension cut into pieces of `size`, which the fourth one counts."""
+        """The same elements with a dimension divided into streams of `size`, along the fourth dimension."""
         sizes, strides = list(self.sizes), list(self.strides)
         sizes[dimension], sizes[3] = size, self.sizes[dimension] // size
         strides[3] = self.strides[dimension] * size
@@ -90,7 +90,7 @@ def shape_of(tensor: Address) -> Shape:
 
 
 def set_shape(tensor: Address, shape: Shape) -> None:
-    """Describe a tensor's memory differently."""
+    """Change how a tensor's memory is described."""
     ctypes.memmove(tensor + _SHAPE_OFFSET, _SHAPE.pack(*shape.sizes, *shape.strides), _SHAPE.size)
 
 
@@ -101,13 +101,13 @@ def operation_of(node: Address) -> int:
 
 @cache
 def attention_operation() -> int:
-    """The number of flash attention among ggml's operations.
+    """ggml's operation number of flash attention.
 
     Raises:
         UnsupportedBuild: its sources are not where they are expected.
     """
     with ScratchContext() as scratch:
-        # Keys and values of eight cells, for the queries of four rows.
+        # Keys and values of eight cells, and queries of four rows.
         queries, keys, values = (scratch.tensor(t, (32, n, 2)) for t, n in ((F32, 4), (F16, 8), (F16, 8)))
         mask = scratch.tensor(F16, (8, 4))
         node = functions()["ggml_flash_attn_ext"](scratch.handle, queries, keys, values, mask, 1.0, 0.0, 0.0)
@@ -117,5 +117,5 @@ def attention_operation() -> int:
 
 
 def set_buffer(tensor: Address, buffer: Address | None) -> None:
-    """Let a tensor be in a buffer, without placing it there."""
+    """Assign a tensor to a buffer without placing its data there."""
     POINTER.from_address(tensor + Tensor.buffer.offset).value = buffer

@@ -11,22 +11,23 @@ from edgespec.kernels.ggml.functions import functions
 from edgespec.kernels.ggml.map_address import address_of_map
 from edgespec.kernels.ggml.structs import POINTER, SIZE, Address, Buffer, BufferType, Tensor
 
-_UNREAD = b"\x01"  # in place of the first letter of a name
+_UNREAD = b"\x01"  # replaces the first letter of a name
 
 
 class UnbackedBufferType:
     """A buffer type whose buffers are address space only, and whose tensors the loader does not read.
 
-    llama.cpp reads every tensor of a file that it finds by its name, those too that it would then drop into
-    a buffer without memory. A model of forty gigabytes would be read once for nothing. So a tensor has
-    another name until the model is loaded.
+    llama.cpp would read a tensor from the file even if its buffer discarded the bytes: a model of forty
+    gigabytes would be read once for nothing. But it finds tensors in the file by name, so they have different
+    names until the model is loaded.
 
     Args:
-        kernel_type: the extra CPU buffer type whose kernels shall run on the tensors; None for plain ones.
+        kernel_type: the extra CPU buffer type whose kernels are to run on the tensors; None for the plain
+            one.
 
     Attributes:
         tensors: name to address of every tensor that llama.cpp placed in it.
-        error: why a buffer could not be made.
+        error: why a buffer could not be created.
     """
 
     def __init__(self, kernel_type: Address | None) -> None:
@@ -37,7 +38,7 @@ class UnbackedBufferType:
         self._init = self._final_init() if kernel_type else None
         self._areas: list[mmap.mmap] = []
         self._buffers: list[Buffer] = []
-        # llama.cpp tells buffer types apart by their names.
+        # llama.cpp distinguishes buffer types by their names.
         self._name = ctypes.create_string_buffer(f"EDGESPEC {self._final:x}".encode())
         self._struct = BufferType()
         final = BufferType.from_address(self._final).interface
@@ -57,24 +58,24 @@ class UnbackedBufferType:
         """The ggml_backend_buffer_type, for as long as this object lives."""
         return ctypes.addressof(self._struct)
 
-    def settle(self) -> None:
-        """After loading: let the buffers pass for those of the type whose kernels shall run."""
+    def finalize(self) -> None:
+        """After loading: restore the names, and give the buffers the type whose kernels are to run."""
         for buffer in self._buffers:
             buffer.type = self._final
         for name, tensor in self.tensors.items():
             Tensor.from_address(tensor).name = name.encode()
 
     def close(self) -> None:
-        """Give the address space back; the model must be freed before."""
+        """Release the address space, after the model has been freed."""
         self._buffers.clear()
         self.tensors.clear()
         for area in self._areas:
             area.close()
         self._areas.clear()
-        self._keep = ()  # they refer back to this object
+        self._keep = ()  # they refer to this object
 
     def _guarded(self, function: Callable[..., Any], failed: Any) -> Callable[..., Any]:
-        """ctypes would print and forget an exception."""
+        """Keep an exception, which ctypes would only print."""
 
         def call(*arguments: Any) -> Any:
             try:
@@ -86,12 +87,12 @@ class UnbackedBufferType:
         return call
 
     def _alloc(self, _type: Address, size: int) -> Address:
-        # Read-only private memory does not count against the limit on committed memory, however large.
+        # Read-only private memory does not count towards the limit on committed memory.
         area = mmap.mmap(-1, size + mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
         self._areas.append(area)
         buffer: Address = self._f["ggml_backend_cpu_buffer_from_ptr"](address_of_map(area), size)
         layout = Buffer.from_address(buffer)
-        # A host buffer would be read into directly; one of this type is given its bytes by set_tensor.
+        # The loader reads into host buffers directly, but fills buffers of this type through set_tensor.
         layout.type = self.address
         layout.interface.init_tensor = _address_of(self._keep[2])
         layout.interface.set_tensor = _address_of(self._keep[3])
@@ -102,7 +103,7 @@ class UnbackedBufferType:
     def _init_tensor(self, buffer: Address, tensor: Address) -> int:
         layout = Tensor.from_address(tensor)
         self.tensors[layout.name.decode("utf-8", "replace")] = tensor
-        # Under a name that the file does not have, nothing is read for it.
+        # The loader reads nothing for a name that is not in the file.
         layout.name = _UNREAD + layout.name[1:]
         return int(self._init(buffer, tensor)) if self._init else 0
 

@@ -1,7 +1,7 @@
-"""Settings in a header that llama.cpp trusts, and ends the process over when they make no sense.
+"""Checks of header settings that llama.cpp trusts, and that would bring it down.
 
-Found by the fuzz campaign (tests/fuzz). Whatever llama.cpp itself answers with an error is left to it; here
-is only what it would answer with an abort, a crash or memory without end.
+The fuzz campaign (tests/fuzz) found them. What llama.cpp answers with an error is left to it; here is only
+what it would answer with an abort, a crash or unbounded memory.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _MOST_EXPERTS = 1024
 _MOST_ROTATED = 2**14
 _ROTATING = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "olmo2")
 
-# Types that ggml stores or computes with, but multiplies no matrix of: 8- to 64-bit integers, F64, and the
-# forms that activations take.
+# Types that ggml stores or computes with but has no matrix products for: 8- to 64-bit integers, F64, and the
+# quantizations of activations.
 _NO_WEIGHTS = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
 _NEED_EXPERTS = ("smallthinker", "bailingmoe2")
-_F32 = 0  # what norms and biases are, which are multiplied and added element by element
+_F32 = 0  # the type of norms and biases, which are multiplied and added element by element
 _TABLES = ("tid2eid",)  # of ids, which are integers
 
 
 def find_fault(metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> str:
-    """The first setting that would bring llama.cpp down, as the end of a sentence; empty if there is none."""
+    """The first setting that would bring llama.cpp down, as a clause; empty if there is none."""
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        return ""  # the later files of a split model have no settings
+        return ""  # later files of a split model have no settings
 
     def setting(name: str) -> Any:
         return metadata.get(f"{architecture}.{name}")

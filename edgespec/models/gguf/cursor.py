@@ -36,10 +36,10 @@ DOWNLOAD_AGAIN = "Download the file again."
 
 
 class IncompleteHeader(Exception):
-    """The bytes at hand end before the header does.
+    """The available bytes end before the header does.
 
     Attributes:
-        needed: bytes from the file's start that are needed at the least.
+        needed: bytes from the file's start that are needed at least.
     """
 
     def __init__(self, needed: int) -> None:

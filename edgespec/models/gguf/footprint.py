@@ -1,4 +1,4 @@
-"""How much memory a model and its context will take, from the file's header alone."""
+"""How much memory a model and its context will take, estimated from the file's header."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
-SPARE_CELLS = 512  # for trees behind the text, and rejected cells that wait to be cleared away
-USUAL_NODES = 64  # of the largest tree, where nobody says otherwise
+SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
+USUAL_NODES = 64  # of the largest tree, by default
 
 _HALF, _FLOAT = 2, 4  # bytes of a cached key or value element, and of an activation
-_THREAD_BYTES = 1 << 20  # of kernels' scratch and of its stack, for each thread
-_TOKEN_BYTES, _MERGE_BYTES = 160, 200  # of an entry in llama.cpp's vocabulary, and of a merge
+_THREAD_BYTES = 1 << 20  # for kernels' scratch memory and the stack, for each thread
+_TOKEN_BYTES, _MERGE_BYTES = 160, 200  # for an entry in llama.cpp's vocabulary, and for a merge
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes.
+    """Bytes of memory.
 
     Attributes:
         weights: all tensors.
@@ -53,19 +53,20 @@ def footprint(
     value = _number(header, "attention.value_length", embedding // heads)
     cell = (header.block_count or 0) * heads_kv * (key + value) * _HALF
     hidden = _number(header, "feed_forward_length", 4 * embedding)
-    # At a time: three rows of a feed-forward block, four of the stream, and the mask; or the logits.
+    # At the peak: three rows of a feed-forward block, four of the residual stream and the mask; or the
+    # logits.
     rows = n_rows * ((3 * hidden + 4 * embedding) * _FLOAT + n_cells * _HALF)
     logits = n_outputs * header.n_vocab * _FLOAT
     return Footprint(
         weights=header.tensor_bytes,
         cache=n_cells * cell,
-        # Logits stand in the graph, and in the output buffer too.
+        # Logits are in the graph and in the output buffer.
         buffers=max(rows, logits) + logits + work_bytes([header], n_rows, n_threads),
     )
 
 
 def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int) -> int:
-    """The kernels' scratch memory, of which llama.cpp does not tell: activations, converted for a product.
+    """The kernels' scratch memory, which llama.cpp does not report: activations converted for a product.
 
     Args:
         headers: of all the model's files.
@@ -82,7 +83,7 @@ def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int) -> in
 
 
 def vocabulary_bytes(header: GGUFHeader) -> int:
-    """What llama.cpp takes for a model beside tensors: mostly its vocabulary."""
+    """What llama.cpp allocates for a model besides tensors: mostly its vocabulary."""
     merges = header.metadata.get("tokenizer.ggml.merges")
     n_merges = merges.length if isinstance(merges, ArrayInfo) else 0
     return header.n_vocab * _TOKEN_BYTES + n_merges * _MERGE_BYTES
@@ -90,4 +91,4 @@ def vocabulary_bytes(header: GGUFHeader) -> int:
 
 def _number(header: GGUFHeader, key: str, default: int) -> int:
     value = header.metadata.get(f"{header.architecture}.{key}")
-    return value if isinstance(value, int) else default  # per-layer arrays: assume the usual
+    return value if isinstance(value, int) else default  # for per-layer arrays, assume the default

@@ -1,10 +1,9 @@
-"""GGUF headers: metadata and tensor ranges, refusing what is malformed.
+"""Reading GGUF headers: metadata and tensor ranges, refusing what is malformed.
 
-A model file is untrusted input, and llama.cpp answers a bad one with a log line or an abort. So
-every file is read here first. The contract: `read_header` returns a header whose every tensor lies
-inside the file, or raises ModelFileError; whatever the bytes say, it ends soon and allocates no
-more than the header it has walked. The rules are llama.cpp's own (`gguf.cpp`), plus limits on
-counts that no real model comes near.
+A model file is untrusted input, and llama.cpp answers a bad one with a log line or an abort. So every file is
+read here first. The contract: `read_header` returns a header whose tensors all lie inside the file, or raises
+ModelFileError. Whatever the bytes are, it ends soon and allocates no more than the header it has read. The
+rules are llama.cpp's own (`gguf.cpp`), plus limits on counts that no real model comes near.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from edgespec.models.gguf.not_gguf import describe, require_regular_file, unread
 from edgespec.models.gguf.types import BLOCK_SIZES, ArrayInfo, GGUFHeader, TensorInfo
 
 _DEFAULT_ALIGNMENT = 32
-_LEAST_ALIGNMENT = 32  # llama.cpp refuses to compute with mapped weights that lie otherwise, by an abort
+_LEAST_ALIGNMENT = 32  # llama.cpp aborts when it computes with mapped weights of smaller alignment
 _MAX_DIMS = 4
 _MAX_NAME_BYTES = 63  # GGML_MAX_NAME less its terminator
 _INT64_MAX = 2**63 - 1
@@ -54,7 +53,7 @@ def read_header(path: Path) -> GGUFHeader:
     """Read and check the header of one GGUF file (of a split model: of that one file).
 
     Raises:
-        ModelFileError: the path is no readable GGUF file, or the file is damaged.
+        ModelFileError: the path does not lead to a readable GGUF file, or the file is damaged.
     """
     path = Path(path)
     require_regular_file(path)
@@ -69,7 +68,7 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 def read_header_bytes(name: Path, data: bytes, file_bytes: int) -> GGUFHeader:
-    """Read and check a header from the first bytes of a file that is somewhere else.
+    """Read and check a header from the first bytes of a file that is not on this machine.
 
     Args:
         name: what the file is called in messages.
@@ -78,7 +77,7 @@ def read_header_bytes(name: Path, data: bytes, file_bytes: int) -> GGUFHeader:
 
     Raises:
         IncompleteHeader: the header is longer than `data`.
-        ModelFileError: the file is no GGUF, or damaged.
+        ModelFileError: the file is not a GGUF file, or is damaged.
     """
     return _HeaderReader(Cursor(name, data, file_bytes)).read()
 
@@ -88,7 +87,7 @@ class _HeaderReader:
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
-        self._missing_byte: int | None = None  # that no token stands for
+        self._missing_byte: int | None = None  # the first byte that no token stands for
 
     def read(self) -> GGUFHeader:
         version = self._read_version()
@@ -206,7 +205,7 @@ class _HeaderReader:
         return count
 
     def _check_tokens(self, at: int, count: int) -> None:
-        """Tokens must differ: llama.cpp ends the process over two that are the same."""
+        """Refuse duplicate tokens: llama.cpp aborts over them."""
         unpack, data = struct.Struct("<Q").unpack_from, self._cursor.data
         seen: set[bytes] = set()
         named = 0
@@ -214,7 +213,7 @@ class _HeaderReader:
             start = at + 8
             at = start + unpack(data, at)[0]
             text = data[start:at].partition(b"\0")[0]  # llama.cpp reads C strings
-            if text:  # it gives empty ones names of their own
+            if text:  # it makes empty ones unique itself
                 named += 1
                 seen.add(text)
                 if len(seen) < named:
@@ -224,7 +223,7 @@ class _HeaderReader:
         )
 
     def _byte_fault(self, metadata: dict[str, Any]) -> str:
-        """A SentencePiece vocabulary must spell every byte: llama.cpp looks them up without asking."""
+        """A SentencePiece vocabulary must have a token for every byte: llama.cpp looks them up unchecked."""
         if metadata.get("tokenizer.ggml.model") != "llama" or self._missing_byte is None:
             return ""
         return f"its vocabulary has no token for byte {self._missing_byte:#04x}"

@@ -1,8 +1,8 @@
-"""The files of a model, and the layers in them whose weights can be streamed.
+"""The files of a model, and the layers whose weights can be streamed.
 
-By rule, not by list: a layer is everything named `blk.N.`, and its matrices can be streamed. Norms, biases
-and other small tensors stay in memory, and so does all that belongs to no layer: embeddings, output, rotation
-factors.
+This needs no list of architectures: a layer is everything named `blk.N.`, and its matrices can be streamed.
+Norms, biases and other small tensors stay in memory, as does everything outside the layers: embeddings,
+output, rotation factors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Layer:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of its weights as they are in the file."""
+        """Bytes of its weights in the file."""
         return sum(tensor.n_bytes for tensor in self.tensors)
 
 
@@ -90,15 +90,15 @@ class ModelFiles:
 
 
 def pattern_of(names: Iterable[str]) -> list[str]:
-    """Regular expressions that match exactly these layer tensors, few and short.
+    """A few short regular expressions that match exactly these layer tensors.
 
-    llama.cpp compiles each anew for every tensor, so layers with the same tensors share one.
+    llama.cpp compiles each of them again for every tensor, so layers with the same tensors share one.
     """
     kinds: dict[int, set[str]] = {}
     for name in names:
         match = _LAYER_TENSOR.fullmatch(name)
         if match is None:
-            raise ValueError(f"{name} is no layer tensor")
+            raise ValueError(f"{name} is not a layer tensor")
         kinds.setdefault(int(match[1]), set()).add(match[2])
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, found in sorted(kinds.items()):

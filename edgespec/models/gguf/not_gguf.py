@@ -1,4 +1,4 @@
-"""What is wrong with a path that leads to no readable GGUF file, in words."""
+"""Messages for paths that do not lead to a readable GGUF file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgespec.errors import ModelFileError
 
 
 def require_regular_file(path: Path) -> None:
-    # Before opening: a pipe would block there, and a device never ends.
+    """Refuse folders, pipes and devices; opening a pipe would block, and a device never ends."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -36,6 +36,7 @@ def _not_found(path: Path) -> ModelFileError:
 
 
 def unreadable(path: Path, error: OSError | ValueError) -> ModelFileError:
+    """The error for a path that the system refuses to read."""
     reason = getattr(error, "strerror", None) or str(error)
     return ModelFileError(f"{path} cannot be read: {reason}.", "Check the path and its permissions.")
 
@@ -48,7 +49,7 @@ def _gguf_names(folder: Path) -> list[str]:
 
 
 def describe(head: bytes) -> str:
-    """What a file that is no GGUF looks like, for the message."""
+    """What a file that is not GGUF looks like, for the message."""
     text = head.lstrip().lower()
     if head.startswith(b"version https://git-lfs"):
         return "it is a Git LFS pointer, so the real file was not downloaded"

@@ -12,7 +12,7 @@ _SPLIT_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\
 
 
 def split_paths(header: GGUFHeader) -> tuple[Path, ...]:
-    """All files of the model that `header` belongs to, in order; just its own if it is not split.
+    """All files of the model that `header` belongs to, in order; only its own if the model is not split.
 
     Raises:
         ModelFileError: files are missing, or this one's name does not say which part it is.
@@ -41,7 +41,7 @@ def split_paths(header: GGUFHeader) -> tuple[Path, ...]:
 
 
 def parts_by_name(path: Path) -> tuple[Path, ...]:
-    """The files of a model that are there, as far as this one's name tells; nothing is read."""
+    """The existing files of a model, by the name of this one; nothing is read."""
     match = _SPLIT_NAME.fullmatch(path.name)
     if not match:
         return (path,)

@@ -1,4 +1,4 @@
-"""What a model is, from its header: for people who decide whether to fetch it."""
+"""A summary of a model from its header, for people who decide whether to fetch it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def describe(headers: Sequence[GGUFHeader], *, memory: dict[str, Any]) -> dict[s
 
     Args:
         headers: of all its files, in order.
-        memory: how it would be held here, as offload.fit says.
+        memory: how it would be held here, see offload.planning.fit.
     """
     header = headers[0]
     tensors = [tensor for part in headers for tensor in part.tensors]
@@ -68,7 +68,7 @@ def _quantization(headers: Sequence[GGUFHeader]) -> list[dict[str, Any]]:
 
 
 def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The same for people: a name and a text in each line."""
+    """The same for people: a name and a text for each line."""
     rows: list[tuple[str, str]] = []
     if facts["title"]:
         rows.append(("title", str(facts["title"])))

@@ -49,7 +49,7 @@ BLOCK_SIZES: dict[int, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """What is kept of a metadata array: its element type's name (such as "string") and length."""
+    """A metadata array, of which only the element type's name (such as "string") and the length are kept."""
 
     element_type: str
     length: int
@@ -86,11 +86,12 @@ class GGUFHeader:
 
     @property
     def architecture(self) -> str:
-        """Such as "llama"; empty only in the second and later files of a split model."""
+        """The architecture, such as "llama"; empty only in the second and later files of a split model."""
         return str(self.metadata.get("general.architecture", ""))
 
     @property
     def block_count(self) -> int | None:
+        """Layers; None if the file does not say."""
         return self._count("block_count")
 
     @property

@@ -1,12 +1,12 @@
-"""Make a model larger without changing what it says: a stand-in for models that do not fit a disk.
+"""Making a model larger without changing its output, as a stand-in for models too large to download.
 
-Every feed-forward block gets hidden units that nothing listens to: their rows in the gate and up
-projections are noise, their columns in the down projection are zero. The tokens are the small model's,
-the bytes and the arithmetic a large one's. Figures from such a model are to be called widened.
+Every feed-forward block gets additional hidden units that have no effect: their rows in the gate and up
+projections are noise, their columns in the down projection are zero. The tokens are those of the small model,
+the bytes and the arithmetic those of a large one. Figures from such a model must be labelled as widened.
 
-The result is written layer by layer under a temporary name and renamed, so that it may be larger than
-memory, and is never half a model. Its metadata says what it is: `general.name` ends in "(widened)" and
-`edgespec.widened_from` names the model it was made from.
+The result is written tensor by tensor, so it may be larger than memory, and is never half a model. Its
+metadata
+says what it is: `general.name` ends in "(widened)", and `edgespec.widened_from` names the original.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edgespec.progress import Progress
 Bytes = NDArray[np.uint8]
 
 _FEED_FORWARD = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.weight")
-_STEP = 256  # hidden units are added in multiples of this, which every kernel layout can take
+_STEP = 256  # hidden units are added in multiples of this, which every kernel layout supports
 _CHUNK = 32 << 20
 
 
@@ -64,7 +64,7 @@ def widen(
     """Write a model of about `target_bytes` that gives the same tokens as `source`.
 
     Args:
-        on_progress: told (what is being done, fraction done).
+        on_progress: called with what is being done and the fraction done.
 
     Returns:
         `destination`.
@@ -181,9 +181,9 @@ def _write(
 
 
 def _write_with_columns(write: Callable[[Any], Any], data: Bytes, kind: Kind, extra: int) -> None:
-    """The rows, each with `extra` columns of exact zeros behind it."""
+    """Write the rows, each followed by `extra` columns of exact zeros."""
     elements, n_bytes = gguf.GGML_QUANT_SIZES[kind]
-    # A scale and a minimum of zero make any digits zero.
+    # With a scale and a minimum of zero, all values are zero.
     zeros = np.zeros((len(data), extra // elements * n_bytes), np.uint8)
     write(np.concatenate([data, zeros], axis=1).data)
 

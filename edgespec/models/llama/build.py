@@ -15,11 +15,11 @@ _KINDS = (CPU, GPU, SHARED_GPU, ACCELERATOR)  # in ggml's order
 
 @dataclass(frozen=True)
 class Device:
-    """Something the build computes on.
+    """A device that the build can compute on.
 
     Attributes:
         kind: "cpu", "gpu" with memory of its own, "shared gpu" without, "accelerator" or "other".
-        free, total: bytes of its memory; 0 where it does not tell.
+        free, total: bytes of its memory; 0 if unknown.
     """
 
     name: str
@@ -40,9 +40,9 @@ class Build:
 
     Attributes:
         version: of llama-cpp-python, which brings it.
-        features: what its kernels use of the processor, by llama.cpp's names: AVX2, NEON ...
-        devices: empty where ggml does not tell.
-        offloads: whether it can hand layers to a GPU at all.
+        features: of the processor, used by its kernels, by llama.cpp's names: AVX2, NEON ...
+        devices: empty if ggml does not list them.
+        offloads: whether it was compiled for handing layers to a GPU.
     """
 
     version: str

@@ -1,11 +1,11 @@
-"""Long pieces of prompts in exact mode: how many tokens one pass over the weights may read.
+"""Chunked prefill in exact mode: how many prompt tokens one pass over the weights may read.
 
 Under a row rule a pass has at most 60 rows, and a streamed model is read from disk once for each pass.
-Where attention is kept from depending on the row count (offload.attention), longer pieces may give the same
-keys and values. Whether they do depends on the matrix kernels of this machine, so it is found by trying:
-the first time a length could be used, that part of the prompt is read in short pieces and then once more in
-one, and the states are compared byte for byte. The outcome is remembered for the model, the build and the
-processor. Both ways lead to the same text; only the time differs.
+Where attention does not depend on the row count (offload.attention), longer chunks may give the same keys and
+values. Whether they do depends on the matrix kernels of this machine, so it is tried: the first time a chunk
+length could be used, that part of the prompt is read in short chunks and then again in one long chunk, and
+the states are compared byte for byte. The outcome is remembered for the model, the build and the processor.
+The text is the same either way; only the time differs.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pathlib import Path
 from edgespec.files.writing import atomic_write
 from edgespec.models.llama.row_rule import RowRule, file_stem, files_about
 
-# Multiples of 32, so that attention can be cut into equal streams; close enough that little is padded.
+# Multiples of 32, so that attention can be divided into equal streams; close enough to need little padding.
 LENGTHS = (512, 384, 256, 192, 128, 96)
-_LEAST_FILLED = 0.75  # of a piece that is padded; more padding costs more arithmetic than reading it saves
+_LEAST_FILLED = 0.75  # of a padded chunk; more padding costs more arithmetic than it saves reading
 
 
 class PrefillChunks:
-    """The lengths above the row rule's that a prompt may be read in.
+    """The chunk lengths beyond the row rule's in which a prompt may be read.
 
     Args:
-        rule: what shorter pieces obey.
-        most: rows that the context allows.
-        path: where outcomes are remembered; None forgets them.
+        rule: the row rule, which shorter chunks obey.
+        most: most rows that the context allows.
+        path: the file in which outcomes are remembered; None remembers none.
     """
 
     def __init__(self, rule: RowRule, most: int, path: Path | None = None) -> None:
@@ -40,11 +40,11 @@ class PrefillChunks:
 
     @property
     def longest(self) -> int:
-        """Rows of the longest piece that is allowed, or that may turn out to be."""
+        """Rows of the longest chunk that is allowed, or that may turn out to be."""
         return max((n for n in self._lengths if self._outcomes.get(n, True)), default=self._rule.maximum)
 
     def next(self, missing: int) -> tuple[int, int]:
-        """The next piece where so many tokens are missing: its tokens, and the rows they are padded to."""
+        """The next chunk of `missing` tokens: how many it takes, and the rows they are padded to."""
         if missing > self._rule.maximum:
             for rows in self._lengths:
                 if missing >= _LEAST_FILLED * rows and self._outcomes.get(rows, True):
@@ -53,7 +53,7 @@ class PrefillChunks:
         return tokens, self._rule.padded(tokens)
 
     def is_proven(self, rows: int) -> bool:
-        """Whether pieces of so many rows are known to give the bits of short ones."""
+        """Whether chunks of this many rows are known to give the same bits as short ones."""
         return rows <= self._rule.maximum or self._outcomes.get(rows, False)
 
     def found(self, rows: int, same: bool) -> None:
@@ -61,19 +61,19 @@ class PrefillChunks:
         self._outcomes[rows] = same
         if self._path is None:
             return
-        with contextlib.suppress(OSError):  # it is tried again next time
+        with contextlib.suppress(OSError):  # the length is tried again next time
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._path) as file:
                 file.write(json.dumps({str(n): ok for n, ok in self._outcomes.items()}).encode())
 
 
 def outcomes_path(folder: Path, fingerprint: str, identity: Mapping[str, str]) -> Path:
-    """The file for a model's caches with this identity (see models.identity)."""
+    """The file for a model's caches with this identity (see cache.identity)."""
     return folder / (file_stem(fingerprint, f"pieces {sorted(identity.items())}") + ".json")
 
 
 def lengths_that_differ(folder: Path, fingerprint: str) -> set[int]:
-    """The lengths that were tried with a model and gave other bits, in whatever way it was held."""
+    """The chunk lengths that gave different bits with a model, however its weights were held."""
     outcomes = [_read(path) for path in files_about(folder, fingerprint)]
     return {rows for found in outcomes for rows, same in found.items() if not same}
 

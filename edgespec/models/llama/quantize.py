@@ -1,11 +1,10 @@
-"""Make a drafter for a target that has none: requantize it, leave layers out, or both.
+"""Making a drafter from a target: requantizing it, dropping layers, or both.
 
-llama.cpp's own quantizer does the work, in a child process: it holds the interpreter for minutes,
-ends the process on some damaged files, and logs to stderr. As a child it can be interrupted, fail,
-and stay quiet.
+llama.cpp's own quantizer does the work, in a child process: it holds the interpreter lock for minutes, aborts
+on some damaged files, and logs to stderr. A child can be interrupted, can fail, and can be kept quiet.
 
-The result is written next to `output` under a temporary name, loaded once to see that it works,
-and only then renamed, so `output` is never half a model.
+The result is written next to `output` under a temporary name and loaded once to see that it works. Only then
+is it renamed, so `output` is never half a model.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def make_drafter(
         output: where the drafter goes; one file, even when the target is split.
         quantization: one of QUANTIZATIONS, or "keep" to leave every tensor's type as it is.
         drop_layers: indices of the target's layers to leave out, counted from 0, in any order.
-        threads: how many threads quantize; None means one for each processor.
+        threads: to quantize with; None means one for each processor.
 
     Returns:
         `output`.
@@ -106,10 +105,10 @@ def _check_request(
 
 
 def _run_worker(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the child. Returns what went wrong; empty when nothing did."""
+    """Run the child. Returns what went wrong; empty if nothing did."""
     root = str(Path(__file__).resolve().parents[3])
     search = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    # On an abort llama.cpp would attach a debugger to print a backtrace nobody reads.
+    # On an abort, llama.cpp would otherwise start a debugger to print a backtrace.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "GGML_NO_BACKTRACE": "1"}
     child = subprocess.run(
         [sys.executable, "-m", "edgespec.models.llama.quantize_worker", json.dumps(request)],

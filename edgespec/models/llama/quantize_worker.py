@@ -1,4 +1,4 @@
-"""The child process of factory.py: llama.cpp's quantizer, run once.
+"""The child process of quantize.py: llama.cpp's quantizer, run once.
 
     python -m edgespec.models.llama.quantize_worker REQUEST
 
@@ -23,7 +23,7 @@ _LOG_LEVEL_ERROR = 4  # GGML_LOG_LEVEL_ERROR; llama-cpp-python has no name for i
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what `request` asks. Returns what went wrong; empty when nothing did."""
+    """Do what `request` asks. Returns what went wrong; empty if nothing did."""
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:

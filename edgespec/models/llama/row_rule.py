@@ -1,9 +1,9 @@
-"""The row rule: how many rows a pass may have so that the row count does not change the result.
+"""The row rule: how many rows a pass may have if the row count is not to change the result.
 
-llama.cpp picks kernels by the number of rows, and kernels round differently, so a token's logits depend
-on what was decoded beside it. Within a rule (pad to a multiple, at least so many, at most so many) they
-do not, and the text is the same bit for bit whatever the tree. Which rule holds depends on the model's
-quantizations and on the CPU, so it is found by trying and remembered.
+llama.cpp chooses kernels by the number of rows, and kernels round differently, so a token's logits depend on
+what is decoded with it. Under a rule (pad to a multiple, with a minimum and a maximum) they do not, and the
+text is the same bit for bit whatever the tree. Which rule holds depends on the model's quantizations and on
+the CPU, so rules are tried, and the outcome is remembered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 
-# From 64 rows on attention runs in tiles of keys, whose rounding depends on where cells lie.
+# From 64 rows on, attention works on tiles of keys, whose rounding depends on the cells' positions.
 MOST_ROWS = 60
 
 _ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 47, 59)
@@ -44,9 +44,9 @@ class RowRule:
 
 @dataclass(frozen=True)
 class Search:
-    """Which rules are tried, cheapest first, with which row counts, and on how many batches of each.
+    """Which rules to try, cheapest first, with which row counts, and on how many batches of each.
 
-    Kernels that differ need not differ for every input, so one batch of a few rows proves little.
+    Different kernels may agree on some inputs, so one batch of a few rows proves little.
     """
 
     rules: tuple[RowRule, ...]
@@ -54,19 +54,18 @@ class Search:
     batches: int
 
 
-# One row alone is never among them: beyond 512 cells it takes a kernel that splits the keys between
-# threads.
+# No rule allows a single row: beyond 512 cells it takes a kernel that splits the keys between threads.
 THOROUGH = Search(
     (RowRule(1, 2), RowRule(2, 2), RowRule(4, 4), RowRule(4, 8), RowRule(8, 8, 56)), _ROW_COUNTS, 60
 )
 
-# Where passes are slow and rows cost nothing: rules that pad most, which hold wherever a thriftier one
-# does and then give the same text, tried with few passes.
+# Where passes are slow and rows cost nothing: the rules that pad most, tried with few passes. They hold
+# wherever a rule with less padding does, and give the same text.
 SPARING = Search((RowRule(4, 8), RowRule(8, 8, 56)), _FEW_ROW_COUNTS, 1)
 
 
 def find_row_rule(context: Context, search: Search = THOROUGH) -> RowRule | None:
-    """The first rule under which every row count tried gives identical logits, if there is one.
+    """The first rule under which all row counts give identical logits, or None.
 
     The context must be empty, and is left empty.
     """
@@ -106,7 +105,7 @@ def _digests(context: Context, tokens: np.ndarray, rows: int, rule: RowRule) -> 
 
 
 def file_stem(fingerprint: str, identity: str) -> str:
-    """The name of a file about a model, so that all of a model's can be found, and each by its identity."""
+    """A file name that begins with the model, for `files_about`, and ends with a hash of the identity."""
     return f"{fingerprint[:16]}-{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}"
 
 
@@ -116,35 +115,35 @@ def files_about(folder: Path, fingerprint: str) -> list[Path]:
 
 
 class RowRuleStore:
-    """Rules already found, one small file for each model, way to hold it, llama.cpp build and CPU."""
+    """Rules found earlier: a small file for each model, its way of being held, llama.cpp build and CPU."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get(self, fingerprint: str, held: str, context: Context, search: Search = THOROUGH) -> RowRule | None:
-        """The rule for a model: remembered, or found now and kept.
+        """The rule for a model: remembered, or found now and saved.
 
         Args:
             fingerprint: of the model's header.
-            held: what else its kernels depend on: the layout of its weights, layers on a GPU.
+            held: what else determines its kernels: the layout of its weights, layers on a GPU.
         """
         path = self.path(fingerprint, held, search)
         try:
             stored = json.loads(path.read_text())
             return RowRule(**stored["rule"]) if stored["rule"] else None
         except (OSError, ValueError, TypeError, KeyError):
-            pass  # not tried yet, or unreadable: try (again)
+            pass  # not tried yet, or unreadable
         rule = find_row_rule(context, search)
         self._put(path, rule)
         return rule
 
     def path(self, fingerprint: str, held: str, search: Search) -> Path:
-        """The file for a model with this header fingerprint, held so."""
+        """The file for a model with this header fingerprint, held in this way."""
         identity = f"{fingerprint} {held} {build_identity()} {search}"
         return self._folder / (file_stem(fingerprint, identity) + ".json")
 
     def _put(self, path: Path, rule: RowRule | None) -> None:
-        with contextlib.suppress(OSError):  # it is found anew next time
+        with contextlib.suppress(OSError):  # it is searched for again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as file:
                 file.write(json.dumps({"rule": asdict(rule) if rule else None}).encode())

@@ -1,15 +1,15 @@
-"""The packed layer file: a model's layers in the CPU's kernel layout, ready to be read into a slot.
+"""The packed layer file: a model's layers in the CPU's kernel layouts, ready to be read into slots.
 
     block 0      magic, format version, where the index is, the index's checksum
     layers       each one contiguous range that begins and ends at a block; zeros between tensors
     index        JSON: the model's fingerprint, the build, places, and a checksum for every piece
 
-Rearranged weights only fit the kernels of one llama.cpp build on one kind of CPU, and only the model they
-were made from. The index names all three, so that a file that does not fit is made anew. It is written
-under a temporary name, synced, and renamed: it is whole or not there.
+Rearranged weights are valid only for one llama.cpp build on one kind of CPU, and for the model that they were
+made from. The index names all three, and a file that does not match is made again. It is written under a
+temporary name, synced and renamed, so it is complete or absent.
 
-Which weights it was made from is known by a hash over every byte of each layer, taken while they are read
-to be packed; see sources.py for when it is compared.
+The weights it was made from are identified by a hash over every byte of each layer, computed while they are
+packed; see sources.py for when the hashes are compared.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class StalePack(Exception):
 
 
 def pack_path(folder: Path, files: ModelFiles) -> Path:
-    """Where the packed file of a model is kept; one for each setting of EDGESPEC_KERNELS.
+    """The path of a model's packed file, one for each setting of EDGESPEC_KERNELS.
 
     Raises:
-        UsageError: that setting has no such value.
+        UsageError: the variable has an unknown value.
     """
     header = files.headers[0]
     setting = kernels_setting()
@@ -73,7 +73,7 @@ def gains_from_packing(layers: Iterable[Layer]) -> bool:
 
 
 def packed_bytes(layers: Iterable[Layer]) -> int:
-    """Bytes of the packed file, but for its index."""
+    """Bytes of the packed file without its index."""
     return BLOCK + sum(_places(layer)[1] for layer in layers)
 
 
@@ -83,10 +83,10 @@ def open_pack(
     """A packed file as a store, if it holds this model's weights.
 
     Args:
-        on_progress: told the fraction of the model that has been read, if it must be read to find out.
+        on_progress: called with the fraction of the model that has been read, if it must be read to compare.
 
     Raises:
-        StalePack: it is not there, damaged, or does not fit this model, build and CPU.
+        StalePack: it does not exist, is damaged, or does not match this model, build and CPU.
         StreamError: the model's files cannot be read.
     """
     try:
@@ -131,7 +131,7 @@ def build_pack(
 
     Raises:
         OutputError: the disk is full, or the folder cannot be written to.
-        StreamError: the model's files cannot be read, or change meanwhile.
+        StreamError: the model's files cannot be read, or change while they are read.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     states = current_states(files)
@@ -152,7 +152,7 @@ def build_pack(
 
 
 def cannot_write(path: Path, error: OSError) -> OutputError:
-    """What to tell a person when the system refuses a packed file."""
+    """The error for a packed file that the system refuses to write."""
     return OutputError(
         f"The packed layer file '{path}' cannot be written: {error.strerror or error}.",
         "Make room on the disk, or use --pack never.",
@@ -160,7 +160,7 @@ def cannot_write(path: Path, error: OSError) -> OutputError:
 
 
 def _reserve(file: IO[bytes], n_bytes: int) -> None:
-    """Notice a full disk before the work, not after it."""
+    """Notice a full disk before the work begins."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
@@ -169,11 +169,11 @@ def _reserve(file: IO[bytes], n_bytes: int) -> None:
         import errno
 
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise  # others only say that this file system cannot reserve
+            raise  # other errors only mean that this file system cannot reserve space
 
 
 def _places(layer: Layer) -> tuple[dict[str, int], int]:
-    """Where each tensor lies in a packed layer, and the layer's bytes."""
+    """The offset of each tensor in a packed layer, and the layer's size."""
     places: dict[str, int] = {}
     end = 0
     for tensor in layer.tensors:
@@ -242,7 +242,7 @@ def _write_index(file: IO[bytes], index: dict[str, Any]) -> None:
 
 
 def _flush(file: IO[bytes]) -> None:
-    """Bring what was written to the disk, and free the memory it took in the page cache."""
+    """Write everything to the disk, and free the pages it took in the page cache."""
     file.flush()
     os.fsync(file.fileno())
     if hasattr(os, "posix_fadvise"):
@@ -250,7 +250,7 @@ def _flush(file: IO[bytes]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename last."""
+    """Make a rename durable."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -307,7 +307,7 @@ class _PieceWriter:
 
 
 class _TensorReader:
-    """Single tensors out of a model's files."""
+    """Reads single tensors from a model's files."""
 
     def __init__(self, files: ModelFiles, layers: tuple[Layer, ...]) -> None:
         self._readers = [FileReader(path) for path in files.paths]
@@ -316,7 +316,7 @@ class _TensorReader:
         self._address = address_of_map(self._memory)
 
     def read(self, tensor: FileTensor) -> tuple[int, memoryview]:
-        """Where the tensor's bytes are, until the next call."""
+        """The address and a view of the tensor's bytes, valid until the next call."""
         start = tensor.offset // BLOCK * BLOCK
         lead = tensor.offset - start
         with memoryview(self._memory) as memory:
@@ -332,5 +332,5 @@ class _TensorReader:
     def __exit__(self, *_: object) -> None:
         for reader in self._readers:
             reader.close()
-        with contextlib.suppress(BufferError):  # an exception's traceback may still hold a view of it
+        with contextlib.suppress(BufferError):  # an exception's traceback may still hold a view
             self._memory.close()

@@ -1,10 +1,9 @@
 """Which weights a packed file was made from, and whether a model's files still hold them.
 
-Two models tuned from one base differ in nothing but their weights, and a file may be rewritten in place. So
-a packed file keeps a hash over all bytes of each layer that went into it, and the states (see
-models/filestate.py) of the files they were read from. While a file's state is what it was, so is its content,
-and nothing is read. A copy, or a file that was moved or touched, is read and hashed once; its state is then
-noted beside the packed file.
+Two fine-tunes of one base differ only in their weights, and a file may be rewritten in place. So a packed
+file keeps a hash over all bytes of each layer it was made from, and the states (see files.state) of their
+files. As long as a file's state is the same, so is its content, and nothing needs to be read. A copy, or a
+file that was moved or touched, is read and hashed once; its state is then noted next to the packed file.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from edgespec.offload.layout import PIECE_BYTES, pieces, round_up
 
 _HASH_BYTES = 16
 _N_READERS = 4
-_MOST_STATES = 16  # copies of one model that are remembered
+_MOST_STATES = 16  # copies of a model to remember
 
 States = tuple[FileState, ...]
 
 
 class LayerHash:
-    """A hash over a layer's weights, computed on a thread beside whatever else is done with them."""
+    """A hash over a layer's weights, computed in another thread while they are packed."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
@@ -43,12 +42,12 @@ class LayerHash:
         self._job: Future[None] | None = None
 
     def add(self, data: memoryview) -> None:
-        """More bytes, which must stay as they are until `wait`."""
+        """Hash more bytes, which must not change until `wait`."""
         self.wait()
         self._job = self._pool.submit(self._hash.update, data)
 
     def wait(self) -> None:
-        """Until all bytes have been seen."""
+        """Wait until all bytes have been hashed."""
         if self._job is not None:
             self._job.result()
         self._job = None
@@ -65,8 +64,8 @@ class Sources:
 
     Attributes:
         hashes: layer to the hash of its weights in the model's files.
-        states: of the files of a model that are known to hold these weights, for each such model.
-        note: where more such states are written down.
+        states: known states of model files with these weights, a tuple for each copy of the model.
+        note: the file in which further states are noted.
     """
 
     hashes: Mapping[int, str]
@@ -77,7 +76,7 @@ class Sources:
         """Whether these files hold the weights; reads them if their state is new.
 
         Raises:
-            StreamError: they cannot be read, or change meanwhile.
+            StreamError: they cannot be read, or change while they are read.
         """
         now = current_states(files)
         if now in self.states:
@@ -99,10 +98,10 @@ class Sources:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Sources:
-        """Out of the packed file's index.
+        """From the packed file's index.
 
         Raises:
-            ValueError, KeyError, TypeError: it is none.
+            ValueError, KeyError, TypeError: the record is malformed.
         """
         hashes = {int(layer): str(digest) for layer, digest in record["hashes"].items()}
         return cls(hashes, _states(record["states"]))
@@ -116,13 +115,13 @@ class Sources:
 
 
 def recall_sources(pack: Path, made_from: Sources) -> Sources:
-    """What a packed file was made from, with the states that were noted for it since."""
+    """What a packed file was made from, with the states that have been noted for it since."""
     note = pack.with_name(f"{pack.name}.sources")
     try:
         noted = Sources.from_json(json.loads(note.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         noted = made_from
-    # A note about another packed file that was here before says nothing of this one.
+    # A note may be about an earlier packed file of the same name.
     states = noted.states if noted.hashes == made_from.hashes else ()
     return replace(made_from, states=(*made_from.states, *states), note=note)
 
@@ -131,7 +130,7 @@ def current_states(files: ModelFiles) -> States:
     """The states of a model's files.
 
     Raises:
-        StreamError: one is not there any more.
+        StreamError: one no longer exists.
     """
     try:
         return states_of(files.paths)
@@ -143,10 +142,10 @@ def current_states(files: ModelFiles) -> States:
 
 
 def check_unchanged(files: ModelFiles, states: States) -> None:
-    """Notice files that were written to, or replaced, since they were in these states.
+    """Raise if files were written to or replaced since they were in these states.
 
     Raises:
-        StreamError: one was, or is gone.
+        StreamError: one was, or no longer exists.
     """
     for path, before, now in zip(files.paths, states, current_states(files), strict=True):
         if before != now:
@@ -167,7 +166,7 @@ def _states(rows: list[list[str]]) -> tuple[States, ...]:
 
 
 def _same_weights(files: ModelFiles, hashes: Mapping[int, str], on_progress: Callable[[float], None]) -> bool:
-    """Read the layers, until one differs."""
+    """Whether the layers have these hashes; reads until one differs."""
     layers = [layer for layer in files.layers() if layer.index in hashes]
     total = sum(layer.n_bytes for layer in layers)
     done, differs, lock = 0, threading.Event(), threading.Lock()
@@ -191,7 +190,7 @@ def _same_weights(files: ModelFiles, hashes: Mapping[int, str], on_progress: Cal
                         on_progress(done / total)
                     on_progress(done / total)
             except BaseException:
-                differs.set()  # ends the others
+                differs.set()  # stops the other threads
                 raise
     finally:
         for reader in readers:
@@ -212,9 +211,9 @@ def _done_within(job: Future[None], seconds: float) -> bool:
 def _hash_of(
     layer: Layer, readers: list[FileReader], report: Callable[[int], None], stop: threading.Event
 ) -> str:
-    """The hash of one layer, read piece by piece."""
+    """The hash of one layer, which is read piece by piece."""
     digest = hashlib.blake2b(digest_size=_HASH_BYTES)
-    with contextlib.closing(mmap.mmap(-1, PIECE_BYTES)) as area, memoryview(area) as memory:
+    with contextlib.closing(mmap.mmap(-1, PIECE_BYTES)) as scratch, memoryview(scratch) as memory:
         for tensor in layer.tensors:
             start = tensor.offset // BLOCK * BLOCK
             end = tensor.offset + tensor.n_bytes

@@ -1,4 +1,4 @@
-"""One memory budget for everything: what stays, what is streamed, and whether it can work at all."""
+"""One memory budget for everything: what is resident, what is streamed, and whether it suffices."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from edgespec.offload.planning.stream_plan import (
 from edgespec.progress import Progress
 from edgespec.units import readable
 
-# The interpreter and its libraries. In a program of somebody else's the rest is that program's.
+# The interpreter and its libraries. In another program, what exceeds this is that program's own.
 PROCESS_BYTES = 96 << 20
 
-LEARNED_BYTES = 20 << 20  # of a pair with a model as drafter, while it is written too
-_LATER_BYTES = 64 << 20  # vocabularies, noise and the like, where nobody has looked
-_MARGIN = 0.05  # of what is free, left for what others may want meanwhile
+LEARNED_BYTES = 20 << 20  # for what is learned of a pair with a model as drafter, including while it is saved
+_LATER_BYTES = 64 << 20  # vocabularies, noise and so on, if they were not measured
+_MARGIN = 0.05  # of available memory, left for other programs
 
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """What a person asked for.
+    """The options that the memory plan depends on.
 
     Attributes:
-        memory: bytes that may be used; None means what is free.
+        memory: bytes that may be used; None means what is available.
         offload: "auto", "stream", "mmap" or "none".
         pack: "auto", "always" or "never".
         gpu_layers: layers for the GPU; -1 for all.
-        context: most tokens of a text, to be named in messages.
-        slots: layers that the ring holds; None leaves it to the plan.
+        context: most tokens of a text, for messages.
+        slots: layers that the ring holds; None lets the plan decide.
     """
 
     memory: int | None
@@ -59,12 +59,12 @@ class MemoryPlan:
     """How the budget is spent.
 
     Attributes:
-        budget: bytes that may be used in all.
+        budget: bytes that may be used in total.
         memory_map: whether the target's file is mapped.
         paged: whether it is mapped although it does not fit, so that the system pages it in and out.
         stream: how the target's layers are streamed; None if they are not.
-        notes: what a person may want to know, in sentences.
-        warnings: where something else is done than was asked for.
+        notes: sentences that people may want to read.
+        warnings: where the plan departs from the options.
     """
 
     budget: int
@@ -77,11 +77,11 @@ class MemoryPlan:
 
     @property
     def kernels_differ(self) -> bool:
-        """Whether other kernels run than for the same model in memory."""
+        """Whether different kernels run than for the same model in memory."""
         return self.paged or (self.stream is not None and self.stream.kernels_differ)
 
     def stream_again(self) -> StreamPlan:
-        """Plan the stream anew, after its packed file was found damaged and removed."""
+        """Plan the stream again, after its packed file was found damaged and removed."""
         assert self.replan is not None
         self.stream = self.replan()
         return self.stream
@@ -95,7 +95,7 @@ def plan_memory(
     on_progress: Progress,
     process: int | None = None,
 ) -> MemoryPlan:
-    """Decide where the target's weights live; packs them first where they are to be streamed.
+    """Decide where the target's weights are held; packs them first if they are to be streamed.
 
     Args:
         footprints: the target's footprint, and the drafter's if it is a model.
@@ -103,7 +103,7 @@ def plan_memory(
 
     Raises:
         MemoryLimitError: not even the caches fit, or the weights must fit and do not.
-        BackendError: weights must be streamed, and cannot be here.
+        BackendError: weights must be streamed, and cannot be on this machine.
         OutputError, StreamError: as plan_stream.
     """
     budget = memory_room(options.memory)
@@ -125,8 +125,8 @@ def plan_memory(
             least=least,
         )
     if budget >= whole and options.offload != "stream":
-        # What is in memory stays what it is, whatever becomes of the file. A tied embedding is there twice
-        # then, and where that is too much, one of the two is mapped.
+        # Weights in memory do not depend on the file any more. But a tied embedding is then in memory twice;
+        # if that is too much, the file is mapped.
         fits = options.offload == "none" or budget >= whole + _second_copy(files)
         return MemoryPlan(budget, memory_map=options.offload == "mmap" or not fits, warnings=warnings)
     if options.offload == "none":
@@ -168,7 +168,7 @@ def plan_memory(
 
 
 def _second_copy(files: ModelFiles) -> int:
-    """Bytes of an embedding's second copy; none where ggml cannot be asked about layouts."""
+    """Bytes of a tied embedding's second copy; 0 if ggml cannot be asked about layouts."""
     try:
         return tied_bytes(files)
     except UnsupportedBuild:
@@ -178,14 +178,14 @@ def _second_copy(files: ModelFiles) -> int:
 def predict_memory(
     footprints: list[Footprint], files: ModelFiles, budget: int, *, streams: bool = False
 ) -> PlannedMemory:
-    """Where weights would live under a budget, found without reading or writing any.
+    """Where weights would be held under a budget, found without reading or writing any.
 
     Args:
         footprints: the target's footprint, and the drafter's if it is a model.
-        streams: stream even what would fit.
+        streams: stream even if all weights fit.
 
     Raises:
-        MemoryLimitError: the budget is too small; says how much would do.
+        MemoryLimitError: the budget is too small; says how much is needed.
     """
     whole = bytes_needed(footprints)
     layers = stored_sizes(files)
@@ -206,7 +206,7 @@ def predict_memory(
 
 
 def process_bytes(footprints: list[Footprint]) -> int:
-    """Memory of the process itself, libraries included, where nobody has measured it."""
+    """An estimate of the memory of the process itself, including libraries."""
     return PROCESS_BYTES + _LATER_BYTES + (LEARNED_BYTES if len(footprints) > 1 else 0)
 
 
@@ -220,9 +220,10 @@ def bytes_needed(footprints: list[Footprint], process: int | None = None) -> int
 
 
 def memory_room(wanted: int | None) -> int:
-    """Bytes that everything may take: what was asked for, as far as there is as much.
+    """Bytes that everything may take: what was asked for, but no more than is available.
 
-    What this process holds already is a part of it. Without a options, a margin is left to others.
+    This includes what the process already holds. If nothing was asked for, a margin is left to other
+    programs.
     """
     room = available_memory() + min(psutil.Process().memory_info().rss, PROCESS_BYTES)
     return min(wanted, room) if wanted is not None else int(room * (1 - _MARGIN))

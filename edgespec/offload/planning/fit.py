@@ -1,4 +1,4 @@
-"""Whether a model fits here, and how: what `models show` and `doctor` say, by the arithmetic of loading."""
+"""Whether and how a model fits this machine, for `models show` and `doctor`, computed as in loading."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.offload.planning.budget import bytes_needed, memory_room, predict_memory
 
-USUAL_CONTEXT = 4096  # tokens, where nobody asks for something else
+USUAL_CONTEXT = 4096  # tokens, the default
 
 Verdict = Literal["fits", "streams", "too large"]
 

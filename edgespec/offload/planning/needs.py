@@ -1,7 +1,7 @@
-"""What a target and its drafter will take in memory, before any of it is taken.
+"""How much memory a target and its drafter will take, before any of it is allocated.
 
-Weights are known from the files. Caches and compute buffers are found by a dry run, and what the process
-takes by looking at it; only what comes later is estimated, and each estimate is named here.
+Weights are known from the files. Caches and compute buffers are found by a dry run, and the process's memory
+is measured. Only what is allocated later is estimated, and each estimate is named here.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from edgespec.speculation.sampling import scratch_bytes
 
 MOST_PROMPT_ROWS = 512
 
-_LATER_BYTES = 12 << 20  # what is imported and allocated in small pieces while answers are written
-# Many rows of wide feed-forward blocks take hundreds of megabytes, which layers make better use of.
-_MOST_BUFFERS = 1 / 8  # of the budget, where more rows than the fewest are a choice
-# Exact decoding is for many short passes too, each of which reads what the buffers took from the layers.
+_LATER_BYTES = 12 << 20  # imports and small allocations during generation
+# Many rows of wide feed-forward blocks take hundreds of megabytes, which are better spent on layers.
+_MOST_BUFFERS = 1 / 8  # of the budget, for more than the fewest rows
+# Exact decoding has many short passes, each of which reads the layers that the buffers have displaced.
 _MOST_BUFFERS_EXACT = 1 / 24
 
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """What contexts are wanted for.
+    """The options that contexts' memory depends on.
 
     Attributes:
-        n_cells, n_outputs, n_sequences, n_threads: of every context; see runtime.Context.
+        n_cells, n_outputs, n_sequences, n_threads: of every context; see runtime.context.
         exact: as for loading.
     """
 
@@ -53,11 +53,11 @@ class ContextOptions:
 
 @dataclass(frozen=True)
 class Needs:
-    """What will be taken.
+    """Memory that will be needed.
 
     Attributes:
         footprints: of the target, and of the drafter if it is a model.
-        process: bytes of the process beside its models, and of the one that renders chat templates.
+        process: bytes of the process besides its models, and of the one that renders chat templates.
         rows: most rows of the target's passes.
     """
 
@@ -69,22 +69,22 @@ class Needs:
 def measure_needs(
     files: ModelFiles, draft: ModelFiles | None, options: ContextOptions, *, budget: int, offload: str
 ) -> Needs:
-    """What target and drafter need, with as many rows a pass as memory is spared for.
+    """What target and drafter need, with as many rows per pass as the budget has room for.
 
     Args:
         offload: as for loading.
 
     Raises:
         ModelFileError: llama.cpp cannot load a model.
-        MemoryLimitError: not even logits fit.
+        MemoryLimitError: not even the logits fit.
     """
-    process = _process_bytes()  # before the dry runs, which leave traces
+    process = _process_bytes()  # before the dry runs, which leave memory allocated
     fewest = max(USUAL_NODES, options.n_outputs)
     counts = [fewest]
     while counts[0] * 2 <= MOST_PROMPT_ROWS:
         counts.insert(0, counts[0] * 2)
     sizes = dict(zip(counts, _footprints(files, options, counts), strict=True))
-    if offload == "none":  # otherwise the file is mapped, or streaming counts the copy itself
+    if offload == "none":  # otherwise the file is mapped, or the stream plan counts the copy
         sizes = {rows: _with_second_copy(size, files) for rows, size in sizes.items()}
     drafter = [_with_second_copy(_footprints(draft, options, [MOST_PROMPT_ROWS])[0], draft)] if draft else []
     headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
@@ -94,44 +94,43 @@ def measure_needs(
         return bytes_needed([sizes[rows], *drafter], process)
 
     if offload != "stream" and whole(fewest) <= budget:
-        # In memory, exact passes have few rows: sweeps over the weights are cheap.
+        # In memory, exact passes have few rows, as reading the weights is cheap.
         rows = fewest if options.exact else next(n for n in counts if whole(n) <= budget)
     else:
-        exact = (
-            options.exact if options.exact is not None else offload != "mmap"
-        )  # streamed ones are by default
+        # Streamed models decode exactly by default.
+        exact = offload != "mmap" if options.exact is None else options.exact
         rows = affordable_rows({n: size.buffers for n, size in sizes.items()}, budget, exact=exact)
         if exact and (offload == "mmap" or options.gpu_layers):
-            rows = fewest  # attention is kept to one kernel only where weights are streamed
+            rows = fewest  # only streamed weights allow long chunks in exact mode
     return Needs([sizes[rows], *drafter], process, rows)
 
 
 def affordable_rows(buffers: Mapping[int, int], budget: int, *, exact: bool) -> int:
-    """Rows a pass of a streamed model, as many as its compute buffers may take of the budget.
+    """Rows per pass of a streamed model: as many as their compute buffers' share of the budget allows.
 
     Args:
-        buffers: bytes of them, by the most rows a pass.
+        buffers: rows per pass to bytes of compute buffers.
     """
     share = _MOST_BUFFERS_EXACT if exact else _MOST_BUFFERS
     return max((rows for rows, n_bytes in buffers.items() if n_bytes <= budget * share), default=min(buffers))
 
 
 def _with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
-    """The footprint of a model whose tied embedding is rearranged in memory, and kept as it is too."""
+    """The footprint of a model whose tied embedding is in memory both rearranged and as in the file."""
     try:
         return replace(size, weights=size.weights + tied_bytes(files))
-    except UnsupportedBuild:  # nobody can tell; most models have none
+    except UnsupportedBuild:  # unknown; most models have none
         return size
 
 
 @cache
 def _process_bytes() -> int:
-    """What the process took when this was first asked; models that it has let go of since leave traces."""
+    """The process's memory when this was first called; models that were closed since leave some allocated."""
     return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
 
 
 def _footprints(files: ModelFiles, options: ContextOptions, row_counts: Sequence[int]) -> list[Footprint]:
-    """The footprint of a model with contexts of each of these most rows a pass."""
+    """The footprints of a model with contexts for each of these row counts."""
     header = files.headers[0]
     shapes = [Shape(options.n_cells, n, options.n_outputs, options.n_sequences) for n in row_counts]
     store = AllocationStore(user_cache_path("edgespec") / "allocations")
@@ -147,7 +146,7 @@ def _footprints(files: ModelFiles, options: ContextOptions, row_counts: Sequence
 
 
 def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int) -> int:
-    """What the process takes beyond what it does now.
+    """What the process will take beyond what it takes now.
 
     Args:
         headers: the target's, and the drafter's if it is a model.
@@ -161,6 +160,6 @@ def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int) -> int:
         + sum(vocabulary_bytes(header) for header in headers)
         + noise_bytes(target.n_vocab, drafts=drafts)
         + scratch_bytes(target.n_vocab)
-        + PART * cell_bytes  # on the move when the cache is compacted
+        + PART * cell_bytes  # being moved when the cache is compacted
         + (LEARNED_BYTES if drafts else 0)
     )

@@ -1,8 +1,8 @@
-"""Which layers stay in memory and which are streamed, under one memory budget.
+"""Which layers are resident and which are streamed, under one memory budget.
 
-Every layer is used once a pass, so which ones stay makes no difference to the bytes that must be read.
-But a ring holds few layers, and the disk stands still while it is full; so the layers that stay are
-spread evenly between those that come and go.
+Every layer is used once per pass, so the choice makes no difference to the number of bytes read. But the ring
+holds few layers, and the disk is idle while it is full. So the resident layers are spread evenly between the
+streamed ones.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from edgespec.errors import MemoryLimitError
 from edgespec.offload.layout import PIECE_BYTES
 from edgespec.units import readable
 
-FEWEST_SLOTS = 2  # one in use, one on its way
+FEWEST_SLOTS = 2  # one in use, one being read
 
-_READS_AHEAD = 4  # what keeps a disk busy: a read under way for each reader, and one to follow it
+_READS_AHEAD = 4  # reads that keep a disk busy: one under way for each reader, and one to follow it
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where layers live.
+    """Where layers are held.
 
     Attributes:
         resident: layers that stay in memory.
-        streamed: layers that come and go; none if all fit.
-        n_slots: layers the ring holds.
-        n_bytes: memory for all of it, what is not layers included.
+        streamed: layers that are read in every pass; empty if all fit.
+        n_slots: layers that the ring holds.
+        n_bytes: memory for everything, including what is not layers.
     """
 
     resident: tuple[int, ...]
@@ -48,11 +48,11 @@ def place(
 
     Args:
         layers: index to bytes.
-        budget: bytes that may be used in all.
-        fixed: bytes of everything that is not layers: process, caches, buffers, other weights, drafter.
-        loading: bytes that are needed for a moment while the model is loaded, before any layer is there.
-        n_slots: slots of the ring, None for the fewest that keep the disk busy; fewer, but at least two,
-            if the budget has no room for so many.
+        budget: bytes that may be used in total.
+        fixed: bytes of everything but layers: process, caches, buffers, other weights, drafter.
+        loading: bytes needed temporarily while the model is loaded, before any layer is read.
+        n_slots: slots of the ring; None means the fewest that keep the disk busy. If the budget has no room
+            for them, there are fewer, but at least two.
 
     Raises:
         MemoryLimitError: two slots do not fit; says how much is needed, also in its attribute `least`.
@@ -86,16 +86,16 @@ def place(
 def planned_slots(slot_bytes: int) -> int:
     """The fewest slots that keep the disk busy.
 
-    More would not let a pass read faster, and a layer that stays saves its bytes in every pass. Large
-    layers do with two slots (measured; see docs/benchmarks.md), small ones need more for as many reads
-    ahead.
+    More slots would not make a pass read faster, while a resident layer saves its bytes in every pass. Two
+    slots are enough for large layers (measured; see docs/benchmarks.md); small ones need more to have as many
+    reads under way.
     """
     reads = -(-slot_bytes // PIECE_BYTES)
     return max(1 + -(-_READS_AHEAD // reads), FEWEST_SLOTS)
 
 
 def _spread(order: list[int], count: int) -> tuple[int, ...]:
-    """`count` of the layers, evenly."""
+    """`count` of the layers, evenly spread."""
     n = len(order)
     return tuple(index for i, index in enumerate(order) if (i + 1) * count // n > i * count // n)
 

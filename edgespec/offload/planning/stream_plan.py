@@ -1,4 +1,4 @@
-"""From a model's files and a budget to weights that are streamed."""
+"""Planning how a model's weights are streamed, and opening the model as planned."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from edgespec.units import readable
 
 PACK_MODES = ("auto", "always", "never")
 
-_SPARE_DISK = 1 << 30  # packing for speed is no reason to fill somebody's disk
+_SPARE_DISK = 1 << 30  # to leave free on the disk when packing
 
 
 @dataclass
@@ -47,10 +47,10 @@ class StreamPlan:
     Attributes:
         files: the model.
         store: where its layers are read from.
-        placement: which layers stay.
-        other_bytes: memory for the weights that belong to no layer.
+        placement: which layers are resident.
+        other_bytes: memory for the weights outside the layers.
         states: of the model's files when this was planned.
-        notes: what a person should know, in sentences.
+        notes: sentences that people should read.
     """
 
     files: ModelFiles
@@ -62,11 +62,11 @@ class StreamPlan:
 
     @property
     def kernels_differ(self) -> bool:
-        """Whether other kernels run than for the same model in memory."""
+        """Whether different kernels run than for the same model in memory."""
         return not self.store.packed and gains_from_packing(self.files.layers())
 
     def open(self, on_progress: Progress) -> StreamedWeights:
-        """The weights, to be given to a Model.
+        """The weights, to be passed to a Model.
 
         Raises:
             StreamError, UnsupportedBuild: as StreamedWeights.
@@ -95,14 +95,14 @@ def open_streamed_model(path: Path, plan: StreamPlan, gpu_layers: int, on_progre
             path,
             gpu_layers=gpu_layers,
             memory_map=False,
-            on_progress=lambda _fraction: None,  # gives Ctrl-C a chance; the progress is in `weights`
+            on_progress=lambda _fraction: None,  # so that Ctrl-C is noticed; `weights` reports the progress
             weights=weights,
         )
     except BaseException:
         weights.close()
         raise
     try:
-        check_unchanged(plan.files, plan.states)  # or its parts would be of two versions
+        check_unchanged(plan.files, plan.states)  # or its parts could come from two versions
     except BaseException:
         model.close()
         raise
@@ -110,7 +110,7 @@ def open_streamed_model(path: Path, plan: StreamPlan, gpu_layers: int, on_progre
 
 
 def check_supported() -> None:
-    """Whether weights can be streamed on this system with this llama.cpp build.
+    """Make sure that weights can be streamed on this system with this llama.cpp build.
 
     Raises:
         UnsupportedBuild: they cannot; the text says why.
@@ -133,13 +133,13 @@ def plan_stream(
     n_slots: int | None = None,
     on_progress: Progress = no_progress,
 ) -> StreamPlan:
-    """Decide what to stream from where; packs the layers first where that is wanted.
+    """Decide which layers to stream, and from where; packs the layers first if that is wanted.
 
     Args:
-        budget: bytes that may be used in all.
+        budget: bytes that may be used in total.
         fixed: bytes of all but this model's weights.
-        process: the part of `fixed` that is there before the model is loaded.
-        pack: "auto" packs if there is room on the disk, "always" or "never".
+        process: the part of `fixed` that is in use before the model is loaded.
+        pack: "auto" (packs if the disk has room), "always" or "never".
 
     Raises:
         UnsupportedBuild: streaming does not work here, or the model has no layers.
@@ -158,7 +158,7 @@ def plan_stream(
     pack, pack_bytes = _packing_in_memory(files, pack, pack_folder, notes)
 
     def placed(sizes: dict[int, int]) -> Placement:
-        # What is rearranged while the model is loaded is in memory twice.
+        # A tensor that is rearranged during loading is in memory twice.
         return place(
             sizes,
             budget=budget,
@@ -167,7 +167,7 @@ def plan_stream(
             n_slots=n_slots,
         )
 
-    # Before packing, which takes minutes for a large model: is there any point?
+    # Fail before packing, which takes minutes for a large model.
     try:
         placed({layer.index: layer.n_bytes for layer in layers})
     except MemoryLimitError as error:
@@ -192,7 +192,7 @@ def plan_stream(
 
 
 def _packing_in_memory(files: ModelFiles, pack: str, folder: Path, notes: list[str]) -> tuple[str, int]:
-    """Whether to pack although the folder may lie in memory, and what the packed file takes of it then."""
+    """Whether to pack even if the folder is in memory, and the memory that the packed file then takes."""
     if pack == "never" or disk_of(folder).kind != TMPFS:
         return pack, 0
     if pack == "always":
@@ -206,14 +206,14 @@ def _packing_in_memory(files: ModelFiles, pack: str, folder: Path, notes: list[s
 
 
 def _streamable(files: ModelFiles, gpu_layers: int) -> list[Layer]:
-    """The layers that are not on the GPU, which takes the last ones."""
+    """The layers that are not on the GPU, which gets the last ones."""
     count = files.headers[0].block_count or 0
     first_on_gpu = 0 if gpu_layers < 0 else max(count - gpu_layers, 0)
     return [layer for layer in files.layers() if gpu_layers == 0 or layer.index < first_on_gpu]
 
 
 def stored_sizes(files: ModelFiles) -> dict[int, int]:
-    """Bytes that each layer takes in memory: rearranged, where kernels have a layout of their own."""
+    """Bytes that each layer takes in memory, rearranged if there is a kernel layout for it."""
     layers = files.layers()
     if gains_from_packing(layers):
         return {layer.index: packed_bytes([layer]) - packed_bytes([]) for layer in layers}
@@ -221,7 +221,7 @@ def stored_sizes(files: ModelFiles) -> dict[int, int]:
 
 
 def largest_beside(files: ModelFiles) -> int:
-    """Bytes of the largest tensor that belongs to no layer."""
+    """Bytes of the largest tensor outside the layers."""
     layers = {tensor.name for layer in files.layers() for tensor in layer.tensors}
     return max(
         (t.n_bytes for header in files.headers for t in header.tensors if t.name not in layers), default=0
@@ -229,7 +229,7 @@ def largest_beside(files: ModelFiles) -> int:
 
 
 def tied_bytes(files: ModelFiles) -> int:
-    """Memory for an embedding's second copy: one to look rows up, one rearranged to multiply with."""
+    """Memory for a tied embedding's second copy: one is for looking rows up, one rearranged for products."""
     tensors = {tensor.name: tensor for header in files.headers for tensor in header.tensors}
     embedding = tensors.get("token_embd.weight")
     tied = embedding is not None and "output.weight" not in tensors
@@ -241,7 +241,7 @@ def tied_bytes(files: ModelFiles) -> int:
 def _store(files: ModelFiles, pack: str, folder: Path, notes: list[str], on_progress: Progress) -> Store:
     layers = files.layers()
     plain = plain_store(files, layers)
-    remove_abandoned(folder)  # packing that was killed leaves files as large as the model
+    remove_abandoned(folder)  # killed packing leaves files as large as the model
     if pack == "never" or (pack == "auto" and not gains_from_packing(layers)):
         return plain
     path = pack_path(folder, files)
@@ -254,9 +254,9 @@ def _store(files: ModelFiles, pack: str, folder: Path, notes: list[str], on_prog
             return open_pack(path, files, check)
         folder.mkdir(parents=True, exist_ok=True)
         on_progress(f"Waiting to pack {files.paths[0].name}", 0.0)
-        with FileLock(path.with_suffix(".lock")):  # two at once would need twice the space
+        with FileLock(path.with_suffix(".lock")):  # two processes at once would need twice the space
             with suppress(StalePack):
-                return open_pack(path, files, check)  # somebody else has made it
+                return open_pack(path, files, check)  # another process has made it
             needed = packed_bytes(layers)
             free = _free_disk(folder) + (path.stat().st_size if path.exists() else 0)
             if pack == "auto" and free < needed + _SPARE_DISK:
@@ -265,7 +265,7 @@ def _store(files: ModelFiles, pack: str, folder: Path, notes: list[str], on_prog
                     "free: streaming the model file itself, which computes slower."
                 )
                 return plain
-            path.unlink(missing_ok=True)  # of no use, and its space is needed
+            path.unlink(missing_ok=True)  # it is stale, and its space is needed
             what = f"Packing {files.paths[0].name} for this CPU (once, {readable(needed)})"
             return build_pack(path, files, layers, lambda fraction: on_progress(what, fraction))
     except (OutputError, OSError) as error:

@@ -1,8 +1,8 @@
-"""The cache of a model that keeps a running state: one text, one guess at its end, no branches.
+"""The cache of a model with a recurrent state: one text with one draft at its end, no branches.
 
-Recurrent and hybrid models fold each token into a state and cannot forget the last few again. So the
-state is saved before a guess that may be wrong is read, and put back if it was; the part of it that was
-right is then read once more.
+Recurrent and hybrid models fold each token into a state and cannot forget the last few tokens. So the state
+is saved before a draft is read. If part of the draft is rejected, the state is restored, and the accepted
+part is read again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edgespec.models.llama.runtime.context import Context
 
 
 class ChainCache:
-    """The same verbs as BranchingCache, for a single path."""
+    """A TextCache with a single path."""
 
     ordered = False
     max_paths = 1
@@ -37,16 +37,16 @@ class ChainCache:
         """Never called: there is one path."""
 
     def append(self, batch: Batch, rows: int = 0) -> None:
-        """Decode consecutive tokens that are part of the text from the start."""
+        """Decode consecutive tokens that belong to the text."""
         self.context.decode(batch)
         self.length += len(batch)
 
     def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
-        """Decode a guess behind the text, of which `commit` keeps the beginning.
+        """Decode a draft after the text, of which `commit` keeps the beginning.
 
         Args:
-            certain: leading rows that `commit` is going to keep in any case. Where that is all of them, the
-                state is not saved: nothing can be rejected.
+            certain: leading rows that `commit` will keep in any case. If that is all of them, the state is
+                not saved: nothing can be rejected.
         """
         if not self._tried and len(batch) > certain:
             self._saved = (self.length, self.context.save(0)) if self.length else None
@@ -54,7 +54,7 @@ class ChainCache:
         self.context.decode(batch)
 
     def commit(self, path: int, n_tokens: int, used_paths: int, n_rows: int) -> None:
-        """Keep the first `n_tokens` of the guess."""
+        """Keep the first `n_tokens` of the draft."""
         right, self._tried = self._tried[:n_tokens], []
         if n_tokens < n_rows:
             self.recover()
@@ -63,7 +63,7 @@ class ChainCache:
         self.length += n_tokens
 
     def recover(self) -> None:
-        """Go back to the last state that was saved, or to nothing: what the model holds now is unknown."""
+        """Go back to the last saved state, or to no text: the present state is unknown."""
         saved, self.length = self._saved, 0
         self._tried = []
         self.context.clear()
@@ -72,12 +72,12 @@ class ChainCache:
             self.length = saved[0]
 
     def rewind(self, length: int) -> None:
-        """Forget everything, if anything must be forgotten: a running state has no way back."""
+        """Forget the whole text if any of it must go: a recurrent state cannot go back."""
         if length < self.length:
             self.clear()
 
     def settle(self, length: int) -> None:
-        """Keep the state: tokens behind `length` are dropped when the next text differs there."""
+        """Keep the state: tokens after `length` are dropped when the next text differs there."""
 
     def compact(self) -> None:
         """Nothing to do: a state has no cells."""
@@ -96,11 +96,11 @@ class ChainCache:
             ValueError: the tokens start .. end - 1 are not the whole text.
         """
         if (start, end) != (0, self.length):
-            raise ValueError(f"the state after {self.length} tokens is no state of {start} .. {end}")
+            raise ValueError(f"the state after {self.length} tokens is not that of {start} .. {end}")
         return self.context.save(0)
 
     def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
-        """Put the state after a text of `n_tokens` tokens back.
+        """Restore the state after a text of `n_tokens` tokens.
 
         Raises:
             BackendError: llama.cpp refused the state; the text is forgotten.

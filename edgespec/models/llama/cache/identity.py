@@ -1,4 +1,4 @@
-"""What the bits of a model's cache depend on, besides the tokens: others' keys and values are of no use."""
+"""The identity of a model's cache: everything but the tokens that its bits depend on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from edgespec.models.llama.runtime.model import Model
 
 
 def cache_identity(header: GGUFHeader, model: Model, **settings: object) -> dict[str, str]:
-    """Names the model, its weights, the llama.cpp build with its CPU features, and `settings`.
+    """The model, its weights, the llama.cpp build with its CPU features, and `settings`.
 
-    The weights are named by the states of the files that they were loaded from (see filestate.py), so any
-    write to one of them gives another name. A copy of a model, or one that was moved or touched, has another
-    name too: its texts are read once more. The alternative, a hash over all bytes, would cost a pass over
-    the disk before the first answer.
+    The weights are identified by the states of their files (see files.state), so any write to one of them
+    gives another identity. So does copying, moving or touching the model: its texts are then read again. The
+    alternative, a hash over all weights, would mean reading all of the files before the first answer.
     """
     return {
         "model": f"{header.path.name} {header.fingerprint}",

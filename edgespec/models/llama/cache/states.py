@@ -1,11 +1,12 @@
 """Keys and values on disk, so that a text that was read once need not be read again.
 
-A text's state is kept in blocks of `BLOCK` tokens, and one shorter block for what is left at its end. A
-block's file is named by a hash over everything its bits depend on: the model, the build, the settings, and
-every token up to its end. So a block is right wherever it is found, texts that begin alike share their
-blocks, and nothing has to be kept in step. Models with a running state have one block, of the whole text.
+A text's state is saved in blocks of `BLOCK` tokens, with a shorter one at its end. A block's file is named by
+a
+hash over everything its bits depend on: the model, the build, the settings, and every token up to its end. So
+any block that is found is valid, texts with the same beginning share blocks, and there is no index to
+maintain. Models with a recurrent state have one block for the whole text.
 
-Files appear whole or not at all, and are checked when they are read: what is damaged counts as missing.
+Files are written atomically and checked when they are read; a damaged one counts as missing.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ class StateStore:
     """The states of texts in a folder.
 
     Args:
-        folder: where the files are; made when the first one is written.
+        folder: where the files are; created when the first one is written.
         identity: everything but the tokens that the bits depend on.
-        limit: most bytes in the folder; the blocks that were not used for longest go first.
+        limit: most bytes in the folder; the least recently used blocks are removed first.
 
     Attributes:
-        failure: why nothing can be written here, if that is so.
+        failure: why nothing can be written here; empty if nothing has failed.
     """
 
     def __init__(self, folder: Path, identity: str, limit: int | None = None) -> None:
@@ -67,11 +68,10 @@ class StateStore:
         self._written: set[str] = set()
 
     def restore(self, cache: TextCache, tokens: Sequence[int]) -> int:
-        """Bring the cache, which holds a beginning of `tokens`, as far as the files here go.
+        """Extend the cache, which holds a prefix of `tokens`, as far as there are files.
 
         Returns:
-            How many tokens the cache holds now; it is never shorter than it was, unless a file turns out to
-            be damaged on the way.
+            How many tokens the cache holds now: no fewer than before, unless a file turns out to be damaged.
         """
         found = self._longest_chain(tokens, cache.saves_parts)
         if not found or found[-1].end <= cache.length:
@@ -93,11 +93,11 @@ class StateStore:
         return cache.length
 
     def keep(self, cache: TextCache, tokens: Sequence[int], *, tail: bool) -> None:
-        """Write what is missing here of the text in the cache.
+        """Write the blocks of the text in the cache that are not on disk yet.
 
         Args:
             tokens: the text in the cache.
-            tail: also the tokens behind the last whole block.
+            tail: also write the tokens after the last whole block.
         """
         for block in self._blocks(tokens, cache.saves_parts):
             whole = cache.saves_parts and block.end - block.start == BLOCK
@@ -107,7 +107,7 @@ class StateStore:
                 self._written.add(block.name)
 
     def prune(self, tokens: Sequence[int], *, parts: bool) -> None:
-        """Remove every block that is not one of this text."""
+        """Remove every block that does not belong to this text."""
         kept = {block.name for block in self._blocks(tokens, parts)}
         for name in self._names() - kept:
             self._discard(name)
@@ -137,7 +137,7 @@ class StateStore:
     def _shorter(
         self, tokens: Sequence[int], missing: _Block, chain: list[_Block], names: set[str]
     ) -> list[_Block]:
-        """The longest block that begins where a missing one does, as a list of none or one."""
+        """The longest block that begins where a missing one does, in a list of at most one."""
         before = bytes.fromhex(chain[-1].name.partition("-")[0]) if chain else self._seed
         for end in range(missing.end - 1, missing.start, -1):
             data = before + array("i", tokens[missing.start : end]).tobytes()
@@ -162,7 +162,7 @@ class StateStore:
                 state = (ctypes.c_uint8 * max(size, 0))()
                 whole = file.readinto(memoryview(state)) == size
             if whole and start == _MAGIC + zlib.crc32(memoryview(state)).to_bytes(4, "little"):
-                os.utime(path)  # so that what is used stays longest
+                os.utime(path)  # the least recently used are removed first
                 return state
         except OSError:
             pass
@@ -201,7 +201,7 @@ class StateStore:
             total -= bytes_
 
     def _sweep(self) -> None:
-        """Remove what writers that were killed have left."""
+        """Remove what killed writers have left behind."""
         for path in self.folder.glob("*" + _UNFINISHED):
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < time.time() - _ABANDONED_S:
@@ -218,6 +218,6 @@ def _length(name: str) -> int:
 
 
 def prompt_store(identity: Mapping[str, str]) -> StateStore:
-    """The store in the user's cache folder where prompts of every model are kept, within a limit."""
+    """The store of all models' prompts in the user's cache folder, limited in size."""
     folder = user_cache_path("edgespec") / "prompts"
     return StateStore(folder, repr(sorted(identity.items())), limit=_PROMPTS_BYTES)

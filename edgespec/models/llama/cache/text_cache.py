@@ -1,4 +1,4 @@
-"""What a target or a drafter asks of its cache, whichever kind the model has."""
+"""The interface of a text's cache, for models with key-value cells and with a recurrent state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from edgespec.models.llama.runtime.context import Context
 
 
 class TextCache(Protocol):
-    """A committed text, and guesses at its end; see BranchingCache for what the verbs mean.
+    """A committed text with drafts at its end; see BranchingCache for what the methods do.
 
-    A call that raises anything, KeyboardInterrupt included, leaves the cache in a state that only `recover`
-    understands: it must come next, and may leave less text than there was, never other text.
+    After a call that raises anything, KeyboardInterrupt included, `recover` must be called next. It may leave
+    less text than there was, but never a different one.
     """
 
     ordered: bool
@@ -42,14 +42,14 @@ class TextCache(Protocol):
 
 
 def open_cache(context: Context, *, ordered: bool) -> TextCache:
-    """The cache that fits the model: with branches where cells can be shared, without elsewhere."""
+    """The cache for the model: with branches if its layers keep cells, otherwise without."""
     if context.model.keeps_recurrent_state:
         return ChainCache(context)
     return BranchingCache(context, ordered=ordered)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens two texts share."""
+    """The length of the longest common prefix of two texts."""
     shorter = min(len(a), len(b))
     if a[:shorter] == b[:shorter]:  # the usual case, compared in C
         return shorter

@@ -1,14 +1,14 @@
 """The key-value cache of one text with branches at its end.
 
-llama.cpp tells branches apart by sequence ids: a row attends to the cells that share its first id. Here
-ids 0 .. paths - 1 all hold the committed text; the rows of a tree carry the ids of the leaves below
-them. Committing a path gives its cells to every id, so that the long text is never copied, only its end.
+llama.cpp distinguishes branches by sequence ids: a row attends to the cells that have its first id. Here ids
+0 .. paths - 1 all hold the committed text, and a tree's row has the ids of the leaves below it. Committing a
+path gives its cells to every id, so only the end of the text is ever updated.
 
-With `ordered`, new rows always take cells behind all earlier ones, so that every query sums its cells in
-the order plain decoding would, and rounding is the same: rejected cells are not freed, as later tokens
-would fill them out of order, but parked under a graveyard id that no query uses. When the tail runs out,
-they are freed, and the text is moved to consecutive cells part by part, bit for bit. A part is all that is
-ever copied, so that a long text needs no second one's memory.
+With `ordered`, new rows always take cells after all earlier ones, so that every query sums its cells in the
+same order as plain decoding, with the same rounding. Rejected cells are not freed, because later tokens would
+fill them out of order, but parked under a graveyard id that no query uses. When the tail is full, they are
+freed, and the text is moved to consecutive cells part by part, bit for bit. Only one part is copied at a
+time, so a long text never takes its memory twice.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PART = 128  # tokens that are moved at a time
 
 
 class BranchingCache:
-    """Which cells belong to the committed text, and which to branches being tried.
+    """Tracks which cells belong to the committed text, and which to branches being verified.
 
     Attributes:
         length: committed tokens.
         max_paths: most leaves a tree may have.
-        compactions: how often the cells were moved together.
-        saves_parts: the states of parts of the text can be saved, and put back one after the other.
+        compactions: how often the text was moved to the front.
+        saves_parts: the states of parts of the text can be saved, and restored one after the other.
     """
 
     saves_parts = True
@@ -36,14 +36,14 @@ class BranchingCache:
     def __init__(self, context: Context, *, ordered: bool) -> None:
         self.context = context
         self.ordered = ordered
-        # Ordered caches keep two ids back: for rows nobody reads, and for rejected cells.
+        # Ordered caches reserve two ids: for padding, and for rejected cells.
         self.max_paths = context.n_sequences - (2 if ordered else 0)
         self.length = 0
         self.compactions = 0
         self._padding_id = context.n_sequences - 2
         self._graveyard_id = context.n_sequences - 1
         self._open = 1  # ids 0 .. _open - 1 hold the committed text
-        self._tail = 0  # no cell at or behind this one is in use
+        self._tail = 0  # no cell from this one on is in use
 
     @property
     def open_paths(self) -> int:
@@ -51,29 +51,29 @@ class BranchingCache:
         return self._open
 
     def open(self, paths: int) -> None:
-        """Let ids 0 .. paths - 1 hold the committed text."""
+        """Make ids 0 .. paths - 1 hold the committed text."""
         for path in range(self._open, paths):
             self.context.copy(0, path, 0, self.length)
         self._open = max(self._open, paths)
 
     def append(self, batch: Batch, rows: int = 0) -> None:
-        """Decode consecutive tokens that are part of the text from the start, padded to `rows`."""
+        """Decode consecutive tokens that belong to the text, padded to `rows`."""
         self._decode(batch, rows)
         self.length += len(batch)
 
     def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
-        """Decode rows behind the committed text, of which `commit` keeps one path.
+        """Decode rows after the committed text, of which `commit` keeps one path.
 
         Args:
             batch: rows in ids 0 .. paths - 1, which must be open.
             rows: pad to this many rows, so that the row count does not choose the kernels; for
                 ordered caches.
-            certain: leading rows that `commit` is going to keep in any case.
+            certain: leading rows that `commit` will keep in any case.
         """
         self._decode(batch, rows)
 
     def fork(self, path: int, new_path: int, length: int) -> None:
-        """Let `new_path`, which must be open, share the branch of `path` up to `length` tokens."""
+        """Make `new_path`, which must be open, share the branch of `path` up to `length` tokens."""
         if length > self.length:
             self.context.copy(path, new_path, self.length, length)
 
@@ -102,8 +102,8 @@ class BranchingCache:
     def recover(self) -> None:
         """Drop everything but the committed text, wherever the last call was interrupted.
 
-        Calls claim less text before they take any away, and more only when it is there. So the first
-        `length` tokens are in id 0, whatever happened; nothing else is certain.
+        Calls reduce `length` before they remove text, and increase it only after they have added some. So the
+        first `length` tokens are in id 0 whatever happened; nothing else is certain.
         """
         for path in range(1, self.context.n_sequences):
             if not self.ordered or path != self._graveyard_id:
@@ -119,13 +119,13 @@ class BranchingCache:
                 self.context.remove(path, length)
 
     def settle(self, length: int) -> None:
-        """Forget what stands behind `length` at the end of an answer, as plain decoding never read it."""
+        """Forget what follows `length` at the end of an answer: plain decoding would not have read it."""
         self.rewind(length)
 
     def compact(self) -> None:
         """Move the text's cells to the front, in order, and free all others; for ordered caches.
 
-        If an exception ends it, the text is forgotten.
+        If an exception interrupts this, the text is forgotten.
         """
         if self._tail == self.length:
             return
@@ -145,10 +145,10 @@ class BranchingCache:
         self.compactions += 1
 
     def _move_to_front(self, start: int, end: int) -> None:
-        """Move a part of the text to the first free cells; what comes before it must be in place.
+        """Move a part of the text to the first free cells; the parts before it must be in place.
 
-        The cells up to the next part's are then free but for those before, and at least as many as this
-        part's tokens. llama.cpp fills the first free ones, in order.
+        All cells between those parts and the next one are free, and enough for this part. llama.cpp fills the
+        first free cells in order.
         """
         state = self.save(start, end)
         self.context.remove(0, start, end)
@@ -164,7 +164,7 @@ class BranchingCache:
         self._tail = 0
 
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
-        """The keys and values of the text's tokens start .. end - 1, exact."""
+        """The keys and values of the text's tokens start .. end - 1, lossless."""
         spare = self._spare_id()
         self.context.copy(0, spare, start, end)
         state = self.context.save(spare)
@@ -172,7 +172,7 @@ class BranchingCache:
         return state
 
     def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
-        """Put the saved keys and values of the next `n_tokens` tokens behind the text.
+        """Restore the saved keys and values of the next `n_tokens` tokens after the text.
 
         Raises:
             NoRoomInCache: too few free cells.
@@ -191,7 +191,7 @@ class BranchingCache:
         self._tail = self.length
 
     def _spare_id(self) -> int:
-        """An id that no cell has: where padding goes, or the last, taken from the text's branches."""
+        """An id that no cell has: that of padding, or the last one, after the text has given it up."""
         if self.ordered:
             return self._padding_id
         spare = self.context.n_sequences - 1
@@ -202,7 +202,7 @@ class BranchingCache:
 
     def _decode(self, batch: Batch, rows: int) -> None:
         padded = batch.padded(rows, self._padding_id)
-        # Unordered caches reuse freed cells wherever they lie, so only llama.cpp knows when they are full.
+        # Unordered caches reuse freed cells anywhere, so only llama.cpp knows when they are full.
         if self.ordered and self._tail + len(padded) > self.context.n_cells:
             self.compact()
             if self._tail + len(padded) > self.context.n_cells:

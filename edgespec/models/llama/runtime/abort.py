@@ -1,4 +1,4 @@
-"""Stopping a decode from another thread or a signal handler."""
+"""Aborting a decode from another thread or a signal handler."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import llama_cpp
 
 
 class DecodeAborted(Exception):
-    """The pass was stopped from outside."""
+    """The decode was aborted."""
 
 
 class AbortFlag:
-    """Ends running decodes from outside, within one graph node; safe from threads and signal handlers.
+    """Aborts running decodes within one graph node; safe to use from threads and signal handlers.
 
-    llama.cpp asks its abort callback once a graph node. C code that reads one byte keeps that free, where
-    a Python callback would take the interpreter lock a thousand times a pass: strlen("") is 0, false, and
-    strlen("x") is 1, true.
+    llama.cpp calls its abort callback for every graph node. A Python callback would take the interpreter lock
+    a thousand times a pass, so the callback is C's strlen, which costs nothing: strlen("") is 0, or false,
+    and strlen("x") is 1, or true.
     """
 
     def __init__(self) -> None:
         self._text = ctypes.create_string_buffer(2)
 
     def set(self) -> None:
-        """End what runs, and what is started before `clear`."""
+        """Abort what is running, and whatever is started before `clear`."""
         self._text[0] = b"x"
 
     def clear(self) -> None:
@@ -34,15 +34,15 @@ class AbortFlag:
 
     @property
     def is_set(self) -> bool:
-        """Whether decodes are being ended."""
+        """Whether decodes are being aborted."""
         return self._text[0] != b"\x00"
 
     def install(self, params: Any) -> None:
-        """Have a context's decodes obey this flag, where there is a C library with a strlen."""
+        """Make a context's decodes obey this flag, if the C library's strlen can be found."""
         try:
             library = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("msvcrt")
             address: Any = ctypes.cast(library.strlen, ctypes.c_void_p).value
         except (OSError, AttributeError):
-            return  # decodes then end at the next pass
+            return  # decodes are then aborted between passes only
         params.abort_callback = llama_cpp.ggml_abort_callback(address)
         params.abort_callback_data = ctypes.addressof(self._text)

@@ -17,11 +17,11 @@ _KEPT_ERRORS = 8
 
 
 class _Log:
-    """llama.cpp's log: silent, its first error lines kept for messages."""
+    """llama.cpp's log: printed nowhere, with its first error lines kept for messages."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
-        self.info: list[str] | None = None  # lines, while somebody wants them
+        self.info: list[str] | None = None  # collected while `info_lines` is active
         self._callback: Any = None
 
     def install(self) -> None:
@@ -40,12 +40,12 @@ class _Log:
         llama_cpp.llama_backend_init()
 
     def cause(self) -> str:
-        """The first error line since `errors` was cleared: later ones only pass it on."""
+        """The first error line since `errors` was cleared; later ones only repeat it."""
         return self.errors[0].rstrip(".") if self.errors else "it gave no reason"
 
     @property
-    def tells_of_memory(self) -> bool:
-        """Whether an allocation failed."""
+    def memory_ran_out(self) -> bool:
+        """Whether an allocation has failed."""
         return any(re.search(r"alloc|insufficient memory|mmap failed", line) for line in self.errors)
 
 
@@ -59,7 +59,7 @@ def start_backend() -> None:
 
 @contextmanager
 def info_lines() -> Iterator[list[str]]:
-    """What llama.cpp logs meanwhile, line by line; one thread at a time may ask."""
+    """The lines that llama.cpp logs during the block; for one thread at a time."""
     start_backend()
     lines = log.info = []
     try:
@@ -69,9 +69,9 @@ def info_lines() -> Iterator[list[str]]:
 
 
 def build_identity() -> str:
-    """Names the llama.cpp build, the CPU features it uses and the kernel layouts in use.
+    """The llama.cpp build, the CPU features it uses, and the kernel layouts in use, as one string.
 
-    These are what the rounding and the speed of arithmetic depend on.
+    Rounding and speed depend on these.
 
     Raises:
         UsageError: EDGESPEC_KERNELS cannot be obeyed.

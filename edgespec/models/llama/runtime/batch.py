@@ -17,8 +17,8 @@ IntArray = NDArray[np.int32]
 class Batch:
     """Tokens to decode together.
 
-    A row may belong to several sequences. It attends to the cells that share its first one, at
-    positions up to its own.
+    A row may belong to several sequences. It attends to the cells of its first sequence, at positions up to
+    its own.
 
     Attributes:
         tokens: (rows,) token ids.
@@ -26,7 +26,7 @@ class Batch:
         sequence_ids: flat; row i belongs to sequence_ids[offsets[i]:offsets[i + 1]].
         offsets: (rows + 1,).
         wants_logits: (rows,) bool.
-        padding: rows at the end that nobody reads.
+        padding: rows at the end whose results are not used.
     """
 
     tokens: IntArray
@@ -60,10 +60,10 @@ class Batch:
         )
 
     def padded(self, rows: int, sequence_id: int) -> Batch:
-        """The same batch with rows nobody reads appended, in a sequence of their own.
+        """The same batch with unused rows appended, in a sequence of their own.
 
-        They want logits where others do: llama.cpp computes the end of the last layer and the logits for
-        such rows alone, and their number must not choose other kernels there either.
+        They want logits if any other row does: llama.cpp computes the end of the last layer and the logits
+            for such rows only, and their number must not change the choice of kernels there either.
         """
         extra = rows - len(self)
         if extra <= 0:
@@ -79,7 +79,7 @@ class Batch:
 
     @property
     def n_outputs(self) -> int:
-        """Rows whose logits somebody reads; they come before those of the padding."""
+        """Rows whose logits are used; they come before those of the padding."""
         return int(np.count_nonzero(self.wants_logits[: len(self) - self.padding]))
 
     def to_llama(self) -> tuple[llama_cpp.llama_batch, tuple[object, ...]]:
@@ -88,7 +88,7 @@ class Batch:
         positions = np.ascontiguousarray(self.positions, dtype=np.int32)
         ids = np.ascontiguousarray(self.sequence_ids, dtype=np.int32)
         counts = np.diff(self.offsets).astype(np.int32)
-        # One pointer a row into the flat ids: address arithmetic instead of a loop over rows.
+        # One pointer per row into the flat ids, by address arithmetic instead of a loop.
         pointers = (ids.ctypes.data + self.offsets[:-1] * ids.itemsize).astype(np.uintp)
         wants = np.ascontiguousarray(self.wants_logits, dtype=np.int8)
         raw = _RawBatch(
@@ -105,7 +105,7 @@ class Batch:
 
 
 class _RawBatch(ctypes.Structure):
-    """llama_batch with plain addresses: typed pointers take longer to make than a small decode may cost."""
+    """llama_batch with plain addresses; creating typed pointers can take longer than a small decode."""
 
     _fields_ = (
         ("n_tokens", ctypes.c_int32),

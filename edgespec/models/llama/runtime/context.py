@@ -16,13 +16,13 @@ from edgespec.models.llama.runtime.backend import log
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.graph import GraphCallback
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.llama.runtime.signals import SignalsWait
+from edgespec.models.llama.runtime.signals import DeferredSignals
 
 FloatArray = NDArray[np.float32]
 
 
 class NoRoomInCache(ContextLengthError):
-    """The cache has no cells for this batch.
+    """The cache has too few free cells for a batch.
 
     Args:
         n_cells: cells in the cache.
@@ -35,15 +35,15 @@ class NoRoomInCache(ContextLengthError):
 
 
 class Context:
-    """One llama.cpp context: a key-value cache, compute buffers, and the last logits.
+    """One llama.cpp context: a key-value cache, compute buffers, and the logits of the last decode.
 
     Attributes:
-        n_cells: cells in the cache; a token takes one.
+        n_cells: cells in the cache, one for each token.
         n_rows: most rows in one decode call, and in one physical batch.
         n_outputs: most rows of one decode call whose logits can be read.
         n_sequences: sequence ids, 0 .. n_sequences - 1.
         n_threads: CPU threads.
-        graph: what is told of the nodes that are computed.
+        graph: calls the observers of the graph's nodes.
 
     Raises:
         MemoryLimitError: llama.cpp cannot allocate the context.
@@ -93,7 +93,7 @@ class Context:
                 f"{log.cause()}."
             )
         model.add_context(self)
-        forks.watch(self)
+        forks.notify_of_forks(self)
         self._memory_handle = llama_cpp.llama_get_memory(self._handle)
         self.n_cells = int(llama_cpp.llama_n_ctx(self._handle))
 
@@ -118,23 +118,23 @@ class Context:
         return forks.refusal() if self._forked else BackendError("The engine is closed.", "Load it again.")
 
     def set_threads(self, n_threads: int) -> None:
-        """Compute with so many CPU threads from now on."""
+        """Compute with this many CPU threads from now on."""
         llama_cpp.llama_set_n_threads(self.handle, n_threads, n_threads)
         self.n_threads = n_threads
 
     def decode(self, batch: Batch) -> None:
-        """Run the model over the batch; its tokens enter the cache, its logits can be read.
+        """Run the model over the batch: its tokens enter the cache, and its logits can be read.
 
         Raises:
-            DecodeAborted: the abort flag was set; nothing of the batch is in a cache of cells. A running
-                state may have been overwritten.
+            DecodeAborted: the abort flag was set. The batch is not in the cache, but a recurrent state may
+                have been overwritten.
             NoRoomInCache: too few free cells.
             BackendError: llama.cpp refused the batch, or a kernel failed; or the context is closed.
             StreamError: weights could not be read; as for DecodeAborted.
             ModelFileError: the model's file was changed; as for DecodeAborted.
         """
         handle = self.handle
-        if (change := self.model.change()) is not None:  # reading what was cut off would end the process
+        if (change := self.model.change()) is not None:  # reading past a truncated end is SIGBUS
             raise change
         forks.has_computed()
         struct, keep_alive = batch.to_llama()
@@ -143,7 +143,7 @@ class Context:
         if not self.graph.installed:
             code = llama_cpp.llama_decode(handle, struct)
         else:
-            with SignalsWait(self._interrupt):
+            with DeferredSignals(self._interrupt):
                 self.graph.begin(self._stopped)
                 try:
                     code = llama_cpp.llama_decode(handle, struct)
@@ -165,28 +165,28 @@ class Context:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that decodes have waited for weights from disk, in all."""
+        """Total seconds that decodes have waited for weights from disk."""
         return self.model.weights.waited_s
 
     def _stopped(self) -> bool:
         return self._abort is not None and self._abort.is_set
 
     def _interrupt(self) -> None:
-        """End the pass that runs: KeyboardInterrupt is to follow it."""
+        """Abort the decode that is running; KeyboardInterrupt follows when it has returned."""
         if self._abort is not None:
             self._abort.set()
 
     def _forget(self, batch: Batch) -> None:
-        """Take a batch that was not computed to its end out of the cache.
+        """Remove a batch whose decode did not complete from the cache.
 
-        llama.cpp only takes a row out of the first of its sequences.
+        llama.cpp itself removes a row from the first of its sequences only.
         """
         positions = np.repeat(batch.positions, np.diff(batch.offsets))
         for sequence in np.unique(batch.sequence_ids).tolist():
             self.remove(sequence, int(positions[batch.sequence_ids == sequence].min()))
 
     def logits(self) -> FloatArray:
-        """(rows that wanted logits, n_vocab) of the last decode: a view, valid until the next one or `close`.
+        """The last decode's logits, (rows that wanted them, n_vocab): a view, valid until the next decode.
 
         Raises:
             BackendError: there are none, or the context is closed.
@@ -200,23 +200,23 @@ class Context:
         return np.frombuffer(memoryview(memory), dtype=np.float32).reshape(self._n_outputs, n_vocab)
 
     def copy(self, source: int, destination: int, start: int, end: int) -> None:
-        """Let `destination` share the cells of `source` at positions start .. end - 1."""
+        """Make `destination` share the cells of `source` at positions start .. end - 1."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, destination, start, end)
 
     def remove(self, sequence: int, start: int = 0, end: int = -1) -> bool:
-        """Take the sequence out of its cells at positions start .. end - 1; -1 means to the end.
+        """Remove the sequence from its cells at positions start .. end - 1; -1 means to the end.
 
         Returns:
-            False if this kind of memory cannot forget a part.
+            False if this kind of memory cannot remove a part.
         """
         return bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence, start, end))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Empty the cache."""
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def save(self, sequence: int) -> ctypes.Array[ctypes.c_uint8]:
-        """The state of one sequence as bytes, exact."""
+        """The state of one sequence as bytes, lossless."""
         size = llama_cpp.llama_state_seq_get_size(self.handle, sequence)
         buffer: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * size)()
         written = llama_cpp.llama_state_seq_get_data(self.handle, buffer, size, sequence)
@@ -225,20 +225,20 @@ class Context:
         return buffer
 
     def restore(self, sequence: int, state: ctypes.Array[ctypes.c_uint8]) -> None:
-        """Put a saved state back, in consecutive cells."""
+        """Restore a saved state, into consecutive cells."""
         if llama_cpp.llama_state_seq_set_data(self.handle, state, len(state), sequence) == 0:
             raise BackendError("llama.cpp could not put the state of the conversation back.")
 
     def forked(self) -> None:
-        """Let go of what belongs to the process that this one was forked from."""
+        """Forget handles that belong to the process that this one was forked from."""
         if self._handle:
             self._handle = self._memory_handle = None
             self._forked = True
 
     def close(self) -> None:
-        """Free the cache and the buffers; a second time, nothing happens.
+        """Free the cache and the buffers; a second call does nothing.
 
-        No other thread may use the context meanwhile.
+        No other thread may be using the context.
         """
         if self._handle:
             handle, self._handle, self._memory_handle = self._handle, None, None

@@ -1,8 +1,8 @@
-"""What cannot be used any more in a process that was forked.
+"""Refusing to use what a fork has broken.
 
-A fork copies memory and one thread. The threads that read weights and those that compute stay behind, and
-whoever waits for them in the new process waits for ever. So everything that needs them is told, and says
-so when it is used.
+A fork copies memory and one thread. The threads that read weights and those that compute do not exist in the
+new process, which would wait for them for ever. So everything that needs them is notified, and raises an
+error when it is used there.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Protocol
 from edgespec.errors import BackendError
 
 
-class LeftBehind(Protocol):
-    """Something that works in the process that made it, and in no other."""
+class ForkAware(Protocol):
+    """Something that works only in the process that created it."""
 
     def forked(self) -> None:
         """This process is a fork of that one."""
 
 
-_open: weakref.WeakSet[LeftBehind] = weakref.WeakSet()
-_computed = False  # llama.cpp has made its threads
-_lost = False  # it had, in the process that this one was forked from
+_open: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+_computed = False  # llama.cpp has started its threads
+_lost = False  # it had started them in the process that this one was forked from
 
 
-def watch(thing: LeftBehind) -> None:
-    """Have it told of forks, for as long as it lives."""
+def notify_of_forks(thing: ForkAware) -> None:
+    """Call its `forked` in forked processes, as long as it lives."""
     _open.add(thing)
 
 
@@ -38,10 +38,10 @@ def has_computed() -> None:
 
 
 def check_computing() -> None:
-    """Whether llama.cpp can compute here.
+    """Make sure that llama.cpp can compute here.
 
     Raises:
-        BackendError: this process was forked from one in which it had computed already.
+        BackendError: it had computed before this process was forked.
     """
     if _lost:
         raise BackendError(
@@ -51,7 +51,7 @@ def check_computing() -> None:
 
 
 def refusal() -> BackendError:
-    """What to raise where a model of the process before the fork is used."""
+    """The error for using a model that was loaded before the fork."""
     return BackendError(
         "The model was loaded before this process was forked, and works in the original process only.",
         "Load it in a process that was started anew, for example with multiprocessing's 'spawn' method.",

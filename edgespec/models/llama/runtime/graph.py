@@ -1,7 +1,7 @@
-"""Watching a context's compute graph: one callback of llama.cpp, several observers.
+"""Observing a context's compute graph: one llama.cpp callback, several observers.
 
-llama.cpp asks about every node before it computes a run of nodes. Where the answer is yes, it computes up to
-and including that node, tells so, and goes on. It has room for one such callback a context.
+llama.cpp calls its eval callback for every node before it computes a run of nodes. Where the callback returns
+true, it computes up to and including that node, calls again, and goes on. A context has one such callback.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from edgespec.kernels.ggml import Address
 
 
 class GraphObserver(Protocol):
-    """What is told of every node while a batch is decoded.
+    """Called for every graph node while a batch is decoded.
 
-    An exception that an observer raises ends the decode, and `Context.decode` raises it.
+    If an observer raises, the decode ends and `Context.decode` raises the exception.
     """
 
     def begin(self, stop: Callable[[], bool]) -> None:
         """A decode begins.
 
         Args:
-            stop: whether the decode has been told to end early; to be asked during long waits.
+            stop: whether the decode is to be aborted; to be polled during long waits.
         """
         ...
 
     def reached(self, node: Address) -> bool:
-        """A node is about to be computed; whether the graph must stop behind it."""
+        """A node is about to be computed. Returns whether the graph must stop after it."""
         ...
 
     def computed(self) -> None:
-        """The graph has stopped: the node that was reached last is computed."""
+        """The graph has stopped: the node that was reached last has been computed."""
         ...
 
     def end(self, *, completed: bool) -> None:
@@ -48,7 +48,7 @@ class GraphObserver(Protocol):
 class GraphCallback:
     """The eval callback of one context.
 
-    Asking costs a microsecond a node, so a context without observers does without it.
+    Each call takes about a microsecond, so a context without observers has no callback.
     """
 
     def __init__(self, observers: Iterable[GraphObserver]) -> None:
@@ -57,7 +57,7 @@ class GraphCallback:
         self._callback: Any = None
 
     def install(self, params: Any) -> None:
-        """Have a context that is created with these parameters call this, if there are observers."""
+        """Set the callback in the parameters of a context, if there are observers."""
         if self._observers:
             self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
             params.cb_eval = self._callback
@@ -68,7 +68,7 @@ class GraphCallback:
         return self._callback is not None
 
     def add(self, observer: GraphObserver) -> None:
-        """Let one more observer in; only where the callback is installed."""
+        """Add an observer; only if the callback is installed."""
         self._observers.append(observer)
 
     def begin(self, stop: Callable[[], bool]) -> None:
@@ -78,7 +78,7 @@ class GraphCallback:
             observer.begin(stop)
 
     def end(self) -> BaseException | None:
-        """The decode has returned; what an observer raised, if any did."""
+        """The decode has returned. Returns what an observer raised, if any did."""
         error, self._error = self._error, None
         for observer in self._observers:
             observer.end(completed=error is None)
@@ -93,7 +93,7 @@ class GraphCallback:
             for observer in self._observers:
                 observer.computed()
             return True
-        except BaseException as error:  # C cannot pass it on
+        except BaseException as error:  # C cannot propagate it
             self._error = error
             return ask
 

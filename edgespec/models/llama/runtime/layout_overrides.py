@@ -1,4 +1,4 @@
-"""Telling llama.cpp's loader which kernel layout a weight takes, where it would choose another one."""
+"""Buffer-type overrides for weights to which llama.cpp's loader would give a slower kernel layout."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgespec.models.gguf.layers import ModelFiles, pattern_of
 _OUTPUT = "output.weight"
 
 
-def directed(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
+def layout_overrides(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
     """Overrides (regular expression, buffer type) for a model that is loaded with the layouts in use.
 
-    llama.cpp gives each weight the first layout that can hold it; these are the weights for which another
-    one was measured to be faster. Usually there are none. What embeds and multiplies under one name (a tied
-    embedding) cannot be told apart, and stays as llama.cpp has it.
+    llama.cpp gives each weight the first layout that can hold it; these are the weights for which another one
+    was measured to be faster. Usually there are none. The two uses of a tied embedding have one name and
+    cannot be told apart, so it keeps llama.cpp's choice.
 
     Raises:
         ModelFileError: the model's files cannot be read.
@@ -46,7 +46,7 @@ def directed(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
 
 
 def _layer_of(name: str, count: int) -> float:
-    """The layer a matrix is in, `count` for the output; infinite for what must not be directed."""
+    """The layer of a matrix, `count` for the output; infinity for what must not be overridden."""
     if name == _OUTPUT:
         return count
     parts = name.split(".")

@@ -17,9 +17,9 @@ from edgespec.kernels.layouts import offer_to_loader
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.backend import log, start_backend
-from edgespec.models.llama.runtime.layout_overrides import directed
+from edgespec.models.llama.runtime.layout_overrides import layout_overrides
 from edgespec.models.llama.runtime.residency import AllInMemory, Residency
-from edgespec.models.llama.runtime.signals import SignalsWait
+from edgespec.models.llama.runtime.signals import DeferredSignals
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 
 
@@ -37,23 +37,23 @@ class Model:
         memory_map: let the system page the weights in and out instead of reading them into memory. A file
             that changes is then an error in the next pass; if it is cut during one, the system ends the
             process.
-        may_be_rewritten: somebody writes to the mapped file on purpose.
-        repack: copy weights into the kernel layouts in use (see offload.kernels).
-        on_progress: told the fraction that is loaded.
-        weights: where the weights are; None leaves them all to llama.cpp. Closed with the model, or by the
-            caller if the model cannot be loaded.
+        may_be_rewritten: the mapped file is written to on purpose.
+        repack: copy weights into the kernel layouts in use (see kernels.layouts).
+        on_progress: called with the fraction that is loaded.
+        weights: where the weights are held; None leaves them all to llama.cpp. Closed with the model, or by
+            the caller if the model cannot be loaded.
         vocabulary_only: load the vocabulary and no weights; nothing can be computed.
-        allocate: False plans memory instead of taking it, for the model and its contexts; nothing can be
-            computed.
+        allocate: if False, plan the memory of the model and its contexts without allocating it; nothing can
+            be computed.
 
     Attributes:
         states: of the model's files, as they were loaded.
 
     Raises:
-        ModelFileError: llama.cpp cannot load the file, or it changes meanwhile.
+        ModelFileError: llama.cpp cannot load the file, or the file changes while it is loaded.
         MemoryLimitError: there is not enough memory.
         UsageError, BackendError: EDGESPEC_KERNELS cannot be obeyed, or llama.cpp does not work here.
-        BackendError: llama.cpp cannot compute in this process, as it was forked from one where it had.
+        BackendError: llama.cpp cannot compute in this process, because it had computed before the fork.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class Model:
         patterns: list[tuple[str, int]] = []
         if repack and not vocabulary_only:
             params.use_extra_bufts = offer_to_loader()
-            patterns = directed(path, gpu_layers)
+            patterns = layout_overrides(path, gpu_layers)
         else:
             params.use_extra_bufts = False
         params.vocab_only = vocabulary_only
         params.no_alloc = not allocate
         failed: list[BaseException] = []
-        signals = SignalsWait()
+        signals = DeferredSignals()
 
         @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
         def report(fraction: float, _data: object) -> bool:
             try:
                 if on_progress is not None:
                     on_progress(fraction)
-            except BaseException as error:  # ctypes would swallow it
+            except BaseException as error:  # ctypes would swallow the exception
                 failed.append(error)
                 return False
             return not signals.interrupted
@@ -114,7 +114,7 @@ class Model:
         except BaseException:
             self.close()
             raise
-        if not self._handle and log.tells_of_memory:
+        if not self._handle and log.memory_ran_out:
             raise MemoryLimitError(f"The system refused memory for '{path.name}': {log.cause()}.")
         if not self._handle:
             raise ModelFileError(
@@ -132,10 +132,10 @@ class Model:
         except BaseException:
             self.close()
             raise
-        forks.watch(self)
+        forks.notify_of_forks(self)
 
     def change(self) -> ModelFileError | None:
-        """What is wrong if the files of a mapped model are not what was loaded; None if they are.
+        """An error if the files of a mapped model have changed since they were loaded, else None.
 
         Weights that were read into memory do not change with their file.
         """
@@ -143,7 +143,7 @@ class Model:
             return None
         return ModelFileError(
             f"'{self.path}' was changed, moved or removed while the model was in use.",
-            "Its weights were not in memory, so they may be others now: load the model again.",
+            "Its weights are read from the file, so they may be different now: load the model again.",
         )
 
     @property
@@ -176,7 +176,7 @@ class Model:
 
     @property
     def keeps_recurrent_state(self) -> bool:
-        """Whether some layers keep a running state instead of cells (recurrent and hybrid models)."""
+        """Whether some layers keep a recurrent state instead of cells (recurrent and hybrid models)."""
         return bool(
             llama_cpp.llama_model_is_recurrent(self.handle) or llama_cpp.llama_model_is_hybrid(self.handle)
         )
@@ -188,17 +188,17 @@ class Model:
         return template.decode("utf-8", "replace") if template else None
 
     def forked(self) -> None:
-        """Let go of what belongs to the process that this one was forked from."""
+        """Forget handles that belong to the process that this one was forked from."""
         if self._handle:
             self._handle, self._forked = None, True
             self.vocabulary.close(forks.refusal)
 
     def add_context(self, context: Closable) -> None:
-        """Have a context closed before the weights are freed, if nobody has closed it until then."""
+        """Register a context, to be closed before the weights are freed."""
         self._contexts.add(context)
 
     def close(self) -> None:
-        """Free the weights, and the contexts that use them; a second time, nothing happens."""
+        """Free the weights and the contexts that use them; a second call does nothing."""
         if self._handle:
             for context in list(self._contexts):
                 context.close()
@@ -221,7 +221,7 @@ class Model:
 
 
 def _states_now(paths: tuple[Path, ...]) -> tuple[FileState, ...]:
-    """The states of a model's files; none if one is gone."""
+    """The states of a model's files; empty if one no longer exists."""
     try:
         return states_of(paths)
     except OSError:

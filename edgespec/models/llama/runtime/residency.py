@@ -15,15 +15,16 @@ BufferTypes = list[tuple[str, Address]]  # regular expressions over weights' nam
 
 
 class Residency(Protocol):
-    """Holds the weights of one model, or leaves them to llama.cpp; see `offload` for what streams them.
+    """Holds the weights of one model, or leaves them to llama.cpp; `offload` has those that stream them.
 
     Attributes:
         paths: the files that weights are read from during a pass; none if nothing is read.
-        resident_bytes: memory taken by what this holds itself.
+        resident_bytes: memory for the weights that this holds itself.
         streamed_bytes: read from disk in every pass.
-        waited_s: seconds that passes have waited for weights, in all.
-        read_bytes, reading_s: bytes read for passes, and seconds in which any were on their way, in all.
-        observers: what must be told of the graph's nodes, in every context of the model.
+        waited_s: total seconds that passes have waited for weights.
+        read_bytes, reading_s: total bytes read for passes, and total seconds during which reads were under
+            way.
+        observers: of the graph's nodes, in every context of the model.
     """
 
     @property
@@ -42,7 +43,7 @@ class Residency(Protocol):
     def observers(self) -> Sequence[GraphObserver]: ...
 
     def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> AbstractContextManager[Path]:
-        """Around llama_model_load_from_file: amends its parameters, and gives the path to load.
+        """Wraps llama_model_load_from_file: amends its parameters and yields the path to load.
 
         Args:
             path: the model's first file.
@@ -59,7 +60,7 @@ class Residency(Protocol):
         ...
 
     def close(self) -> None:
-        """Free everything; the model has been freed before."""
+        """Free everything, after the model has been freed."""
         ...
 
 
@@ -73,7 +74,7 @@ class AllInMemory:
 
     @contextmanager
     def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> Iterator[Path]:
-        """Put weights whose names match into their buffer types."""
+        """Override the buffer types of weights whose names match."""
         table = overrides(buffer_types)
         if buffer_types:
             params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)

@@ -1,9 +1,9 @@
-"""Signals that wait while C code calls back into Python.
+"""Deferring signal handlers while C code calls back into Python.
 
 Python runs signal handlers in the main thread, at the next Python instruction. During a long C call, that is
-the first instruction of a callback, in front of any `try` it may have. What a handler raises there never
-reaches the caller: ctypes prints it and returns zero to C, which goes on without what the callback had to
-do. So handlers are held back for as long as such a call lasts, and run when it has returned.
+the first instruction of a callback, before any `try` in it. An exception raised there never reaches the
+caller: ctypes prints it and returns zero to C, which goes on as if the callback had done its work. So
+handlers are deferred until such a call has returned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-# Those that programs handle in Python. SIGINT comes first, so that Ctrl-C cannot disturb the others' turn.
+# Those that programs handle in Python. SIGINT comes first, so that Ctrl-C cannot interrupt replacing the
+# others.
 _SIGNALS = tuple(
     getattr(signal, name)
     for name in (
@@ -32,25 +33,25 @@ _SIGNALS = tuple(
 )
 
 
-class SignalsWait:
-    """A context in which no Python signal handler runs; handlers of signals that came run at its end.
+class DeferredSignals:
+    """A block in which no Python signal handler runs; the handlers of signals that arrive run at its end.
 
     Outside the main thread, where Python runs no handlers, this does nothing.
 
     Args:
-        on_interrupt: called at once if a signal comes that will raise KeyboardInterrupt at the end.
+        on_interrupt: called at once when a signal arrives that will raise KeyboardInterrupt at the end.
 
     Attributes:
-        interrupted: whether such a signal has come.
+        interrupted: whether such a signal has arrived.
     """
 
     def __init__(self, on_interrupt: Callable[[], None] = lambda: None) -> None:
         self.interrupted = False
         self._on_interrupt = on_interrupt
         self._handlers: dict[int, Any] = {}
-        self._came: list[tuple[Any, int, FrameType | None]] = []
+        self._arrived: list[tuple[Any, int, FrameType | None]] = []
 
-    def __enter__(self) -> SignalsWait:
+    def __enter__(self) -> DeferredSignals:
         if threading.current_thread() is threading.main_thread():
             try:
                 for number in _SIGNALS:
@@ -74,7 +75,7 @@ class SignalsWait:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         handler = self._handlers.get(number)
-        self._came.append((handler, number, frame))
+        self._arrived.append((handler, number, frame))
         if handler is signal.default_int_handler and not self.interrupted:
             self.interrupted = True
             self._on_interrupt()
@@ -85,14 +86,14 @@ class SignalsWait:
         number = next(reversed(self._handlers))
         try:
             signal.signal(number, self._handlers[number])
-        finally:  # what was put back may raise at once
+        finally:  # a restored handler may raise at once
             del self._handlers[number]
             self._put_back()
 
     def _run_handlers(self) -> None:
-        if not self._came:
+        if not self._arrived:
             return
-        handler, number, frame = self._came.pop(0)
+        handler, number, frame = self._arrived.pop(0)
         try:
             if handler is not None:
                 handler(number, frame)

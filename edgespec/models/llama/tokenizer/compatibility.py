@@ -1,4 +1,4 @@
-"""May this drafter serve this target?"""
+"""Whether a drafter's token ids mean the same to its target."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _SHOWN = 3
 
 
 def differs(target: Vocabulary, drafter: Vocabulary) -> str:
-    """How the vocabularies differ, for people; empty if token ids mean the same to both.
+    """How the vocabularies differ, for messages; empty if token ids mean the same in both.
 
-    Vocabularies padded to different sizes are fine: what only one of them has is never drafted.
+    Vocabularies padded to different sizes are compatible: a token that only one of them has is never drafted.
     """
     failed = [check for check in _needed(target, drafter) if not check.passed]
     return f"{failed[-1].name}: {failed[-1].detail}" if failed else ""
@@ -20,10 +20,10 @@ def differs(target: Vocabulary, drafter: Vocabulary) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at, and how it came out.
+    """One comparison, and its outcome.
 
     Attributes:
-        needed: whether tokens can only be drafted as they are if it passes.
+        needed: whether drafting by token ids is possible only if this passes.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Check:
 
 
 def compare(target: Vocabulary, drafter: Vocabulary) -> list[Check]:
-    """Everything about two vocabularies that matters to a pair, with the first differences."""
+    """Every comparison of two vocabularies that matters to a pair, with the first differences."""
     sizes = (target.n_tokens, drafter.n_tokens)
     bos = (target.bos, drafter.bos)
     eos = (target.eos, drafter.eos)
@@ -54,17 +54,17 @@ def compare(target: Vocabulary, drafter: Vocabulary) -> list[Check]:
 
 
 def _needed(target: Vocabulary, drafter: Vocabulary) -> tuple[Check, Check]:
-    """What must be the same for token ids to mean the same: the kind of tokenizer, and the tokens."""
+    """What must agree for token ids to mean the same: the kind of tokenizer, and the tokens."""
     shared = min(target.n_tokens, drafter.n_tokens)
     differing = [t for t in range(shared) if target.text(t) != drafter.text(t)]
     first = "; ".join(
         f"token {t} is {_quoted(target, t)} and {_quoted(drafter, t)}" for t in differing[:_SHOWN]
     )
-    told = f"{len(differing)} of {shared} differ ({first})" if differing else f"{shared} are the same"
+    detail = f"{len(differing)} of {shared} differ ({first})" if differing else f"{shared} are the same"
     kinds = (target.kind, drafter.kind)
     return (
         Check("tokenizer", kinds[0] == kinds[1], True, f"kind {_both(kinds)}"),
-        Check("tokens", not differing, True, told),
+        Check("tokens", not differing, True, detail),
     )
 
 

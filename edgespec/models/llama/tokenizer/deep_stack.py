@@ -1,4 +1,4 @@
-"""Native code that recurses, run on a stack of known size."""
+"""Running recursive native code on a stack of known size."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _lock = threading.Lock()
 
 
 def on_deep_stack(action: Callable[[], Result]) -> Result:
-    """What `action` returns, run in a thread of its own with a stack of 16 MiB.
+    """Run `action` in a thread of its own with a stack of 16 MiB, and return what it returns.
 
-    The stacks of threads and programs differ by system and by `ulimit -s`. An interruption of this thread
-    waits until the action has ended, because the action uses what the caller might free.
+    The usual stack sizes differ between systems and with `ulimit -s`. An exception that interrupts the
+    calling thread is raised when the action has ended, because the action uses what the caller might free.
     """
     results: list[Result] = []
     errors: list[BaseException] = []

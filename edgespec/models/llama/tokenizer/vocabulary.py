@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, ContextLengthError
 from edgespec.models.llama.tokenizer.deep_stack import on_deep_stack
-from edgespec.models.llama.tokenizer.text_chunks import cut
+from edgespec.models.llama.tokenizer.text_chunks import split
 
 _BYTE_PAIR = 2  # llama_vocab_type: the only one that splits texts by regular expressions
-_COVERING = (1, 2, 5)  # the kinds whose tokens hold every byte of a text: SentencePiece, byte-pair, RWKV
+_COVERING = (1, 2, 5)  # kinds whose tokens cover every byte of a text: SentencePiece, byte-pair, RWKV
 _FOUND_FIRST = (
     1 | 8 | 16
-)  # llama_token_attr: unknown, control and user-defined tokens, found before words are
+)  # llama_token_attr: unknown, control and user-defined tokens, looked for before words
 _SHALLOW_CHARS = 256  # fit any stack
-_LIKELY_TOKEN_BYTES = 16  # longer on average than the tokens of any text that is worth reading
+_LIKELY_TOKEN_BYTES = 16  # more than the tokens of any real text have on average
 
 
 def _closed() -> BackendError:
@@ -29,13 +29,13 @@ def _closed() -> BackendError:
 
 
 class Vocabulary:
-    """A model's tokens. Borrowed from the model: every method raises BackendError once that is closed."""
+    """A model's tokens. The model owns them: once it is closed, every method raises BackendError."""
 
     def __init__(self, handle: Any) -> None:
         self._borrowed = handle
         self._refuse: Callable[[], BackendError] = _closed
         self.n_tokens = int(llama_cpp.llama_vocab_n_tokens(handle))
-        self._ends = np.full(self.n_tokens, -1, dtype=np.int8)  # -1: not asked yet
+        self._ends = np.full(self.n_tokens, -1, dtype=np.int8)  # -1: not looked up yet
         self._piece_buffer = ctypes.create_string_buffer(512)
 
     @property
@@ -48,7 +48,7 @@ class Vocabulary:
         """The model is about to be freed.
 
         Args:
-            refuse: makes what is raised from now on, if not that the model is closed.
+            refuse: returns the error to raise from now on; None says that the model is closed.
         """
         self._borrowed = None
         self._refuse = refuse or self._refuse
@@ -80,7 +80,7 @@ class Vocabulary:
     def ends(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Whether each token ends an answer, in the shape of `tokens`.
 
-        Each token is looked up once, as asking llama.cpp about a whole vocabulary takes a tenth of a second.
+        Each token is looked up once; asking llama.cpp about a whole vocabulary takes a tenth of a second.
         """
         tokens = tokens.clip(0, self.n_tokens - 1)
         known = self._ends[tokens]
@@ -91,11 +91,11 @@ class Vocabulary:
         return known > 0
 
     def is_control(self, token: int) -> bool:
-        """Whether the token is a control token, which no user's text may spell."""
+        """Whether the token is a control token, which no user's text may produce."""
         return bool(llama_cpp.llama_vocab_is_control(self._handle, token))
 
     def text(self, token: int) -> bytes:
-        """The token as it stands in the file, escapes and all."""
+        """The token as it is in the file, escapes included."""
         if not 0 <= token < self.n_tokens:
             return b""
         return bytes(llama_cpp.llama_vocab_get_text(self._handle, token) or b"")
@@ -111,12 +111,12 @@ class Vocabulary:
         return tuple(sorted(texts - {""}, key=lambda text: (-len(text), text)))
 
     def tokenize(self, text: str, *, control: bool, bos: bool = False, most: int | None = None) -> list[int]:
-        """Token ids of a text of any form and length; long ones are read in pieces (see text_pieces.py).
+        """Token ids of any text; long ones are tokenized in chunks (see text_chunks).
 
         Args:
-            control: whether texts such as "<|im_end|>" become control tokens; true only for text
-                that a chat template wrote.
-            bos: put the begin-of-text token in front, if the model wants one.
+            control: whether texts such as "<|im_end|>" become control tokens; only for text that a chat
+                template wrote.
+            bos: put the begin-of-text token first, if the model wants one.
             most: stop when there are more tokens than this.
 
         Raises:
@@ -125,27 +125,27 @@ class Vocabulary:
         self.refuse_longer(text, most)
         if self.kind != _BYTE_PAIR or len(text) <= _SHALLOW_CHARS:
             return self._within(self._tokenize(text, control, bos), most)
-        pieces = list(cut(text, self._joined))
-        if len(pieces) == 1:
+        chunks = list(split(text, self._joined))
+        if len(chunks) == 1:
             return self._within(self._tokenize(text, control, bos), most)
         tokens = [self.bos] if bos and self.adds_bos else []
-        for piece in pieces:
-            tokens += self._tokenize(piece, control, False)
+        for chunk in chunks:
+            tokens += self._tokenize(chunk, control, False)
             self._within(tokens, most)
         if bos and self._adds_eos:
             tokens.append(self.eos)
         return tokens
 
     def refuse_longer(self, text: str, most: int | None) -> None:
-        """Refuse, by its length alone, a text that must have more than `most` tokens.
+        """Refuse a text whose length alone shows that it has more than `most` tokens.
 
         Raises:
-            ContextLengthError: it must.
+            ContextLengthError: it does.
         """
         if most is None or len(text) <= most * _LIKELY_TOKEN_BYTES or self.kind not in _COVERING:
             return
         longest = most * self._longest_token
-        if len(text) > longest:  # every character has a byte at the least
+        if len(text) > longest:  # every character has at least one byte
             raise ContextLengthError(
                 f"The prompt has {len(text):,} characters, and {most:,} tokens hold {longest:,} at most.",
                 "Shorten it, or ask for a larger --context.",
@@ -157,13 +157,13 @@ class Vocabulary:
         Raises:
             ContextLengthError: the text has more than `most` tokens.
         """
-        # Nearly always the answer is none, and two tokenizations say so without a walk over the vocabulary.
+        # Nearly always there are none, and two tokenizations show it without a walk over the vocabulary.
         if self.tokenize(text, control=True, most=most) == self.tokenize(text, control=False, most=most):
             return []
         return [control for control in self.control_texts if control in text]
 
     def piece(self, token: int, *, control: bool = False) -> bytes:
-        """The bytes a token adds to the text; control tokens add none unless asked for."""
+        """The bytes that a token adds to the text; those of control tokens only if asked for."""
         n = llama_cpp.llama_token_to_piece(
             self._handle, token, self._piece_buffer, len(self._piece_buffer), 0, control
         )
@@ -178,12 +178,12 @@ class Vocabulary:
 
     @cached_property
     def _longest_token(self) -> int:
-        """Bytes of the token that stands for the most of them."""
+        """Bytes of the longest token."""
         return max((len(self.piece(token, control=True)) for token in range(self.n_tokens)), default=1) or 1
 
     @cached_property
     def _joined(self) -> frozenset[str]:
-        """Neighbouring characters in tokens that are found before a text is split into words."""
+        """Neighbouring characters in tokens that are looked for before a text is split into words."""
         pairs: set[str] = set()
         for token in range(self.n_tokens):
             if llama_cpp.llama_vocab_get_attr(self._handle, token) & _FOUND_FIRST:

@@ -1,10 +1,11 @@
-"""What a context will allocate, found by setting it up without memory behind it.
+"""What a context will allocate, found by a dry run: setting it up without allocating memory.
 
-llama.cpp can load a model's metadata alone and plan its contexts as if the weights were there. It tells the
-sizes in its log and nowhere else. Rules of thumb were wrong by a factor of ten in both directions: a context
-of 512 rows for wide feed-forward blocks takes hundreds of megabytes, one of 64 rows for a small model ten.
+llama.cpp can load a model's metadata alone and plan its contexts as if the weights were loaded. It reports
+the sizes in its log and nowhere else. Rules of thumb were wrong by a factor of ten in both directions: a
+context of 512 rows for wide feed-forward blocks takes hundreds of megabytes, one of 64 rows for a small model
+ten.
 
-What was found is kept, as it only depends on the model's header, the build and the context's shape.
+Results are saved: they depend only on the model's header, the build and the context's shape.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from edgespec.models.llama.runtime.model import Model
 
 _MIB = 1 << 20
 _CACHE = re.compile(r": size = +([\d.]+) MiB \(")
-# Of a device's buffers only those in this machine's memory count; they are named CPU or end in _Host.
+# Only buffers in main memory count; their names are CPU or end in _Host.
 _BUFFER = re.compile(r": +(?:CPU\w*|\w+_Host) +(?:output|compute) buffer size = +([\d.]+) MiB")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a context is set up for; see runtime.Context."""
+    """The sizes of a context; see runtime.context."""
 
     n_cells: int
     n_rows: int
@@ -53,7 +54,7 @@ class Allocation:
 
 
 class AllocationStore:
-    """What dry runs have found, one small file for each model, build and set of shapes."""
+    """The results of dry runs, a small file for each model, build and set of shapes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,10 +62,10 @@ class AllocationStore:
     def get(
         self, header: GGUFHeader, shapes: Sequence[Shape], gpu_layers: int = 0
     ) -> list[Allocation] | None:
-        """What contexts of these shapes allocate: remembered, or found now and kept.
+        """What contexts of these shapes allocate: remembered, or found now and saved.
 
         Returns:
-            One for each shape; None if this llama.cpp build does not tell.
+            One for each shape; None if this llama.cpp build does not report it.
 
         Raises:
             ModelFileError, MemoryLimitError: as `dry_run`.
@@ -76,7 +77,7 @@ class AllocationStore:
             pass  # not found yet, or unreadable
         found = dry_run(header.path, shapes, gpu_layers)
         if found is not None:
-            with contextlib.suppress(OSError):  # it is found anew next time
+            with contextlib.suppress(OSError):  # the dry run is repeated next time
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_write(path, durable=False) as file:
                     file.write(json.dumps([asdict(entry) for entry in found]).encode())
@@ -88,12 +89,12 @@ class AllocationStore:
 
 
 def dry_run(path: Path, shapes: Sequence[Shape], gpu_layers: int = 0) -> list[Allocation] | None:
-    """What contexts of these shapes allocate, found by setting them up without weights and caches.
+    """What contexts of these shapes allocate, found without allocating weights or caches.
 
-    A model that keeps a running state has one sequence, whatever the shape says.
+    A model with a recurrent state has one sequence, whatever the shape says.
 
     Returns:
-        One for each shape; None if this llama.cpp build does not tell.
+        One for each shape; None if this llama.cpp build does not report it.
 
     Raises:
         ModelFileError: llama.cpp cannot load the file.

@@ -1,6 +1,6 @@
-"""The child's part of trying a model file out: load it without its weights, and read some texts.
+"""The child's part of vetting a model file: load it without its weights, and tokenize some texts.
 
-Run by `trial.py`, for `vetting.py`.
+Run by `processes.trial` for `vetting`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ start_backend()
 
 
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Do what loading the model at "path" does, and reading a prompt.
+    """Do what loading the model at "path" and reading a prompt do.
 
     Returns:
-        The "error" with which llama.cpp refused it in an orderly way, or nothing.
+        The "error" with which llama.cpp refused the file, or nothing.
     """
     try:
         with Model(Path(request["path"]), memory_map=False, repack=False, allocate=False) as model:

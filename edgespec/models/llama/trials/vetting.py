@@ -1,9 +1,9 @@
-"""Model files that are new to EdgeSpec, loaded by a child process first.
+"""Vetting unfamiliar model files: a child process loads them first.
 
-llama.cpp has hundreds of assertions that end the process over a header that makes no sense; `gguf.py` knows
-some of them. Headers of familiar kinds, whose settings agree with their tensors, are loaded without further
-ado: the fuzz campaign (tests/fuzz) has covered them. Any other is tried in a child process once, and the
-verdict is kept for that header and the build of llama.cpp.
+llama.cpp has hundreds of assertions that abort on an inconsistent header; `gguf.checks` anticipates some of
+them. Headers of familiar kinds whose settings agree with their tensors are loaded at once: the fuzz campaign
+(tests/fuzz) has covered them. Any other is loaded in a child process once, and the verdict is saved for that
+header and llama.cpp build.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgespec.processes.trial import attempt_in_child
 
 _MOST_S = 20.0  # of processor time: the largest vocabularies take two
 
-# What the fuzz campaign has covered, with the settings that models of these kinds have.
+# What the fuzz campaign has covered, and the settings that such models have.
 _ARCHITECTURES = {"llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "olmo2"}
 _VOCABULARIES = {"gpt2", "llama"}
 _SETTINGS = {
@@ -62,7 +62,7 @@ def require_loadable(headers: Sequence[GGUFHeader]) -> None:
 
 
 def is_familiar(header: GGUFHeader) -> bool:
-    """Whether a header that passed the checks is of a kind that llama.cpp is known to load or refuse."""
+    """Whether a header that passed the checks is of a kind that llama.cpp loads or refuses safely."""
     prefix = f"{header.architecture}."
     settings = {key: value for key, value in header.metadata.items() if key.startswith(prefix)}
     return (
@@ -75,7 +75,7 @@ def is_familiar(header: GGUFHeader) -> bool:
 
 
 def _heads_fit(header: GGUFHeader) -> bool:
-    """Whether the heads that the settings speak of are those that the first layer's matrices have."""
+    """Whether the heads in the settings are those of the first layer's matrices."""
 
     def count(name: str, default: int = 0) -> int:
         value = header.metadata.get(f"{header.architecture}.{name}", default)
@@ -99,7 +99,7 @@ def _heads_fit(header: GGUFHeader) -> bool:
 
 
 def _try_out(path: Path) -> str:
-    """What ends a process that loads the file; empty if nothing does."""
+    """What ends a process that loads the file; empty if it survives."""
     verdict = attempt_in_child(
         "edgespec.models.llama.trials.load_trial",
         {"path": str(path.resolve())},
@@ -131,4 +131,4 @@ def _keep(place: Path, failure: str) -> None:
         with atomic_write(place, durable=False) as file:
             file.write(json.dumps({"failure": failure}).encode())
     except OSError:
-        pass  # it is found out again next time
+        pass  # it is tried again next time
