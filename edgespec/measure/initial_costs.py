@@ -1,4 +1,4 @@
-"""What trees cost on this machine, before the first one grows: remembered, or measured in a hurry."""
+"""Initial costs of passes and draft steps, for sizing the first trees: stored, or measured quickly."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from edgespec.measure.profiler import quick_passes, quick_steps
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
 from edgespec.speculation.drafters.base import Drafter
 
-_ROWS = 32  # of a usual tree
-_PATIENCE_S = 8.0  # for passes, before a first answer
+_ROWS = 32  # nodes of a usual tree
+_PATIENCE_S = 8.0  # most time to measure passes before a first answer
 
 
 def initial_costs(
@@ -23,15 +23,14 @@ def initial_costs(
     store: ProfileStore | None = None,
     notes: list[str] | None = None,
 ) -> Costs | None:
-    """The costs of the pair's passes and draft steps; what is not known is measured and kept.
+    """The costs of the pair's passes and draft steps; what is not stored yet is measured and stored.
 
-    None where a pass takes so long that an answer is the better way to find out. Passes that were measured
-    while other programs kept the processor busy are used for want of better ones, and measured again at the
-    next start.
+    None if a pass takes so long that they are better learned while answering. Passes that were measured while
+    other programs kept the processor busy are used until the next start, which measures them again.
 
     Args:
         width: most rows of a draft step.
-        notes: gets a sentence if the figures are of that kind.
+        notes: gets a sentence if the passes were measured on a busy machine.
 
     Raises:
         DecodeAborted: stopped from outside.
@@ -62,7 +61,7 @@ def initial_costs(
 
 
 def better(known: PassProfile | None, measured: PassProfile | None) -> PassProfile:
-    """The profile to go by: the one that was not disturbed; of two that were, the faster, which was less so.
+    """The better of two profiles: the undisturbed one, or else the faster one, which was disturbed less.
 
     Raises:
         ValueError: there is neither.

@@ -1,8 +1,7 @@
-"""Measuring what decides how large trees should be: passes, draft steps, and what trees yield.
+"""Measurements for sizing trees and for plans: passes, draft steps, and what trees yield.
 
-The quick profile takes a few passes, before the first answer of a pair that was never seen. The full one
-takes most of a minute: every size several times, sizes alternating, so that a disturbance hits all of them
-alike.
+The quick profile of a new pair takes a few passes before its first answer. The full profile takes most of a
+minute: every size is measured several times, in turns, so that a disturbance affects all sizes alike.
 """
 
 from __future__ import annotations
@@ -47,35 +46,35 @@ PROMPTS = (
 _TEXT = 32  # tokens before the rows that are timed
 _QUICK_ROWS = (1, 8, 32, 56)
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
-_FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # where there is no time for several passes of each size
+_FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # if there is no time for several passes of each size
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 7
-_DEEPEST = 16  # of trees that are watched
-_TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # of an answer, for trees along it to mean anything
+_DEEPEST = 16  # depth of the trees that are measured
+_TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # most and least tokens of an answer that trees are measured along
 
 
 @dataclass
 class TimingSamples:
-    """Repeated measurements by size, in seconds."""
+    """Repeated timings by size, in seconds."""
 
     seconds: dict[int, list[float]] = field(default_factory=dict)
 
     def add(self, size: int, seconds: float) -> None:
-        """One more."""
+        """Add a measurement."""
         self.seconds.setdefault(size, []).append(seconds)
 
     def curve(self) -> Curve:
-        """Through the medians."""
+        """The curve through the medians."""
         return Curve.through((size, statistics.median(times)) for size, times in self.seconds.items())
 
     @property
     def spread(self) -> tuple[float, ...]:
-        """Half the distance between the quartiles of each size, as a share of its median."""
+        """For each size, half the interquartile range relative to the median."""
         return tuple(_spread(self.seconds[size]) for size in sorted(self.seconds))
 
 
 def quick_passes(target: Target, seconds: float) -> PassProfile | None:
-    """A few passes, one or two of each size; None if those would take longer than so many seconds.
+    """Measure a few passes, one or two of each size; None if that would take longer than `seconds`.
 
     Raises:
         DecodeAborted: stopped from outside.
@@ -87,13 +86,13 @@ def quick_passes(target: Target, seconds: float) -> PassProfile | None:
     expected = whole.seconds[1][0] * 2 * len(rows)
     if expected > seconds:
         return None
-    # Twice, if there is time for it: the spread tells whether something came between.
+    # Twice if there is time, because the spread shows whether something disturbed them.
     _time_passes(target, rows[1:], timed, whole, 2 if 2 * expected <= seconds else 1, math.inf)
     return replace(_profile(target, timed, whole, arriving.rate), quick=True, busy=watch.pressure)
 
 
 def quick_steps(drafter: Drafter, width: int) -> DraftProfile | None:
-    """A draft step of one row, and of as many as there can be; None where steps cost next to nothing."""
+    """Measure a draft step of one row and one of most rows; None where steps take next to no time."""
     from edgespec.drafters.model import ModelDrafter
 
     if not isinstance(drafter, ModelDrafter):
@@ -107,7 +106,7 @@ def quick_steps(drafter: Drafter, width: int) -> DraftProfile | None:
 
 
 def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tuple[PassProfile, bool]:
-    """The pass curve; and whether the machine was too noisy, twice.
+    """Measure the pass curve; also returns whether the machine was too busy, both times.
 
     Raises:
         DecodeAborted: stopped from outside.
@@ -131,7 +130,7 @@ def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tup
 
 
 def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftProfile | None:
-    """The draft curve; None where steps cost next to nothing."""
+    """Measure the curve of draft steps; None where they take next to no time."""
     from edgespec.drafters.model import ModelDrafter
 
     if not isinstance(drafter, ModelDrafter):
@@ -146,7 +145,7 @@ def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftP
 
 @dataclass(frozen=True)
 class Text:
-    """What the target wrote: tokens of the prompt, and of the answer."""
+    """A text that the target wrote: the tokens of the prompt and of the answer."""
 
     prompt: list[int]
     answer: list[int]
@@ -154,11 +153,11 @@ class Text:
 
 @dataclass(frozen=True)
 class WrittenTexts:
-    """Texts by the target.
+    """Texts that the target wrote, and the passes that it took.
 
     Attributes:
-        accept_s: seconds of a round outside draft and pass, median.
-        passes: of all answers but for each one's first, whose draft also reads the prompt.
+        accept_s: seconds of a round outside draft and pass, the median.
+        passes: the passes of all answers, except the first of each, whose draft also reads the prompt.
     """
 
     texts: list[Text]
@@ -169,7 +168,7 @@ class WrittenTexts:
 def write_texts(
     engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress
 ) -> WrittenTexts:
-    """The beginnings of answers to the built-in prompts, one after the other, until the time is over."""
+    """Let the target begin answers to the built-in prompts, one after the other, until the time is up."""
     begun = time.perf_counter()
     config = config.with_(max_tokens=_TEXT_TOKENS)
     texts: list[Text] = []
@@ -198,11 +197,11 @@ def write_texts(
 
 @dataclass
 class TreeStatistics:
-    """What trees along known texts told.
+    """Statistics of trees that were grown along known texts.
 
     Attributes:
-        yields: None if every text was too short.
-        draft_s, steps, rows: of all drafts together: seconds, decodes, rows decoded.
+        yields: what they yield; None if every text was too short.
+        draft_s, steps, rows: totals over all drafts: seconds, decodes, and rows decoded.
     """
 
     yields: Yields | None = None
@@ -219,11 +218,11 @@ def measure_trees(
     seconds: float,
     on_progress: Progress,
 ) -> TreeStatistics:
-    """Lead trees of a size along texts that the target wrote, as its passes would have.
+    """Grow trees of a size along texts that the target wrote, as its passes would have done.
 
-    A target that chooses by itself writes the same text whatever drafts it, so its part is known and only
-    the drafter runs. Every text is walked from its first token, then from its second, and so on, until the
-    time is over. Walks of one text are alike, so their passes count for no more than those of one.
+    The target writes the same text whatever drafts it, so its choices are known and only the drafter runs.
+    Every text is walked through from its first token, then from its second, and so on, until the time is up.
+    Walks through one text are alike, so their passes together have the weight of one walk.
     """
     meter, found = YieldMeter(), TreeStatistics()
     begun = time.perf_counter()
@@ -252,14 +251,14 @@ def _walk(
     meter: YieldMeter,
     found: TreeStatistics,
 ) -> None:
-    """One walk along a text; what is learned on the way is forgotten afterwards, as the text comes again."""
+    """One walk through a text. What is learned on the way is discarded, because the text will come again."""
     n_vocab = engine.target.model.vocabulary.n_tokens
     policy = tree_policy(engine.policy.name)
     method = method_for(config, n_vocab, config.seed or 0, engine.drafter, policy=policy)
     tokens = text.prompt + text.answer
     place = len(text.prompt) + start
     first = True
-    # Where the text ends sooner than a path may, its length would not be known.
+    # If the text ended before a path could, the length of that path would not be known.
     while place + limits.depth + 1 < len(tokens):
         begun = time.perf_counter()
         tree = method.drafting.draft(engine.drafter, tokens[: place + 1], limits).tree
@@ -268,7 +267,7 @@ def _walk(
         while (child := tree.child(path[-1], tokens[place + len(path)])) is not None:
             path.append(child)
         meter.add(tree, path, tokens[place + len(path)], engine.drafter.steps, engine.drafter.rows)
-        if not first:  # which also reads the text up to here
+        if not first:  # the first draft also reads the text up to here
             found.draft_s += taken
             found.steps += engine.drafter.steps
             found.rows += engine.drafter.rows
@@ -285,10 +284,11 @@ def _time_passes(
     seconds: float,
     on_progress: Progress = lambda _what, _fraction: None,
 ) -> None:
-    """Time passes of these sizes in turn; stops when the time is over, after one of one row at the least.
+    """Time passes of these sizes in turn, until the time is up; always times one pass of one row.
 
     Args:
-        timed: gets seconds but for waiting for the disk; `whole` gets all of them.
+        timed: gets the seconds without those spent waiting for the disk.
+        whole: gets all the seconds.
     """
     ends = time.perf_counter() + seconds
     tokens = (
@@ -309,9 +309,9 @@ def _time_passes(
 
 
 def _expected(whole: TimingSamples, size: int) -> float:
-    """Seconds that a pass of this size will take, from those that were timed.
+    """Roughly how many seconds a pass of this size will take, judging by those that were timed.
 
-    A tree takes about as long as the next smaller one, a long piece of a prompt as its rows.
+    A tree takes about as long as the largest size so far; longer pieces of prompts take time by their rows.
     """
     if size in whole.seconds:
         return whole.seconds[size][0]
@@ -321,10 +321,10 @@ def _expected(whole: TimingSamples, size: int) -> float:
 
 
 def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, float]:
-    """Seconds of a pass, and how many of them it waited for the disk.
+    """Seconds of a pass, and how many of them were spent waiting for the disk.
 
     Args:
-        tokens: at least so many rows more than the text they stand behind.
+        tokens: the text before the rows, and then at least this many rows.
     """
     text = tokens[:_TEXT]
     target.prefill(text)
@@ -335,7 +335,7 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
         target.verify(trees)
         taken = time.perf_counter() - begun
         target.commit(trees, [[0]])
-    else:  # only prompts are read in such pieces
+    else:  # only prompts are read in pieces this long
         target.prefill(tokens[: _TEXT + rows])
         taken = time.perf_counter() - begun
     waited = target.context.waited_s - waited
@@ -344,7 +344,7 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
 
 
 def _profile(target: Target, timed: TimingSamples, whole: TimingSamples, read_rate: float) -> PassProfile:
-    """What the passes tell."""
+    """The profile that these passes give."""
     n_bytes = target.model.weights.streamed_bytes
     overlap = USUAL_OVERLAP
     if read_rate:
