@@ -242,7 +242,7 @@ class Session:
             other = f"{was}, and this is {is_}" if was != is_ else f"another {was}"
             raise SessionError(
                 f"The session {file.path.stem} was held with {other}.",
-                "Give that model, or take another name for a new session.",
+                "Give that model, or choose another name for a new session.",
             )
         if saved.known and len(saved.known.tokens) >= self.engine.context:
             raise SessionError(

@@ -71,7 +71,7 @@ class SessionFile:
         except BlockingIOError as error:
             raise SessionError(
                 f"The session {self.path} is open in another program.",
-                "Close it there, or take another name.",
+                "Close it there, or choose another name.",
             ) from error
         except OSError as error:
             raise _cannot("written", self.path, error) from error
@@ -135,7 +135,8 @@ def session_path(name: str) -> Path:
         return path if path.suffix == ".json" else path.with_name(path.name + ".json")
     if not re.fullmatch(r"[\w][\w .-]{0,99}", name):
         raise SessionError(
-            f"'{name}' is no name for a session.", "Use letters, digits, spaces, '.', '-' and '_', or a path."
+            f"'{name}' cannot be the name of a session.",
+            "Use letters, digits, spaces, '.', '-' and '_', or a path.",
         )
     return sessions_folder() / f"{name}.json"
 
@@ -167,7 +168,8 @@ def read_conversation(path: Path) -> Conversation | None:
         record = json.loads(path.read_bytes())
         if record["edgespec_session"] != _FORMAT:
             raise SessionError(
-                f"{path} was saved by another version of EdgeSpec.", "Use that one, or take another name."
+                f"{path} was saved by another version of EdgeSpec.",
+                "Use that version, or choose another name.",
             )
         return _conversation(record)
     except FileNotFoundError:
@@ -176,7 +178,7 @@ def read_conversation(path: Path) -> Conversation | None:
         raise _cannot("read", path, error) from error
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise SessionError(
-            f"{path} is no saved session.", "Take another name, or move that file away."
+            f"{path} is not a saved session.", "Choose another name, or move that file away."
         ) from error
 
 
@@ -197,7 +199,7 @@ def _conversation(record: Mapping[str, Any]) -> Conversation:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 

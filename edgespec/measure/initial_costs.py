@@ -39,7 +39,7 @@ def initial_costs(
     passes, drafts = store.passes(keys.passes), store.drafts(keys.drafts)
     n_bytes = target.model.weights.streamed_bytes
     if passes is None or passes.disturbed or (n_bytes and not passes.read_rate):
-        on_progress("Measuring this machine (once a model)", 0.0)
+        on_progress("Measuring this machine (once per model)", 0.0)
         measured = quick_passes(target, _PATIENCE_S)
         if measured is None and passes is None:
             return None

@@ -183,7 +183,7 @@ def write_texts(
                 if chunk.record is not None:
                     records.append(chunk.record)
                 now = time.perf_counter()
-                on_progress("Letting the target write", min((now - begun) / seconds, 1.0))
+                on_progress("Letting the target write texts", min((now - begun) / seconds, 1.0))
                 if now > begun + seconds and len(tokens) >= _LEAST_TOKENS:
                     break
         finally:
@@ -235,7 +235,7 @@ def measure_trees(
                 break
             _walk(engine, config, text, start, limits, meter, found)
             done = (time.perf_counter() - begun) / seconds
-            on_progress(f"Watching trees of {limits.budget}", min(done, 1.0))
+            on_progress(f"Measuring trees of {limits.budget} nodes", min(done, 1.0))
     if (yields := meter.yields()) is not None:
         once = sum(len(text.answer) for text in texts) / yields.at(limits.budget)
         found.yields = replace(yields, passes=min(yields.passes, max(round(once), 1)))

@@ -88,7 +88,7 @@ class Constraint:
                 if not path:
                     self._on_failure()
                     raise GrammarError(
-                        f"The answer cannot go on in the form that was asked for: {stuck}.",
+                        f"The answer cannot continue in the requested form: {stuck}.",
                         "Make the grammar or schema simpler.",
                     ) from None
                 self._known[key] = np.zeros(len(self._ends), dtype=np.bool_)
@@ -153,12 +153,12 @@ class Constraint:
             raise _Stuck(self._reason())
         if taken < len(tokens):
             if taken < len(self._text):
-                raise _Stuck("it has left that form")
+                raise _Stuck("it has already left that form")
             return np.zeros(len(self._ends), dtype=np.bool_)
         accepting = self._matcher.is_accepting()
         mask = np.where(self._ends, accepting, mask)
         if not mask.any():
-            raise _Stuck("the grammar permits no token of this model here")
+            raise _Stuck("the grammar permits none of this model's tokens here")
         return mask
 
     def _reason(self) -> str:

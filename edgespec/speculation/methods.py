@@ -162,12 +162,12 @@ def method_for(
         return SamplingMethod(rule, drafting, sampler, constraint)
     if constraint is not None:
         raise UsageError(
-            f"The rule '{rule.name}' weighs drafts that a grammar would bend.",
+            f"The rule '{rule.name}' cannot be combined with a grammar, which changes what is drafted.",
             "With --grammar or --json-schema use --verify shared-noise or specexec.",
         )
     if rule.kind.drawn and not isinstance(drafter, DrawingDrafter | NoDrafter):
         raise UsageError(
-            f"The rule '{rule.name}' needs tokens that a model draws, and {drafter.name} draws none.",
+            f"The rule '{rule.name}' needs tokens sampled from a model, and {drafter.name} samples none.",
             "Name a small model with --draft PATH, or use --verify specexec.",
         )
     source = draws or partial(SeededDraws, seed)
