@@ -1,4 +1,4 @@
-"""The engine around a fake target and a fake drafter: what it promises whatever they do."""
+"""The engine around a fake target and a fake drafter: what it guarantees whatever they do."""
 
 from __future__ import annotations
 

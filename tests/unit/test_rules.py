@@ -1,4 +1,4 @@
-"""Rules as people write them, what is in force, and the lossy ones by their definitions."""
+"""Rules as users write them, which one is in force, and the lossy ones against their definitions."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_pick_never_has_a_weight_of_zero_and_follows_the_others() -> None:
 
 
 def accept(verifier: Verifier, tree: TokenTree, laws: Sequence[Sequence[float]]) -> Acceptance:
-    """What a rule without chance accepts; `laws` are the target's by node."""
+    """What a deterministic rule accepts; `laws` are the target's, by node."""
     return verifier.accept(DraftedTree(tree), lambda node: np.array(laws[node]), ScriptedDraws(()))
 
 
