@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,14 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
-from edgespec.measure.profiler import (
-    TreeStatistics,
-    measure_passes,
-    measure_steps,
-    measure_trees,
-    write_texts,
-)
+from edgespec.measure.draft_steps import measure_steps
+from edgespec.measure.passes import measure_passes
+from edgespec.measure.samples import Progress
 from edgespec.measure.throughput import measure_reading, memory_bandwidth
+from edgespec.measure.trees import TreeStatistics, measure_trees, write_texts
 from edgespec.profiles.store import DiskProfile, DraftProfile, PassProfile, ProfileStore, disk_key
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.drafters.base import NoDrafter
-
-Progress = Callable[[str, float], None]
 
 _SMALL_TREE = 12
 _SAMPLED = 1.0

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from edgespec.costs.pass_time import Costs, even_step, streamed_curve
 from edgespec.engine.target import Target
-from edgespec.measure.profiler import quick_passes, quick_steps
+from edgespec.measure.draft_steps import quick_steps
+from edgespec.measure.passes import quick_passes
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
 from edgespec.speculation.drafters.base import Drafter
 

@@ -14,7 +14,7 @@ from typing import Any
 from edgespec.engine.target import Target
 from edgespec.machine.busy import Watch
 from edgespec.machine.cores import default_threads, thread_counts
-from edgespec.measure.profiler import time_pass
+from edgespec.measure.passes import time_pass
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
 
 _ROWS = (1, 8, 32)
