@@ -22,7 +22,7 @@ from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.drafters.lookup import PromptLookup
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, growing
+from edgespec.speculation.growth import Children, Frontier, TreeLimits, tree_search
 from edgespec.speculation.learning.acceptance import Calibrated
 from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.learning.published import ByRank, Even
@@ -241,7 +241,7 @@ class Walk:
             looked_up = self._lookup.propose(text[: self.at], within.depth) if self._lookup else None
             expansions = Expansions()
             keys: dict[int, Key] = {0: (self.at, ())}
-            search = growing(text[self.at - 1], within)
+            search = tree_search(text[self.at - 1], within)
             found = next(search)
             while isinstance(found, Frontier):
                 asked = self._asked(found, keys)

@@ -1,4 +1,4 @@
-"""Seconds by rows: what a pass over so many tokens takes, as measured at a few sizes."""
+"""Time curves: the seconds a pass takes as a function of its rows, from measurements at a few sizes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Curve:
-    """Straight lines between measured points; never falling, and beyond the last point as steep as before it.
+    """Straight lines between measured points. Never falls; beyond the last point the last slope continues.
 
     Attributes:
-        rows: sizes that were measured, rising.
-        seconds: what each took.
+        rows: the measured sizes, in increasing order.
+        seconds: how long each took.
     """
 
     rows: tuple[int, ...]
@@ -22,10 +22,10 @@ class Curve:
 
     @classmethod
     def through(cls, points: Iterable[tuple[int, float]]) -> Curve:
-        """The curve through (rows, seconds) points; where they fall, which is noise, it stays level.
+        """The curve through (rows, seconds) points. Where they fall, which is noise, the curve stays level.
 
         Raises:
-            ValueError: there is no point, or one without rows or seconds.
+            ValueError: there are no points, or one has no rows or no finite time.
         """
         known = dict(sorted(points))
         if not known or min(known) < 1 or not all(0 <= s < float("inf") for s in known.values()):
@@ -33,18 +33,18 @@ class Curve:
         return cls(tuple(known), tuple(accumulate(known.values(), max)))
 
     def at(self, rows: float) -> float:
-        """Seconds for so many rows."""
+        """Seconds at this many rows."""
         if rows <= self.rows[0]:
             return self.seconds[0]
         left = self._left_of(rows)
         return self.seconds[left] + (rows - self.rows[left]) * self._steepness(left)
 
     def slope(self, rows: float) -> float:
-        """Seconds that one more row takes there."""
+        """Seconds that one more row adds at this size."""
         return self._steepness(self._left_of(rows))
 
     def knee(self, tolerance: float = 0.05) -> int:
-        """Most rows that take no longer than one, but for `tolerance` of its seconds."""
+        """The most rows that take no longer than one row, within a relative `tolerance`."""
         limit = self.seconds[0] * (1 + tolerance)
         within = bisect_right(self.seconds, limit) - 1
         if within == len(self.rows) - 1:
@@ -53,7 +53,7 @@ class Curve:
         return self.rows[within] + int((limit - self.seconds[within]) / steep)
 
     def moved(self, rows: float, seconds: float, rate: float) -> Curve:
-        """The curve drawn `rate` of the way to an observed point, its neighbours along with it."""
+        """The curve moved a fraction `rate` of the way towards an observed point, neighbours included."""
         off = rate * (seconds - self.at(rows))
         if rows <= self.rows[0] or len(self.rows) == 1:
             shares = {0: 1.0}
@@ -66,17 +66,17 @@ class Curve:
         return Curve(self.rows, tuple(accumulate(moved, max)))
 
     def scaled(self, factor: float) -> Curve:
-        """The same curve on something that takes `factor` times as long."""
+        """The curve with every time multiplied by `factor`."""
         return Curve(self.rows, tuple(s * factor for s in self.seconds))
 
     def floored(self, seconds: float) -> Curve:
-        """The same curve where nothing takes less than `seconds`."""
+        """The curve with every time at least `seconds`."""
         corner = self._last_within(seconds)
         rows = {*self.rows, corner, corner + 1, 2 * max(corner, self.rows[-1])}
         return Curve.through((row, max(self.at(row), seconds)) for row in rows)
 
     def _last_within(self, seconds: float) -> int:
-        """The last row that takes no longer than `seconds`; the first point where all do, or none."""
+        """The most rows that take no longer than `seconds`; the first measured size if all do, or none."""
         left = bisect_right(self.seconds, seconds) - 1
         steep = self._steepness(left)
         if left < 0 or steep <= 0:
@@ -84,7 +84,7 @@ class Curve:
         return self.rows[left] + min(int((seconds - self.seconds[left]) / steep), 1 << 20)
 
     def _left_of(self, rows: float) -> int:
-        """The point where the line over `rows` begins."""
+        """The index of the point where the line segment over `rows` begins."""
         return max(min(bisect_right(self.rows, rows) - 1, len(self.rows) - 2), 0)
 
     def _steepness(self, left: int) -> float:

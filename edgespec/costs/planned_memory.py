@@ -1,4 +1,4 @@
-"""What a budget of memory would hold of a model."""
+"""How much of a model a memory budget would hold."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """Where a target's weights would live.
+    """Where a target's weights would be kept.
 
     Attributes:
         budget: bytes that may be used in all.
-        needed: bytes for everything, all weights included.
-        resident_bytes: of the target's weights that stay.
-        streamed_bytes: read from disk in every pass; 0 if all stay.
-        slot_bytes: of a slot of the ring, of which there are `n_slots`.
+        needed: bytes it would take to keep everything in memory.
+        resident_bytes: the target's weights that stay in memory.
+        streamed_bytes: weights read from disk in every pass; 0 if all are resident.
+        slot_bytes: the size of one of the ring's `n_slots` slots.
     """
 
     budget: int

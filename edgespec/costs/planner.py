@@ -1,8 +1,7 @@
-"""From what was measured to a plan: how fast a target would run, held and drafted for in each possible way.
+"""The planner: how fast a target would run with each way to hold its weights and to draft for it.
 
-A round takes as long as its draft and its pass. A pass takes about as long as its arithmetic or its reading,
-whichever is longer; what the ring read ahead while the drafter worked need not be waited for. Tokens a pass
-come from what trees of this pair were seen to yield.
+How long a round takes comes from `pass_time`, and how many tokens a pass yields from measurements of this
+pair's trees (`yields`).
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from edgespec.costs.yields import BUDGETS, Yields
 
 Bound = Literal["disk", "compute", "drafter"]
 
-_CLOSE = 1.03  # a larger tree, or any at all, must gain more than this
+_CLOSE = 1.03  # a larger tree, or having a tree at all, must gain more than this
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Passes of a target.
+    """How long the target's passes take.
 
     Attributes:
-        compute: seconds of arithmetic by rows.
-        read_rate: bytes of weights that arrive a second; 0 if that is not known.
+        compute: seconds of arithmetic, by rows.
+        read_rate: bytes of weights that arrive per second; 0 if unknown.
         accept_s: seconds of a round outside draft and pass.
         overlap: how well the longer of reading and arithmetic hides the other; see `pass_time.pass_seconds`.
-        measured: they are this model's, and not derived from another's.
+        measured: whether the figures are this model's own, not derived from another's.
     """
 
     compute: Curve
@@ -43,14 +42,16 @@ class Passes:
 
 @dataclass(frozen=True)
 class Drafting:
-    """What drafts for the target.
+    """What the drafter yields and costs.
 
     Attributes:
-        name: of the drafter; "none" for plain decoding.
-        step: seconds of a draft step by rows; None where it costs next to nothing.
-        overhead: seconds of growing a tree over those of its steps.
-        width: most rows of a step.
-        measured: the figures are this pair's.
+        name: the drafter's; "none" for plain decoding.
+        yields: tokens per pass and draft steps, by size of tree; None without a drafter.
+        step: seconds of a draft step, by rows; None where a step costs next to nothing.
+        overhead: seconds to grow a tree, relative to those of its steps.
+        width: most rows in a step.
+        source: where the yields come from, in words.
+        measured: whether the figures are this pair's own.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Drafting:
     measured: bool = True
 
     def seconds(self, nodes: int) -> float:
-        """Seconds of growing a tree of so many nodes."""
+        """Seconds to grow a tree of this many nodes."""
         if self.yields is None or self.step is None or nodes < 2:
             return 0.0
         steps, rows = self.yields.steps_at(nodes), self.yields.rows_at(nodes)
@@ -71,11 +72,12 @@ class Drafting:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One way to run, and what is expected of it.
+    """One way to run, and the speed expected of it.
 
     Attributes:
-        pass_s, draft_s: seconds of a pass and of a draft; `read_s` and `compute_s` are the pass's two sides.
-        bound: what most of the time goes to.
+        pass_s, draft_s: seconds of a pass and of a draft.
+        read_s, compute_s: seconds of reading and of arithmetic in a pass.
+        bound: what most of the time is spent on.
     """
 
     holding: PlannedMemory
@@ -90,18 +92,18 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> float:
-        """What a person sees."""
+        """Speed of generation."""
         return self.tokens_per_pass / self.round_s
 
     @property
     def bound(self) -> Bound:
-        """What most of the time goes to."""
+        """What most of the time is spent on."""
         if self.draft_s > self.pass_s:
             return "drafter"
         return "disk" if self.read_s > self.compute_s else "compute"
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         return {
             "drafter": self.drafter,
             "tree_budget": self.nodes,
@@ -121,7 +123,7 @@ class Prediction:
 
 
 def predict(holding: PlannedMemory, passes: Passes, drafting: Drafting, nodes: int) -> Prediction:
-    """What trees of so many nodes would give; one node is plain decoding."""
+    """The speed with trees of this many nodes; one node is plain decoding."""
     draft_s = drafting.seconds(nodes)
     compute_s = passes.compute.at(nodes)
     read_s = read_seconds(
@@ -147,14 +149,14 @@ def predict(holding: PlannedMemory, passes: Passes, drafting: Drafting, nodes: i
 
 @dataclass(frozen=True)
 class PromptTime:
-    """How long a prompt takes to be read.
+    """How long it takes to read a prompt.
 
     Attributes:
-        tokens: of the prompt.
-        rows: most of a piece, which is read in one pass.
-        passes: pieces, and so sweeps over the streamed weights.
-        compute_s, read_s: arithmetic and reading of all of them, which go on side by side.
-        seconds: of both together.
+        tokens: tokens in the prompt.
+        rows: most tokens read in one pass.
+        passes: how many passes that takes; each sweeps over the streamed weights once.
+        compute_s, read_s: seconds of arithmetic and of reading, which overlap.
+        seconds: the whole time.
     """
 
     tokens: int
@@ -170,7 +172,7 @@ class PromptTime:
         return "disk" if self.read_s > self.compute_s else "compute"
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         return {
             "tokens": self.tokens,
             "rows": self.rows,
@@ -183,7 +185,7 @@ class PromptTime:
 
 
 def predict_prompt(holding: PlannedMemory, passes: Passes, tokens: int, rows: int) -> PromptTime:
-    """What a prompt of so many tokens would take in pieces of so many rows."""
+    """How long a prompt of this many tokens takes when it is read in pieces of so many rows."""
     whole, rest = divmod(tokens, rows)
     pieces = [rows] * whole + ([rest] if rest else [])
     compute = [passes.compute.at(piece) for piece in pieces]
@@ -201,13 +203,13 @@ def predict_prompt(holding: PlannedMemory, passes: Passes, tokens: int, rows: in
 def alternatives(
     holding: PlannedMemory, passes: Passes, drafting: Drafting, most: int, budgets: Sequence[int] = BUDGETS
 ) -> list[Prediction]:
-    """Every tree size, up to `most` nodes, one node first."""
+    """A prediction for every tree size up to `most` nodes, plain decoding first."""
     limit = 1 if drafting.yields is None else min(most, max(drafting.yields.tokens))
     return [predict(holding, passes, drafting, nodes) for nodes in budgets if nodes <= limit]
 
 
 def best(predictions: Iterable[Prediction]) -> Prediction:
-    """The fastest; of ways that are about as fast, the one that comes first."""
+    """The fastest prediction; of several that are about as fast, the first."""
     chosen: Prediction | None = None
     for prediction in predictions:
         if chosen is None or prediction.tokens_per_second > _CLOSE * chosen.tokens_per_second:
@@ -219,13 +221,13 @@ def best(predictions: Iterable[Prediction]) -> Prediction:
 
 @dataclass(frozen=True)
 class Advice:
-    """A change, and by how much the best plan would be faster with it: 0.6 is 60 %."""
+    """A change, and how much faster the best plan would be with it: 0.6 means 60 %."""
 
     what: str
     gain: float
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         return {"what": self.what, "gain": round(self.gain, 3)}
 
 
@@ -236,10 +238,10 @@ def advise(
     most: int,
     more_memory: Sequence[tuple[str, PlannedMemory]] = (),
 ) -> list[Advice]:
-    """What would help most, the best first; what gains less than a twentieth is left out.
+    """The changes that would help most, best first; a gain of less than 5 % is left out.
 
     Args:
-        more_memory: other holdings, by what they are called.
+        more_memory: plans for larger budgets, each with its description.
     """
 
     def speed(holding: PlannedMemory, passes: Passes, drafting: Drafting) -> float:

@@ -1,4 +1,4 @@
-"""What trees yield: tokens a pass by the size of the tree, and where the target's choices were found."""
+"""Yields: tokens per pass by tree size, and which of the drafter's candidates the target chose."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60, 96, 128)
-RANKS = 8  # candidates of a node that are told apart
-_WIDTH = 8  # nodes that a draft step usually reads at most
-_USUAL_ROWS = 1.7  # nodes that a drafter reads for each of a tree's: seen from 1.6 to 1.8
-_MOST_PASSES = 400  # that the past counts for: texts change
+RANKS = 8  # candidates of a node that are counted separately
+_WIDTH = 8  # usual limit of nodes read in a draft step
+_USUAL_ROWS = 1.7  # nodes that a drafter reads per node of the tree: measured from 1.6 to 1.8
+_MOST_PASSES = 400  # weight of the past is capped here, because texts change
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Yields:
     """Means over passes.
 
     Attributes:
-        passes: for how many they count.
-        tokens: accepted tokens a pass, the bonus token included, by budget.
-        steps: draft steps a pass, by the budgets that trees were grown with.
-        rows: nodes that the drafter reads a pass, by the same: those of the tree, those that better ones
-            pushed out of it, and what the text gained since the last one.
+        passes: how many passes the means stand for.
+        tokens: accepted tokens per pass, the bonus token included, by budget.
+        steps: draft steps per pass, by the budgets that trees were grown with.
+        rows: nodes that the drafter reads per pass, by the same budgets: those in the tree, those displaced
+            by better ones, and the tokens the text gained since the last tree.
         by_rank: share of nodes whose next token was the drafter's first, second, ... candidate.
-        by_depth: share of paths that went on from each depth, of those that reached it.
+        by_depth: of the paths that reached each depth, the share that went further.
     """
 
     passes: int
@@ -37,19 +37,19 @@ class Yields:
     rows: Mapping[int, float] = field(default_factory=dict)
 
     def at(self, budget: int) -> float:
-        """Tokens a pass with trees of so many nodes."""
+        """Tokens per pass with trees of this many nodes."""
         return _between(self.tokens, budget)
 
     def steps_at(self, budget: int) -> float:
-        """Draft steps for trees of so many nodes."""
+        """Draft steps for a tree of this many nodes."""
         return _between({1: 0.0, **self.steps}, budget)
 
     def rows_at(self, budget: int) -> float:
-        """Nodes that the drafter reads for trees of so many nodes."""
+        """Nodes that the drafter reads for a tree of this many nodes."""
         return _between({1: 0.0, **self.rows}, budget) if self.rows else _USUAL_ROWS * (budget - 1)
 
     def with_steps_of(self, other: Yields) -> Yields:
-        """These yields, with the draft steps of a run with smaller trees beside their own."""
+        """These yields, completed with the draft steps of a run with smaller trees."""
         return replace(
             self,
             steps=dict(sorted({**other.steps, **self.steps}.items())),
@@ -57,7 +57,7 @@ class Yields:
         )
 
     def interpolated(self, other: Yields, share: float) -> Yields:
-        """Between these yields and others: all of the others' at a share of 1."""
+        """Yields between these (share 0) and others (share 1)."""
         budgets = sorted({*self.tokens, *other.tokens})
         return replace(
             self,
@@ -66,19 +66,20 @@ class Yields:
         )
 
     def corrected(self, ratios: Mapping[int, float], passes: int, steps: float = 1.0) -> Yields:
-        """These yields after so many more passes.
+        """These yields updated by further passes.
 
         Args:
-            ratios: tokens that those passes accepted over what is said here, by budget.
-            steps: draft steps that they took over what is said here.
+            ratios: accepted drafted tokens of those passes relative to these yields, by budget.
+            passes: how many there were.
+            steps: their draft steps relative to these yields.
         """
 
         def moved(ratio: float) -> float:
             return (self.passes + ratio * passes) / (self.passes + passes)
 
         tokens, most = {}, 1.0
-        for budget, before in self.tokens.items():
-            tokens[budget] = most = max(1 + (before - 1) * moved(ratios[budget]), most)  # larger hold smaller
+        for budget, before in self.tokens.items():  # larger trees never yield less
+            tokens[budget] = most = max(1 + (before - 1) * moved(ratios[budget]), most)
         return replace(
             self,
             passes=min(self.passes + passes, _MOST_PASSES),
@@ -87,7 +88,7 @@ class Yields:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For a file."""
+        """As JSON, for the profile store."""
         return {
             "passes": self.passes,
             "tokens": {str(b): round(t, 4) for b, t in self.tokens.items()},
@@ -99,10 +100,10 @@ class Yields:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Yields:
-        """From a file.
+        """From the JSON that `to_json` gave.
 
         Raises:
-            KeyError, TypeError, ValueError: the record is not one of these.
+            KeyError, TypeError, ValueError: it is not such a record.
         """
         return cls(
             int(record["passes"]),
@@ -115,10 +116,10 @@ class Yields:
 
 
 def expected_yields(agreement: float) -> Yields:
-    """What is to be expected of a pair of which nothing is known but how often the first choice is right.
+    """Yields of a pair of which only the agreement is known: how often the drafter's first choice is right.
 
-    Of the choices that are not the drafter's first, about half are its second, and so on: close to what was
-    seen of real pairs.
+    Where the first choice is wrong, the second is assumed to be right as often as the first, and so on: close
+    to what real pairs show.
     """
     chances = [agreement * (1 - agreement) ** rank for rank in range(RANKS)]
     scores, depths = _best_nodes(chances, BUDGETS[-1])
@@ -128,10 +129,10 @@ def expected_yields(agreement: float) -> Yields:
 
 
 def _between(known: Mapping[int, float], budget: int) -> float:
-    """Between what is known of smaller and of larger budgets.
+    """Interpolate between measured budgets.
 
-    On a line below the smallest that was measured, by doublings from there on: small trees are chains, and
-    of large ones each further node adds less.
+    Linearly below the second of them and over the logarithm of the budget beyond, because small trees are
+    chains and every further node of a large tree adds less.
     """
     budgets, values = list(known), list(known.values())
     if len(budgets) < 2 or budget <= budgets[1]:
@@ -140,7 +141,7 @@ def _between(known: Mapping[int, float], budget: int) -> float:
 
 
 def _best_nodes(chances: Sequence[float], count: int) -> tuple[list[float], list[int]]:
-    """Path chances and depths of the best nodes, where every node's candidates have the same chances."""
+    """Path probabilities and depths of the best nodes, if all nodes have the same candidate probabilities."""
     import heapq
 
     heap = [(-1.0, 0)]

@@ -1,4 +1,4 @@
-"""The model drafter: a small resident model grows the tree, level by level."""
+"""The model drafter: a small model, resident in memory, grows the tree with batched draft steps."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
 
-_TRIAL_TEXT = 32  # tokens
+_TRIAL_TEXT = 32  # tokens before the rows that are timed
 
 
 @dataclass
 class _Branches:
-    """The nodes of the last tree that the drafter has read, and where their keys and values are.
+    """The nodes of the last tree that the drafter has read, and the sequence ids of their keys and values.
 
     Attributes:
-        paths: node -> sequence id whose branch ends at the node, or runs on below it.
+        paths: node -> sequence id of the branch that ends at the node or continues below it.
         extended: nodes whose sequence id a child has taken over.
-        children: (parent, token) -> node, for the nodes read.
-        found: node -> its candidates, for the nodes read: all that is known of them, and their row.
-        used_paths: sequence ids in use.
+        children: (parent, token) -> node, for the nodes that were read.
+        found: node -> its candidates, for the nodes that were read.
+        used_paths: how many sequence ids are in use.
     """
 
     paths: dict[int, int] = field(default_factory=dict)
@@ -50,20 +50,20 @@ class _Branches:
 class ModelDrafter(Drafter):
     """Drafts with a model whose vocabulary is the target's.
 
-    The cache holds the text and, until the next call, the branches of the last tree; the branch that the
-    target accepted is kept, so that nothing accepted is read twice. A node that was read and found no place
-    in the tree is kept too if the target chose its token after all: then a tree grows below it at once.
+    The cache holds the text and, until the next call, the branches of the last tree. The branch that the
+    target accepted is kept, so that nothing accepted is read twice. So is a node that was read but did not
+    make it into the tree, if the target chose its token after all: the next tree then grows below it at once.
 
-    Whatever a call raises and wherever it was interrupted, the next one first drops what it left.
+    Whatever a call raises and wherever it is interrupted, the next call first discards what it left behind.
 
     Args:
-        proposers: what they propose is merged into the tree (SpecInfer's collective tree, Miao et al. 2024,
-            section 3).
+        proposers: sources whose candidates are merged into the tree (SpecInfer's collective tree, Miao et al.
+            2024, section 3).
 
     Attributes:
-        cache: what the drafter has read.
+        cache: the keys and values of what the drafter has read.
         steps, rows: draft steps of the last tree, and nodes read in them.
-        root_was_known: the last tree's root had been read as a part of the search for the tree before.
+        root_was_known: whether the last tree's root had already been read in the search for the tree before.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ModelDrafter(Drafter):
         self._model = model
         self._context = context
         self.cache = open_cache(context, ordered=False)
-        # Padding at the end of one vocabulary is no token of the other.
+        # One vocabulary may be padded at its end; padding is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._proposers = proposers
         self._read: list[int] = []
@@ -91,13 +91,13 @@ class ModelDrafter(Drafter):
         self._limits: TreeLimits | None = None
         self.steps = self.rows = 0
         self.root_was_known = False
-        self._changing = False  # a call has begun, and not come to its end
+        self._changing = False  # a call has begun and not ended
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of at most `limits.budget` nodes below the last token of the text.
 
         Raises:
-            DecodeAborted: stopped from outside; the next call goes on from what was read.
+            DecodeAborted: stopped from outside; the next call continues from what was read.
         """
         self._begin(text)
         tree = TokenTree.root_only(text[-1])
@@ -111,23 +111,23 @@ class ModelDrafter(Drafter):
         return tree
 
     def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
-        """A tree whose tokens are drawn from this model's distribution.
+        """A tree whose tokens are sampled from this model's distribution.
 
         Raises:
-            DecodeAborted: stopped from outside; the next call goes on from what was read.
+            DecodeAborted: stopped from outside; the next call continues from what was read.
         """
         self._begin(text)
         self._catch_up(text, None)
-        self._limits = self._ranking = None  # draws are no candidates: nothing is learned of them or reused
+        self._limits = self._ranking = None  # draws are not candidates: none is learned from or reused
         drafted = grow_drawn(text[-1], self._read_frontier, drawing, width)
         self._changing = False
         return drafted
 
     def step_seconds(self, rows: int) -> float:
-        """What one decode of so many rows takes, behind a short text; what was read is forgotten.
+        """Seconds of one decode of this many rows, after a short text; the cache is emptied.
 
         Args:
-            rows: at most the width that the drafter was opened for.
+            rows: at most the width that the drafter was opened with.
 
         Raises:
             DecodeAborted: stopped from outside.
@@ -135,7 +135,7 @@ class ModelDrafter(Drafter):
         self.forget()
         tokens = np.random.default_rng(rows).integers(0, self._n_vocab, _TRIAL_TEXT + rows).astype(np.int32)
         text, drafted = tokens[:_TRIAL_TEXT], tokens[_TRIAL_TEXT:]
-        self._changing = True  # `_read` knows nothing of these tokens, so the next call drops them
+        self._changing = True  # `_read` does not have these tokens, so the next call discards them
         self.cache.append(Batch.run(text, 0, self.cache.open_paths, "last"))
         self._context.logits()
         start = time.perf_counter()
@@ -150,7 +150,7 @@ class ModelDrafter(Drafter):
         self._read = []
 
     def _recover(self) -> None:
-        """Go on from the text that was certainly read; the last tree is forgotten."""
+        """Return to the text that was certainly read, and forget the last tree."""
         self._changing = True  # in case this is interrupted too
         self.cache.recover()
         self.cache.rewind(len(self._read))
@@ -160,10 +160,10 @@ class ModelDrafter(Drafter):
         self._changing = False
 
     def learn(self, text: Sequence[int]) -> None:
-        """Tell the policy which candidates of the last tree the target took."""
+        """Teach the policy which candidates of the last tree the target chose."""
         if self._limits is not None and list(text[: len(self._text)]) == self._text:
             self._expansions.teach(self._limits.growth.chances, text[len(self._text) :])
-        self._expansions = Expansions()  # each is evidence once
+        self._expansions = Expansions()  # each counts as evidence once
 
     def close(self) -> None:
         """Free the context and the weights."""
@@ -171,7 +171,7 @@ class ModelDrafter(Drafter):
         self._model.close()
 
     def save_to(self, folder: Path) -> None:
-        """Keep the state of what is read in a folder from now on, and take it up from there."""
+        """Save the cache's state to a folder from now on, and restore it from there."""
         header = read_header(self._model.path)
         identity = cache_identity(
             header, self._model, context=self._context.n_cells, rows=self._context.n_rows
@@ -179,7 +179,7 @@ class ModelDrafter(Drafter):
         self._store = StateStore(folder, repr(sorted(identity.items())))
 
     def save(self) -> None:
-        """Write the state of the text as it was last drafted for; the last tree is forgotten."""
+        """Write the state of the text that was drafted for last; the last tree is forgotten."""
         if self._store is not None:
             if self._changing:
                 self._recover()
@@ -195,12 +195,12 @@ class ModelDrafter(Drafter):
         self._store = None
 
     def _recall(self, text: Sequence[int]) -> None:
-        """Take up a long text from its saved state, as far as that goes."""
+        """Restore as much of a long text as the saved state holds."""
         if self._store is not None and len(text) - len(self._read) > BLOCK:
             self._read[:] = text[: self._store.restore(self.cache, text)]
 
     def _begin(self, text: Sequence[int]) -> None:
-        """A new tree: nothing of it is known yet."""
+        """Begin a new tree."""
         if self._changing:
             self._recover()
         self._changing = True
@@ -209,11 +209,11 @@ class ModelDrafter(Drafter):
         self.steps = self.rows = 0
 
     def _catch_up(self, text: Sequence[int], ranking: Ranking | None, count: int = 0) -> None:
-        """Keep the part of the last tree that became text; what is left to read is pending.
+        """Keep the part of the last tree that became text; what remains to be read is pending.
 
         Args:
-            ranking: how candidates are ranked now, and `count` how many are wanted of each node; None
-                has the root read in any case.
+            ranking: how candidates are ranked now; None reads the root in any case.
+            count: how many candidates of each node are wanted.
         """
         last, self._branches = self._branches, _Branches()
         known = len(self._read)
@@ -225,8 +225,8 @@ class ModelDrafter(Drafter):
                 if child is None:
                     break
                 path.append(child)
-        # The last token's logits are where the tree begins. It is read for them, unless its candidates are
-        # known: then it was part of the last tree's search.
+        # The tree begins with the last token's candidates. The token is read for its logits, unless the
+        # search for the last tree has already found them.
         same = ranking is not None and ranking is self._ranking
         root = last.found.get(path[-1]) if same else None
         if root is not None and root.tokens.shape[1] < min(count, self._n_vocab):
@@ -290,7 +290,7 @@ class ModelDrafter(Drafter):
         return rows, self._context.logits()[: len(rows), : self._n_vocab]
 
     def _read_pending(self) -> None:
-        """Read the text up to the root, the root's logits with it."""
+        """Read the text up to the root, and compute the root's logits."""
         step = self._context.n_rows
         for start in range(0, len(self._pending), step):
             piece = self._pending[start : start + step]
@@ -302,7 +302,7 @@ class ModelDrafter(Drafter):
         self._pending = []
 
     def _read_nodes(self, frontier: Frontier) -> list[int]:
-        """Read nodes into their branches; those that found no sequence id are left out."""
+        """Read nodes into their branches; those without a free sequence id are left out."""
         rows, paths = [], []
         for row, (node, token, parent, depth) in enumerate(
             zip(
@@ -333,7 +333,7 @@ class ModelDrafter(Drafter):
         return rows
 
     def _path_for(self, parent: int, depth: int) -> int | None:
-        """A sequence id whose branch ends at `parent`: its own for the first child, then copies."""
+        """A sequence id whose branch ends at `parent`: the parent's own for the first child, then copies."""
         branches = self._branches
         if parent in branches.paths and parent not in branches.extended:
             branches.extended.add(parent)

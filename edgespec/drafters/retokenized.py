@@ -1,10 +1,10 @@
-"""Drafting by text: a drafter whose tokens are not the target's.
+"""Drafting with a model of another vocabulary, through text.
 
-The drafter reads the text as its own tokens and goes on with it; what it wrote is cut into the target's
-tokens and drafted as a chain (the idea of universal assisted generation: Timor et al. 2025, "Accelerating LLM
+The drafter reads the text in its own tokens and continues it. The continuation is tokenized with the target's
+vocabulary and drafted as a chain (universal assisted generation: Timor et al. 2025, "Accelerating LLM
 Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies"). The target verifies
-tokens as ever, so the text stays its own. It is slower than with a shared vocabulary: every draft tokenizes
-the text twice, and there are chains only, no trees.
+tokens as usual, so the text remains its own. This is slower than a shared vocabulary: every draft tokenizes
+twice, and drafts are chains, never trees.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import TokenTree
 
-_TAIL = 12  # tokens before the draft that are tokenized with it, as its cut depends on what stands before
-_WORST = 1e-4  # probability under which a draft is not worth going on
+_TAIL = 12  # tokens before the draft that are tokenized with it, because they affect how it is split
+_WORST = 1e-4  # probability below which a draft is not worth continuing
 
 
 class RetokenizedDrafter(Drafter):
     """Drafts chains with a model of another vocabulary.
 
     Attributes:
-        cache: what the drafter has read, its own draft included until the next call.
+        cache: the keys and values of what the drafter has read, including its own draft until the next call.
     """
 
     def __init__(self, model: Model, context: Context, target: Vocabulary) -> None:
@@ -43,14 +43,14 @@ class RetokenizedDrafter(Drafter):
         self._target = target
         self.cache = open_cache(context, ordered=False)
         self._read: list[int] = []
-        self._changing = False  # a call has begun, and not come to its end
+        self._changing = False  # a call has begun and not ended
         self._known: tuple[list[int], bytes] = [], b""  # the target's text, and its bytes
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A chain of at most `limits.depth` of the target's tokens.
 
         Raises:
-            DecodeAborted: stopped from outside; the next call goes on from what was read.
+            DecodeAborted: stopped from outside; the next call continues from what was read.
         """
         root = TokenTree.root_only(text[-1])
         if not limits.allows_drafting:
@@ -58,7 +58,7 @@ class RetokenizedDrafter(Drafter):
         try:
             so_far = self._follow(text).decode()
         except UnicodeDecodeError:
-            return root  # in the middle of a character, of which the drafter cannot be told half
+            return root  # the text ends inside a character, which the drafter cannot read in part
         depth = min(limits.depth, limits.budget - 1)
         pieces = self._go_on(self._own.tokenize(so_far, control=True, bos=True), depth)
         path = self._cut(text, pieces)[:depth]
@@ -75,7 +75,7 @@ class RetokenizedDrafter(Drafter):
         self._model.close()
 
     def _follow(self, text: Sequence[int]) -> bytes:
-        """The text's bytes: usually a few tokens more than last time."""
+        """The text's bytes, built up from those of the last call."""
         known, spelled = self._known
         if list(text[: len(known)]) != known:
             known, spelled = [], b""
@@ -84,8 +84,8 @@ class RetokenizedDrafter(Drafter):
         return spelled
 
     def _go_on(self, tokens: list[int], most: int) -> list[tuple[bytes, float]]:
-        """The drafter's likeliest continuation: bytes of each token, and the log-probability up to it."""
-        if self._changing:  # whatever the last call raised, wherever it was interrupted
+        """The drafter's greedy continuation: the bytes of each token, and the log-probability up to it."""
+        if self._changing:  # the last call raised or was interrupted
             self.cache.recover()
             self.cache.rewind(len(self._read))
             del self._read[self.cache.length :]
@@ -109,7 +109,7 @@ class RetokenizedDrafter(Drafter):
         return pieces
 
     def _append(self, tokens: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        """Read tokens; returns the logits after the last."""
+        """Read tokens, and return the logits after the last."""
         step = self._context.n_rows
         for start in range(0, len(tokens), step):
             piece = tokens[start : start + step]
@@ -122,7 +122,7 @@ class RetokenizedDrafter(Drafter):
     def _cut(self, text: Sequence[int], pieces: list[tuple[bytes, float]]) -> list[tuple[int, float]]:
         """The draft in the target's tokens, each with the log-probability of the bytes up to its end."""
         drafted = b"".join(data for data, _ in pieces)
-        # A character that is not finished yet would become another one.
+        # An unfinished character at the end would be tokenized as a different one.
         drafted = drafted.decode("utf-8", "ignore").encode()
         if not drafted:
             return []
@@ -131,7 +131,7 @@ class RetokenizedDrafter(Drafter):
         whole = self._target.tokenize((before + drafted).decode("utf-8", "replace"), control=True)
         if whole[: len(tail)] == tail:
             tokens = whole[len(tail) :]
-        else:  # cut otherwise than the target wrote it: then without what stands before
+        else:  # tokenized differently than the target wrote it, so without the tail
             tokens = self._target.tokenize(drafted.decode(), control=True)
         ends = np.cumsum([len(data) for data, _ in pieces])
         path, at = [], 0
@@ -139,5 +139,5 @@ class RetokenizedDrafter(Drafter):
             at += len(self._target.piece(token, control=True))
             piece = int(np.searchsorted(ends, at))
             path.append((token, pieces[min(piece, len(pieces) - 1)][1]))
-        # More text might have made the last one longer.
+        # With more text, the last token might have been longer.
         return path[:-1] if len(path) > 1 else path

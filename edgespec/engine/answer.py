@@ -1,4 +1,4 @@
-"""From accepted tokens to an answer: text that is safe to show, and where the answer ends."""
+"""Building an answer from accepted tokens: which text is safe to show, and where the answer ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class AnswerBuilder:
 
     Attributes:
         generation: the answer so far.
-        ended: an end token or stop string was met; later tokens are not part of the answer.
-        count: tokens that the target gave for the answer: its own, and the end token if it has one.
+        ended: whether an end token or stop string was met; later tokens are not part of the answer.
+        count: tokens that the target chose for the answer, the end token included if there is one.
     """
 
     def __init__(self, generation: Generation, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class AnswerBuilder:
         self._end_token = False
 
     def take(self, tokens: Sequence[int]) -> str:
-        """Add tokens, up to where the answer ends; returns the text that is now certain."""
+        """Add tokens up to the end of the answer; returns the text that can no longer change."""
         before = len(self._text)
         for token in tokens:
             self.count += 1
@@ -43,15 +43,15 @@ class AnswerBuilder:
         return "".join(self._text[before:])
 
     def finish(self, reason: FinishReason) -> str:
-        """Close the answer; returns the text that was held back until now."""
+        """Finish the answer; returns the text that was held back until now."""
         rest = self._stream.flush()
         self.generation.text = "".join(self._text) + rest
-        # A stop string may become certain only now that nothing can follow it.
+        # Only now that nothing can follow is it certain that a held-back stop string is one.
         self.ended = self.ended or self._stream.stopped
         self.generation.finish_reason = "stop" if self.ended else reason
         return rest
 
     @property
     def tokens_to_cache(self) -> int:
-        """Tokens of the answer that plain decoding has read when it ends: all before the last one drawn."""
+        """Tokens of the answer that plain decoding has read by its end: all but the last one chosen."""
         return len(self.generation.tokens) - (0 if self._end_token else 1)

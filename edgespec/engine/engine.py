@@ -1,6 +1,6 @@
-"""The engine: prompts in, answers out, one at a time.
+"""The engine: turns prompts into answers, one at a time.
 
-What happens between the first token and the last is in `loop.py`.
+The decoding loop itself is in `loop.py`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ from edgespec.speculation.verification.base import Acceptance
 class Engine:
     """One target and one drafter, generating one answer at a time.
 
-    `cancel` and `close` are safe from any thread, also while another one generates. Everything else is for
-    one thread at a time. Whatever ends an answer, KeyboardInterrupt and errors of callbacks included, the
-    next one is what an engine would give that had never been interrupted.
+    `cancel` and `close` may be called from any thread, even while another one generates. Everything else is
+    for one thread at a time. Whatever ends an answer, including KeyboardInterrupt and errors in callbacks,
+    the next answer is the one that an engine without that interruption would give.
 
     Attributes:
+        target: verifies the drafted trees.
+        encoder: turns prompts into tokens.
         context: most tokens of a text, prompt and answer together.
-        limits: what no tree may exceed.
+        limits: limits that no tree may exceed.
         policy: how trees grow.
         load_s: seconds that loading took.
-        keys: what the figures of this pair on this machine are kept under, where they are.
-        profile_updates: what this run has measured of them, for the next one.
-        notes: what a person might wonder about, in plain sentences.
-        warnings: what a person must know, such as where something else is done than was asked for.
+        keys: the keys under which measurements of this pair on this machine are stored; None stores none.
+        profile_updates: what this run measures, which corrects them for the next one.
+        notes: explanations of decisions, in plain sentences.
+        warnings: what users must know, for example that something other than requested is done.
         last_generation: the latest answer.
         loop: draft, verify, accept, commit.
     """
@@ -90,7 +92,7 @@ class Engine:
             ends=target.model.vocabulary.ends,
         )
         if target.rule is not None:
-            # Passes are padded to these rows anyway.
+            # Passes are padded to these rows anyway, so filling them costs nothing.
             most = replace(most, rows=target.rule.multiple, free=min(target.rule.minimum, most.budget))
         if most.leaves == 1:
             most = replace(most, width=1, branching=1)
@@ -104,13 +106,13 @@ class Engine:
         self.load_s = self._load_s = load_s
         self._memory = memory or MemoryUse()
         self._abort = abort
-        self._exact = exact  # somebody asked for it
+        self._exact = exact  # whether exact decoding was requested
         self._grammars = Grammars(target.model.vocabulary)
         self._usage = Usage(abort)
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the target can hold a conversation."""
+        """Whether the model has a chat template, and so can hold a conversation."""
         return self.encoder.has_template
 
     @property
@@ -121,7 +123,7 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter:
-        """What guesses how texts go on."""
+        """The drafter, which guesses how texts continue."""
         return self.loop.drafter
 
     @drafter.setter
@@ -130,7 +132,7 @@ class Engine:
 
     @property
     def last_round(self) -> tuple[TokenTree, Acceptance] | None:
-        """The latest tree that held drafts, and what became of it; None before there is one."""
+        """The latest tree with drafted tokens, and what was accepted of it; None before the first."""
         return self.loop.last_round
 
     def _sizer_for(self, method: Method) -> Sizer:
@@ -146,23 +148,23 @@ class Engine:
         raw: bool = False,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Generator[Chunk, None, None]:
-        """Generate, giving text as soon as it is accepted; the last chunk carries the whole answer.
+        """Generate an answer, yielding text as soon as it is accepted; the last chunk has the whole answer.
 
         Args:
-            prompt: a question, put into the model's chat template if it has one; or chat messages; or
-                token ids.
-            raw: go on with the text as it stands, without a template.
-            on_prefill: told (tokens read, tokens to read) while the prompt is read.
+            prompt: a question, which is put into the model's chat template if it has one; or chat messages;
+                or token ids.
+            raw: continue the text as it is, without a template.
+            on_prefill: called with (tokens read, tokens to read) while the prompt is read.
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
             TemplateError: messages were given and the model has no template, or a broken one.
             UsageError: the prompt is empty, the grammar is wrong, the drafter cannot serve the rule of
-                `config.verify`, or that rule lets the drafter take part in a text that was asked to be
-                exact; or the engine is busy with another answer.
-            BackendError: the engine is closed, or was closed by another thread meanwhile.
+                `config.verify`, or under that rule the text would depend on the drafter although exact
+                decoding was requested; or the engine is busy with another answer.
+            BackendError: the engine is closed, or another thread closes it in the meantime.
         """
-        # The generator is what makes the engine busy. It cannot name itself, so it is told who it is.
+        # The engine is busy as long as the generator exists, so the generator needs a reference to itself.
         own: list[weakref.ref[Generator[Chunk, None, None]]] = []
         answer = self._stream(own, prompt, config or GenerationConfig(), raw, on_prefill)
         own.append(weakref.ref(answer))
@@ -193,7 +195,7 @@ class Engine:
                 f"Shorten it, or ask for --context {_round_up(len(tokens) + 512, 1024)}.",
             )
         me = own[0]()
-        assert me is not None, "a generator that runs is there"
+        assert me is not None, "a running generator exists"
         self._usage.begin(me)
         del me
         steps = self._answer(tokens, room, config, on_prefill)
@@ -216,7 +218,7 @@ class Engine:
         raw: bool = False,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Generation:
-        """The whole answer at once; see `stream`."""
+        """Generate the whole answer at once; see `stream`."""
         generation = None
         for chunk in self.stream(prompt, config, raw=raw, on_prefill=on_prefill):
             generation = chunk.generation
@@ -224,11 +226,11 @@ class Engine:
         return generation
 
     def cancel(self) -> None:
-        """End the running answer; safe from other threads and from signal handlers."""
+        """End the running answer; may be called from other threads and from signal handlers."""
         self._abort.set()
 
     def set_tree_budget(self, budget: int | None) -> None:
-        """Size the trees from now on: most nodes a pass, or None to follow the measured cost.
+        """Set the size of trees from now on: the nodes per pass, or None to follow the measured cost.
 
         Raises:
             UsageError: the engine was not loaded for trees of that size.
@@ -243,20 +245,20 @@ class Engine:
         self.loop.sizer = fixed or AdaptiveSizer(most, self._costs)
 
     def close(self) -> None:
-        """Free the models and their caches; safe from any thread, and more than once.
+        """Free the models and their caches; may be called from any thread, and repeatedly.
 
-        An answer that another thread is generating is ended first: there `stream` and `generate` raise
-        BackendError. In a process that was forked after loading, nothing is freed.
+        An answer that another thread is generating is ended first; `stream` and `generate` raise BackendError
+        there. In a process that was forked after loading, nothing is freed.
         """
         self._usage.close(self._free)
 
     @property
     def closed(self) -> bool:
-        """Whether the engine was closed."""
+        """Whether the engine is closed."""
         return self._usage.closed
 
     def held(self) -> AbstractContextManager[None]:
-        """A context in which no other thread can free the models, for those who use them directly.
+        """A context in which no other thread can free the models, for code that uses them directly.
 
         Raises:
             BackendError: the engine is closed, or was loaded before this process was forked.
@@ -264,7 +266,7 @@ class Engine:
         return self._usage.held()
 
     def _free(self) -> None:
-        with ExitStack() as stack:  # the rest is freed too if something fails
+        with ExitStack() as stack:  # if one of these fails, the others still run
             stack.callback(self.target.close)
             stack.callback(self.drafter.close)
             stack.callback(self.encoder.close)
@@ -304,9 +306,9 @@ class Engine:
                 self.target.prefill(text[:-1], on_prefill)
             finally:
                 timings.prefill_s = time.perf_counter() - start
-            self._usage.check()  # what was told of the progress may have closed the engine
+            self._usage.check()  # the progress callback may have closed the engine
             for record in self.loop.passes(text, method, most, self._sizer_for(method)):
-                yield self._taken(record, text[len(prompt) + builder.count :], builder, config)
+                yield self._add_pass(record, text[len(prompt) + builder.count :], builder, config)
                 if builder.ended or self._abort.is_set:
                     break
             else:
@@ -318,8 +320,8 @@ class Engine:
             raise
         finally:
             rest = builder.finish(reason)
-            with self._usage.held_for_cleanup() as there:
-                if there:
+            with self._usage.held_for_cleanup() as is_open:
+                if is_open:
                     self.target.settle(len(prompt) + builder.tokens_to_cache)
             answer.plain_pass_s = self.loop.plain_s
             self.policy.keep()
@@ -329,10 +331,10 @@ class Engine:
             self._usage.check()
         yield Chunk(rest, generation=answer)
 
-    def _taken(
+    def _add_pass(
         self, record: PassRecord, tokens: Sequence[int], builder: AnswerBuilder, config: GenerationConfig
     ) -> Chunk:
-        """What a pass adds to the answer: its figures count nothing behind the answer's end."""
+        """Add a pass to the answer; whatever follows the end of the answer is not counted."""
         answer, timings = builder.generation, builder.generation.timings
         before, known = builder.count, len(answer.tokens)
         said = builder.take(tokens)
@@ -367,7 +369,7 @@ class Engine:
             lossy=config.rule.kind.lossy,
             memory=replace(self._memory),
         )
-        # Loading is paid once, by the first answer.
+        # The time to load counts once, for the first answer.
         answer.timings.load_s, self._load_s = self._load_s, 0.0
         self.last_generation = answer
         return answer

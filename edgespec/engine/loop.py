@@ -1,9 +1,9 @@
 """The loop: draft, verify, accept, commit.
 
-A pass of the target is expensive, and costs about the same for one token as for a tree of them. So a
-drafter guesses how the text goes on, as a tree; the target reads the whole tree in one pass; the path it
-agrees with is accepted; and the target's own choice after that path comes on top. Decoding without a
-drafter is the same loop with a tree of one node.
+A pass of the target is expensive, and takes about as long for a whole tree of tokens as for one. So a drafter
+guesses how the text continues, as a tree; the target reads the tree in one pass; the path that it agrees with
+is accepted, together with the target's own choice after it. Decoding without a drafter is the same loop with
+trees of one node.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Sizer = FixedSizer | AdaptiveSizer
 
 
 class TreeVerifier(Protocol):
-    """What the loop asks of a target; see `engine.target.Target`."""
+    """The part of a target that the loop uses; see `engine.target.Target`."""
 
     def verify(self, trees: Sequence[TextTree]) -> TargetPass: ...
     def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None: ...
 
 
 class Loop:
-    """One target and one drafter at work on a text.
+    """Extends a text with one target and one drafter.
 
     Attributes:
-        drafter: what grows the trees.
-        sizer: how large they are.
-        plain_s: seconds that a pass of a single row takes, as seen lately; 0 if that is not known.
-        last_round: the latest tree that held drafts, and what became of it.
+        drafter: grows the trees.
+        sizer: decides how large they are.
+        plain_s: seconds of a pass over a single row, as measured lately; 0 if unknown.
+        last_round: the latest tree with drafted tokens, and what was accepted of it.
     """
 
     def __init__(self, target: TreeVerifier, drafter: Drafter, sizer: Sizer, plain_s: float = 0.0) -> None:
@@ -55,18 +55,18 @@ class Loop:
     ) -> Iterator[PassRecord]:
         """Append accepted tokens to `text`, and yield a record of each pass.
 
-        The target's cache must hold all of `text` but its last token, which becomes the root of the first
+        The target's cache must hold all of `text` except its last token, which becomes the root of the first
         tree.
 
         Args:
             max_tokens: most tokens to append.
-            sizer: how large trees are, where that is not as usual.
+            sizer: sizes the trees of this text, instead of the loop's own.
         """
         sizer = sizer or self.sizer
         end = len(text) + max_tokens
         while len(text) < end:
             limits = sizer.limits()
-            # The bonus token comes on top of the path, so the path may be one shorter than what is left.
+            # The bonus token follows the path, so the path may be at most one shorter than what is left.
             limits = replace(limits, depth=min(limits.depth, end - len(text) - 1))
             record = self._pass(text, limits, method)
             sizer.record(record)

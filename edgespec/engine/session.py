@@ -1,4 +1,4 @@
-"""A conversation with an engine, saved as it goes if it has a file."""
+"""A conversation with an engine, saved after every turn if it has a file."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Resumed:
-    """How a saved session was taken up.
+    """How a saved session was resumed.
 
     Attributes:
         turns: questions with an answer.
-        tokens: of the conversation.
-        restored: tokens of them whose state was put back; the others are read with the next question.
-        reason: why nothing was put back; empty if something was.
-        pending: a question that got no answer.
+        tokens: tokens of the conversation.
+        restored: how many of them had their state restored; the others are read with the next question.
+        reason: why nothing was restored; empty if something was.
+        pending: a question without an answer.
     """
 
     turns: int
@@ -40,7 +40,7 @@ class Resumed:
 
 
 class Session:
-    """Messages so far, and the tokens they were read as, so that each turn costs only its own text.
+    """The messages so far, and the tokens they were read as, so that each turn reads only its own text.
 
     Attributes:
         messages: {"role", "content"} of each turn, without the system prompt.
@@ -74,7 +74,7 @@ class Session:
 
     @property
     def unsaved(self) -> str:
-        """Why the state of what was read cannot be saved; empty if it can. The conversation is saved."""
+        """Why the state of the cache cannot be saved; empty if it can. The conversation itself is saved."""
         return self._store.failure if self._store is not None else ""
 
     def ask(
@@ -84,9 +84,9 @@ class Session:
         *,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Iterator[Chunk]:
-        """Say something and stream the answer; both become part of the conversation.
+        """Ask a question and stream the answer; both become part of the conversation.
 
-        An answer that is stopped half-way is kept as far as it came.
+        If an answer is stopped half-way, the part so far is kept.
 
         Raises:
             TemplateError: the model has no chat template, or it failed; the message is not kept.
@@ -119,23 +119,23 @@ class Session:
         return True
 
     def clear(self) -> None:
-        """Begin anew, with the same system prompt.
+        """Start a new conversation with the same system prompt.
 
-        A file keeps the conversation so far as it is; the new one is not saved until it is given a file.
+        The session's file keeps the conversation so far; the new one is not saved until it gets a file.
         """
         self.close()
         self.messages.clear()
         self._known = None
 
     def drop_oldest(self, text: str = "", room: int = 256) -> int:
-        """Drop as many of the oldest turns as it takes for a question and an answer to fit.
+        """Drop as many of the oldest turns as needed for a question and its answer to fit.
 
         Args:
             text: the question.
             room: tokens to leave free for the answer.
 
         Returns:
-            How many turns were dropped; 0 if nothing that could be dropped would help.
+            How many turns were dropped; 0 if dropping turns does not help.
         """
         room = min(room, self.engine.context // 2)
         kept = list(self.messages)
@@ -160,17 +160,17 @@ class Session:
         self._save()
 
     def resume(self, file: SessionFile) -> Resumed | None:
-        """Go on with a saved conversation, and save to its file from now on.
+        """Resume a saved conversation, and save to its file from now on.
 
-        Its keys and values are put back if the model, the context and the build are the same. With another
-        build or context size, the next question reads the conversation again.
+        Its keys and values are restored if the model, the context and the build are the same. With another
+        build or context size, the conversation is read again with the next question.
 
         Returns:
-            How it was taken up; None if the file holds nothing yet: then the conversation so far goes there.
+            How it was resumed; None if the file is empty, which then gets the conversation so far.
 
         Raises:
-            SessionError: the file is no session, or another model's.
-            TemplateError: the template fails with this conversation.
+            SessionError: the file is not a session, or one of another model.
+            TemplateError: the template fails on this conversation.
         """
         saved = file.read()
         if saved is None:
@@ -189,7 +189,7 @@ class Session:
         return Resumed(self.turns, len(tokens), restored, reason, saved.pending)
 
     def close(self) -> None:
-        """Stop saving; what was saved stays."""
+        """Stop saving; what was saved remains."""
         if self._store is not None and self._store in self.engine.target.stores:
             self.engine.target.stores.remove(self._store)
             self.engine.drafter.stop_saving()
@@ -234,7 +234,7 @@ class Session:
                     self.engine.drafter.save()
 
     def _misfit(self, saved: Conversation, file: SessionFile) -> str:
-        """Why the saved states are of no use; raises SessionError if the conversation is of none."""
+        """Why the saved states do not fit; raises SessionError if the conversation itself does not."""
         now = self.engine.target.identity
         then = saved.identity
         if not _same_model(then.get("model", ""), now.get("model", "")):
@@ -242,7 +242,7 @@ class Session:
             other = f"{was}, and this is {is_}" if was != is_ else f"another {was}"
             raise SessionError(
                 f"The session {file.path.stem} was held with {other}.",
-                "Give that model, or take another name for a new session.",
+                "Give that model, or choose another name for a new session.",
             )
         if saved.known and len(saved.known.tokens) >= self.engine.context:
             raise SessionError(
@@ -257,5 +257,5 @@ class Session:
 
 
 def _same_model(then: str, now: str) -> bool:
-    """Whether two identities name one model; earlier versions put a sample of its weights behind the name."""
+    """Whether two identities mean one model; earlier versions appended a sample of the weights."""
     return then == now or then.startswith(f"{now} ")

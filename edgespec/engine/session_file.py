@@ -1,4 +1,4 @@
-"""Conversations on disk: what was said as JSON, and beside it the keys and values of what was read.
+"""Saved sessions: the conversation in a JSON file, and next to it the keys and values of what was read.
 
 The JSON file is the conversation; it is replaced as a whole after every turn. The folder of states only saves
 time: what is missing or does not fit is read again.
@@ -28,15 +28,15 @@ _ROLES = ("user", "assistant")
 
 @dataclass
 class Conversation:
-    """What a saved session holds.
+    """The contents of a saved session.
 
     Attributes:
-        identity: what the states beside it depend on; see models.identity.
+        identity: what the saved states depend on; see `models.llama.cache.identity`.
         system: the system prompt.
         messages: {"role", "content"} of each turn, without the system prompt.
-        pending: a question that got no answer yet.
-        known: the conversation as it was read, and its tokens.
-        saved: when, in ISO 8601.
+        pending: a question without an answer.
+        known: the conversation as it was read, with its tokens.
+        saved: the time of saving, in ISO 8601.
     """
 
     identity: dict[str, str]
@@ -48,17 +48,18 @@ class Conversation:
 
 
 class SessionFile:
-    """One saved session, held by one program at a time.
+    """One saved session, open in one program at a time.
 
     Args:
-        name: a path (with a folder, or ending in .json), or a name for the folder of sessions.
+        name: a path (with a folder, or ending in .json), or the name of a session in the sessions folder.
 
     Attributes:
-        path: of the JSON file.
-        states: the folder beside it.
+        path: the JSON file.
+        states: the folder of states next to it.
 
     Raises:
-        SessionError: the name is no name, the folder cannot be made, or another program holds the session.
+        SessionError: the name is invalid, the folder cannot be created, or the session is open in another
+            program.
     """
 
     def __init__(self, name: str) -> None:
@@ -70,24 +71,24 @@ class SessionFile:
         except BlockingIOError as error:
             raise SessionError(
                 f"The session {self.path} is open in another program.",
-                "Close it there, or take another name.",
+                "Close it there, or choose another name.",
             ) from error
         except OSError as error:
             raise _cannot("written", self.path, error) from error
 
     def read(self) -> Conversation | None:
-        """What was saved; None if there is nothing yet.
+        """The saved conversation; None if nothing is saved yet.
 
         Raises:
-            SessionError: the file cannot be read, or is no session.
+            SessionError: the file cannot be read, or is not a session.
         """
         return read_conversation(self.path)
 
     def write(self, conversation: Conversation) -> None:
-        """Replace what was saved, all at once.
+        """Replace the saved conversation atomically.
 
         Raises:
-            SessionError: the file cannot be written; what was saved before is still there.
+            SessionError: the file cannot be written; what was saved before is untouched.
         """
         conversation.saved = datetime.now(timezone.utc).isoformat(timespec="seconds")
         record = {"edgespec_session": _FORMAT, **asdict(conversation)}
@@ -99,7 +100,7 @@ class SessionFile:
             raise _cannot("written", self.path, error) from error
 
     def close(self) -> None:
-        """Let other programs have the session."""
+        """Release the session, so that other programs can open it."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -107,11 +108,11 @@ class SessionFile:
 
 @dataclass(frozen=True)
 class SavedSession:
-    """A line of a list of sessions.
+    """An entry in the list of sessions.
 
     Attributes:
         turns: questions with an answer.
-        bytes: on disk, the states counted.
+        bytes: size on disk, states included.
     """
 
     name: str
@@ -127,25 +128,26 @@ def session_path(name: str) -> Path:
     """The JSON file of a session.
 
     Raises:
-        SessionError: it is no name that a file could have.
+        SessionError: it is not a valid name.
     """
     if name.endswith(".json") or "/" in name or os.sep in name or name.startswith("~"):
         path = Path(name).expanduser()
         return path if path.suffix == ".json" else path.with_name(path.name + ".json")
     if not re.fullmatch(r"[\w][\w .-]{0,99}", name):
         raise SessionError(
-            f"'{name}' is no name for a session.", "Use letters, digits, spaces, '.', '-' and '_', or a path."
+            f"'{name}' cannot be the name of a session.",
+            "Use letters, digits, spaces, '.', '-' and '_', or a path.",
         )
     return sessions_folder() / f"{name}.json"
 
 
 def sessions_folder() -> Path:
-    """Where sessions with a name are."""
+    """The folder of sessions that have a name."""
     return user_data_path("edgespec") / "sessions"
 
 
 def saved_sessions() -> Iterator[SavedSession]:
-    """The sessions with a name, the latest first; what cannot be read is left out."""
+    """The sessions that have a name, latest first; unreadable ones are left out."""
     with contextlib.suppress(OSError):
         paths = sorted(sessions_folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in paths:
@@ -161,12 +163,13 @@ def saved_sessions() -> Iterator[SavedSession]:
 
 
 def read_conversation(path: Path) -> Conversation | None:
-    """A session's file; None if there is none. Raises SessionError if it cannot be read or is none."""
+    """The conversation in a file; None without a file. Raises SessionError if it is unreadable or invalid."""
     try:
         record = json.loads(path.read_bytes())
         if record["edgespec_session"] != _FORMAT:
             raise SessionError(
-                f"{path} was saved by another version of EdgeSpec.", "Use that one, or take another name."
+                f"{path} was saved by another version of EdgeSpec.",
+                "Use that version, or choose another name.",
             )
         return _conversation(record)
     except FileNotFoundError:
@@ -175,7 +178,7 @@ def read_conversation(path: Path) -> Conversation | None:
         raise _cannot("read", path, error) from error
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise SessionError(
-            f"{path} is no saved session.", "Take another name, or move that file away."
+            f"{path} is not a saved session.", "Choose another name, or move that file away."
         ) from error
 
 
@@ -196,7 +199,7 @@ def _conversation(record: Mapping[str, Any]) -> Conversation:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 
@@ -209,7 +212,7 @@ def _cannot(verb: str, path: Path, error: OSError) -> SessionError:
 
 
 def _locked(path: Path) -> int:
-    """A descriptor that holds the session's lock until it is closed, or the program ends.
+    """A file descriptor that holds the session's lock until it is closed or the program ends.
 
     Raises:
         BlockingIOError: another program has it.
@@ -217,7 +220,7 @@ def _locked(path: Path) -> int:
     lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         import fcntl
-    except ImportError:  # Windows: two programs are not told from one
+    except ImportError:  # on Windows nothing keeps a second program out
         return lock
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

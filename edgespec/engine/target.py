@@ -1,4 +1,4 @@
-"""The target: one slow model, asked about a whole token tree at a time."""
+"""The target: verifies a whole token tree per pass, and caches the text that was accepted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgespec.speculation.tree import TokenTree
 
 @dataclass(frozen=True)
 class TextTree:
-    """A text, and a tree of how it may go on; the root is the text's last token."""
+    """A text, and a tree of possible continuations, whose root is the text's last token."""
 
     text: Sequence[int]
     tree: TokenTree
@@ -27,10 +27,10 @@ class TextTree:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a pass says about one tree.
+    """The result of a pass for one tree.
 
     Attributes:
-        logits: (nodes, n_vocab) after each node; a view, valid until the next pass.
+        logits: (nodes, n_vocab) logits after each node; a view, valid until the next pass.
     """
 
     logits: FloatArray
@@ -41,8 +41,8 @@ class TargetPass:
     """One pass of the target.
 
     Attributes:
-        verified: for each tree, in the order in which they were given.
-        waited_s: seconds that the pass waited for weights to arrive.
+        verified: the result for each tree, in the given order.
+        waited_s: seconds that the pass waited for streamed weights.
     """
 
     verified: tuple[Verified, ...]
@@ -52,16 +52,16 @@ class TargetPass:
 class Target:
     """Verifies trees in one pass each, and keeps the accepted path in its cache.
 
-    Every call is all or nothing as far as later calls can tell: whatever one raises and wherever it was
-    interrupted, the next one first drops what it left in the cache. The text may then be shorter than it
-    was, and is read again; it is never another.
+    Every call is atomic as far as later calls can tell: whatever it raises and wherever it is interrupted,
+    the next call first discards what it left in the cache. The cached text may then be shorter than before,
+    and the missing part is read again; it is never a different text.
 
     Attributes:
-        rule: the row rule in force; None lets the row count choose the kernels.
-        max_nodes: most nodes a tree may have.
-        max_leaves: most leaves a tree may have.
-        identity: names everything but the tokens that the bits of the cache depend on.
-        stores: where states of texts are kept on disk.
+        rule: the row rule in force; None lets the number of rows choose the kernels.
+        max_nodes: most nodes of a tree.
+        max_leaves: most leaves of a tree.
+        identity: everything that the contents of the cache depend on, except the tokens.
+        stores: where the states of texts are kept on disk.
         pieces: under a row rule, the longer pieces that prompts may be read in; None allows none.
     """
 
@@ -77,8 +77,8 @@ class Target:
         self.stores: list[StateStore] = []
         self.pieces: PrefillChunks | None = None
         self._tokens: list[int] = []
-        self._changing = False  # a call has begun, and not come to its end
-        self._guessing = False  # a tree was verified, and nothing of it committed
+        self._changing = False  # a call has begun and not ended
+        self._guessing = False  # a tree was verified, but nothing of it is committed yet
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -88,21 +88,21 @@ class Target:
         return self._tokens
 
     def prefill(self, tokens: Sequence[int], on_progress: Callable[[int, int], None] | None = None) -> int:
-        """Bring the cache to hold exactly `tokens`, reusing what it already has of them.
+        """Make the cache hold exactly `tokens`, reusing what it already has of them.
 
         Returns:
             How many tokens had to be decoded.
 
         Raises:
-            DecodeAborted: stopped from outside; what was read until then is kept, but by models with a
-                running state.
+            DecodeAborted: stopped from outside; what was read until then is kept, except by models with a
+                recurrent state.
         """
         self.recall(tokens)
         self._begin()
         missing = tokens[self.cache.length :]
-        # Under a row rule prompts too are read in pieces it allows. Then a token's keys and values do not
-        # depend on what was read beside it or before it, and a cache that is reused gives the same text
-        # as one that starts empty. Longer pieces are taken only where they were seen to give the same bits.
+        # Under a row rule, prompts too are read in pieces that it allows. A token's keys and values then do
+        # not depend on how the text was split into passes, so a reused cache gives the same text as an empty
+        # one. Longer pieces are used only where they have been shown to give the same bits.
         start = 0
         while start < len(missing):
             n_tokens, rows = self._next_piece(len(missing) - start)
@@ -123,13 +123,13 @@ class Target:
 
     @property
     def prompt_rows(self) -> int:
-        """Most rows of a piece of a prompt."""
+        """Most rows of one piece of a prompt."""
         if self.pieces is not None:
             return self.pieces.longest
         return self.rule.maximum if self.rule else self.context.n_rows
 
     def reads_at_once(self, rows: int) -> bool:
-        """Whether so many tokens of a prompt are known to be read in one pass."""
+        """Whether this many tokens of a prompt are certain to be read in one pass."""
         return self._next_piece(rows)[0] == rows and (self.pieces is None or self.pieces.is_proven(rows))
 
     def _next_piece(self, missing: int) -> tuple[int, int]:
@@ -140,12 +140,12 @@ class Target:
         return tokens, self._padded(tokens)
 
     def _read(self, piece: Sequence[int], rows: int) -> None:
-        """Decode the next tokens of a prompt in one pass of so many rows."""
+        """Decode the next tokens of a prompt in one pass of this many rows."""
         self.cache.append(Batch.run(piece, self.cache.length, self.cache.open_paths), rows)
         self._tokens.extend(piece)
 
     def _try_long(self, piece: Sequence[int], rows: int, pieces: PrefillChunks, rule: RowRule) -> None:
-        """Read a piece in short ones and then as a whole, and remember whether that gave the same bits."""
+        """Read a piece in short pieces and then as a whole, and record whether both gave the same bits."""
         start = self.cache.length
         for at in range(0, len(piece), rule.maximum):
             short = piece[at : at + rule.maximum]
@@ -161,10 +161,10 @@ class Target:
             self._tokens.extend(piece)
 
     def recall(self, tokens: Sequence[int]) -> int:
-        """Bring the cache to hold as much of the beginning of `tokens` as can be had without a pass.
+        """Make the cache hold as long a prefix of `tokens` as possible without a pass.
 
         Returns:
-            How many tokens it holds now.
+            How many tokens it now holds.
         """
         self._begin()
         self._rewind(common_prefix(self._tokens, tokens))
@@ -174,11 +174,11 @@ class Target:
         return self.cache.length
 
     def keep(self, store: StateStore, text: Sequence[int]) -> int:
-        """Have a store hold the state of as much of `text` as is in the cache, and no other text's.
+        """Make a store hold the state of as much of `text` as is in the cache, and of no other text.
 
         Returns:
-            How many tokens that is. 0 if it is nothing of the text, or if a running state has gone on to
-            another text behind it; then the store is as it was.
+            How many tokens that is. 0 if the cache holds nothing of the text, or if a recurrent state has
+            already moved past it; the store is then left unchanged.
         """
         self._begin()
         known = common_prefix(self._tokens, text)
@@ -191,13 +191,13 @@ class Target:
         return known
 
     def verify(self, trees: Sequence[TextTree]) -> TargetPass:
-        """One pass over trees, each behind its text. The cache must hold the text but its last token.
+        """One pass over trees, each after its text. The cache must hold the text except its last token.
 
         Args:
-            trees: of different texts; the cache holds one text, so there is exactly one for now.
+            trees: trees of different texts; the cache holds one text, so exactly one for now.
 
         Raises:
-            DecodeAborted: stopped from outside; the text is as it was before.
+            DecodeAborted: stopped from outside; the cached text is unchanged.
         """
         self._begin()
         (text_tree,) = trees
@@ -212,10 +212,10 @@ class Target:
         return TargetPass((Verified(logits),), self.context.waited_s - waited)
 
     def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None:
-        """Keep the accepted nodes of the trees that were verified last, and drop the others.
+        """Keep the accepted nodes of the trees that were verified last, and discard the others.
 
         Args:
-            paths: for each tree the nodes to keep, from its root on.
+            paths: for each tree, the nodes to keep, from its root on.
         """
         self._changing = True
         for text_tree, path in zip(trees, paths, strict=True):
@@ -234,20 +234,20 @@ class Target:
         self._changing = False
 
     def settle(self, length: int) -> None:
-        """End an answer: forget what plain decoding would not have read by now."""
+        """End an answer: forget what plain decoding would not have read by its end."""
         self._begin()
         self.cache.settle(length)
         del self._tokens[self.cache.length :]
         self._changing = False
 
     def _begin(self) -> None:
-        """A call that changes the cache begins; what an interrupted one left is dropped."""
+        """Begin a call that changes the cache, and discard what an interrupted one left behind."""
         if self._changing or self._guessing:
             self._recover()
         self._changing = True
 
     def _recover(self) -> None:
-        """Bring cache and tokens to what both are known to hold."""
+        """Reset cache and tokens to what both are known to hold."""
         self._changing = True  # in case this is interrupted too
         self.cache.recover()
         self._rewind(len(self._tokens))
@@ -267,7 +267,7 @@ class Target:
 
 
 def tree_batch(tree: TokenTree, start: int) -> Batch:
-    """The rows that decode a tree whose root stands at position `start`; every node wants logits."""
+    """The rows that decode a tree with its root at position `start`, with logits for every node."""
     numbers, offsets = tree.sequences
     return Batch(
         tokens=tree.tokens,

@@ -1,7 +1,7 @@
-"""Who may use an engine: one answer at a time, and nobody once it is closed.
+"""Access to an engine: one answer at a time, and none once it is closed.
 
-Closing frees memory that llama.cpp computes in, so it must wait until no thread is inside. It ends what runs
-by the abort flag first, so the wait is short. A thread that was answering finds out at its next step.
+Closing frees memory that llama.cpp computes in, so it must wait until no thread is inside. It sets the abort
+flag first, so the wait is short. A thread that was generating an answer notices at its next step.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Answer = Generator[Any, None, None]
 
 
 class Usage:
-    """The right to use one engine's models.
+    """Controls the use of one engine's models.
 
     Args:
-        abort: ends what runs.
+        abort: ends a running computation.
     """
 
     def __init__(self, abort: AbortFlag) -> None:
         self._abort = abort
-        # The thread that holds it may take it again: a callback of an answer may close the engine.
+        # Reentrant, because a callback of an answer may close the engine.
         self._inside = threading.RLock()
         self._taking = threading.Lock()
         self._answer: weakref.ref[Answer] | None = None
@@ -42,7 +42,7 @@ class Usage:
         return self._closing or self._forked
 
     def check(self) -> None:
-        """Whether the engine can be used.
+        """Raise unless the engine can be used.
 
         Raises:
             BackendError: it is closed, or was loaded before this process was forked.
@@ -53,10 +53,10 @@ class Usage:
             raise BackendError("The engine is closed.", "Load it again.")
 
     def begin(self, answer: Answer) -> None:
-        """An answer begins. However its generator ends, the engine is free then.
+        """Begin an answer. The engine is free again once its generator has ended, however that happens.
 
         Raises:
-            UsageError: another one has begun and not ended.
+            UsageError: another answer has begun and not ended.
             BackendError: as `check`.
         """
         with self._taking:
@@ -69,14 +69,14 @@ class Usage:
             self._answer = weakref.ref(answer)
 
     def clear_abort(self) -> None:
-        """Let passes run, unless the engine is being closed."""
+        """Allow passes to run again, unless the engine is being closed."""
         self._abort.clear()
         if self._closing:
             self._abort.set()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While this lasts, no other thread can free the models.
+        """A context in which no other thread can free the models.
 
         Raises:
             BackendError: as `check`.
@@ -87,14 +87,14 @@ class Usage:
 
     @contextmanager
     def held_for_cleanup(self) -> Iterator[bool]:
-        """The same for what has to be tidied up; tells whether there is something to tidy up still."""
+        """The same for cleaning up: never raises, and yields whether the models still exist."""
         with self._inside:
             yield not (self._closed or self._forked)
 
     def close(self, free: Callable[[], None]) -> None:
-        """End what runs, wait for it, and free the models; a second time, nothing happens.
+        """End a running computation, wait for it, and free the models; a second call does nothing.
 
-        In a process that was forked nothing is freed: it belongs to the process that loaded it.
+        In a forked process nothing is freed: the models belong to the process that loaded them.
         """
         self._closing = True
         self._abort.set()
@@ -104,6 +104,6 @@ class Usage:
                 self._closed = True
 
     def forked(self) -> None:
-        """This process is a fork of the one that loaded the models; locks may be held by threads it lacks."""
+        """Called in a forked process, where the threads that held locks no longer exist to release them."""
         self._forked = True
         self._inside, self._taking = threading.RLock(), threading.Lock()

@@ -1,4 +1,4 @@
-"""How an answer is generated: sampling settings, limits and the form it must have."""
+"""Generation settings: sampling, limits, verification rule, and the form an answer must have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Grammar:
     """A form that answers must have.
 
     Attributes:
-        kind: of the text: "json_schema", "grammar" (GBNF as llama.cpp has it, or Lark) or "regex".
+        kind: what `text` is: "json_schema", "grammar" (llama.cpp's GBNF, or Lark) or "regex".
     """
 
     kind: Literal["json_schema", "grammar", "regex"]
@@ -25,10 +25,10 @@ class Grammar:
 
     @classmethod
     def of_schema(cls, schema: object) -> Grammar:
-        """The form of a JSON schema that has been parsed already.
+        """The form of a JSON schema that is already parsed.
 
         Raises:
-            GrammarError: it is nested too deeply to be written as JSON again, or is none.
+            GrammarError: it is nested too deeply to be written as JSON, or is not JSON.
         """
         try:
             return cls("json_schema", json.dumps(schema))
@@ -48,16 +48,17 @@ class GenerationConfig:
 
     Attributes:
         max_tokens: most tokens to generate; None means until the context is full.
-        temperature: 0 takes the most likely token (greedy); above 0 samples.
+        temperature: 0 takes the most likely token (greedy decoding); above 0 samples.
         top_k: sample among the k most likely tokens; 0 means all.
-        top_p: smallest set of tokens whose probability reaches top_p; 1 means all.
+        top_p: sample from the smallest set of tokens whose probability reaches top_p; 1 means all.
         min_p: drop tokens less likely than min_p x the most likely one; 0 means none.
-        repeat_penalty: divides the positive logits of tokens seen before (Keskar et al. 2019); 1 is off.
-        frequency_penalty: subtracted from a token's logit for every time it was seen; 0 is off.
-        presence_penalty: subtracted once from the logit of every token seen before; 0 is off.
-        penalty_window: how many of the last tokens the penalties look at; 0 means all.
+        repeat_penalty: divides the positive logits of tokens already in the text, and multiplies the negative
+            ones (Keskar et al. 2019); 1 is off.
+        frequency_penalty: subtracted from a token's logit for each of its occurrences; 0 is off.
+        presence_penalty: subtracted once from the logit of every token already in the text; 0 is off.
+        penalty_window: how many of the last tokens the penalties consider; 0 means all.
         seed: fixes the sampled text, whatever the drafter or the tree; None picks one and reports it.
-        stop: the answer ends before the first of these strings.
+        stop: the answer ends before the first occurrence of one of these strings.
         grammar: the form that the answer must have.
         verify: the rule by which drafted tokens are accepted, NAME or NAME:PARAMETER=VALUE,...; "auto" is
             greedy at temperature 0 and shared noise above.
@@ -144,7 +145,7 @@ class GenerationConfig:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken every time."""
+        """Whether the most likely token is always taken."""
         return self.temperature == 0
 
     def with_(self, **changes: Any) -> GenerationConfig:
@@ -167,12 +168,12 @@ class GenerationConfig:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """The text, or the beginning of a long one: values in messages may have thousands of digits."""
+    """The text, or the beginning of a long one, because a value in a message may have thousands of digits."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _within(value: float, low: float, high: float) -> bool:
-    return low <= value <= high  # so not for NaN; math.isfinite fails for whole numbers beyond any float
+    return low <= value <= high  # False for NaN; math.isfinite would fail for huge integers
 
 
 def _check(holds: bool, name: str, value: object, wanted: str) -> None:

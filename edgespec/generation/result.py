@@ -1,4 +1,4 @@
-"""What generating an answer gives: its text, and a record of every pass."""
+"""The result of generating an answer: its text, and a record of every pass."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class PassRecord:
     """One round of the loop: a tree was drafted, verified in one target pass, and a path of it accepted.
 
-    A pass yields tokens of the answer. The end token is one of them, though it is no part of the text: it is
-    a choice of the target's like any other, and plain decoding takes a pass for it. What stands behind the
-    end token, or behind the token that completes a stop string, is not counted anywhere.
+    A pass yields tokens of the answer. The end token counts as one of them although it is not part of the
+    text, because the target chooses it like any other, and plain decoding takes a pass for it. Whatever
+    follows the end token, or the token that completes a stop string, is not counted anywhere.
 
     Attributes:
         nodes: tree nodes the target read, the root included.
-        accepted: drafted tokens accepted; the pass yields one more, the bonus token, or the end token.
+        accepted: drafted tokens accepted; the pass yields one more, the bonus token or the end token.
         draft_s: seconds the drafter took to grow the tree.
         verify_s: seconds of the target pass.
         accept_s: seconds spent choosing tokens and updating the caches.
         wait_s: seconds of the pass spent waiting for weights to arrive from disk.
-        promised: drafted tokens the drafter expected to be accepted, the sum of its nodes' path
-            probabilities; 0 when it did not say.
-        draft_steps: decodes the drafter took.
-        draft_rows: nodes it read in them.
+        promised: drafted tokens that were expected to be accepted, the sum of the nodes' path
+            probabilities; 0 if unknown.
+        draft_steps: decodes that the drafter took.
+        draft_rows: nodes that it read in them.
     """
 
     nodes: int
@@ -41,17 +41,17 @@ class PassRecord:
 
     @property
     def seconds(self) -> float:
-        """The whole round."""
+        """Seconds of the whole round."""
         return self.draft_s + self.verify_s + self.accept_s
 
     def cut(self, tokens: int) -> PassRecord:
-        """The record of a pass of which only the first `tokens` tokens are part of the answer, at least 1."""
+        """The record if only the first `tokens` tokens of the pass (at least 1) belong to the answer."""
         return self if tokens > self.accepted else replace(self, accepted=max(tokens - 1, 0))
 
 
 @dataclass
 class Timings:
-    """Seconds. `decode_s` covers every pass after the prompt; the others are parts of it."""
+    """Seconds. `decode_s` covers every round after the prompt; draft, verify and io_wait are parts of it."""
 
     load_s: float = 0.0
     prefill_s: float = 0.0
@@ -63,7 +63,7 @@ class Timings:
 
 @dataclass
 class MemoryUse:
-    """Bytes."""
+    """Memory in bytes."""
 
     budget_bytes: int = 0
     peak_rss_bytes: int = 0
@@ -76,19 +76,19 @@ class Generation:
     """A finished answer.
 
     Attributes:
-        text: the answer, cut before the end token or stop string that ended it.
-        tokens: its token ids, without the end token. Where a stop string ended the answer, the tokens
-            that spell it are included.
+        text: the answer, cut off before the end token or stop string that ended it.
+        tokens: its token ids, without the end token. If a stop string ended the answer, the tokens that spell
+            it are included.
         finish_reason: "stop" (end token or stop string), "length" (max_tokens, or the context is full),
             "cancelled", or "error".
         context_full: the answer ended because the context had no room left.
-        exact: the kernels were held to one row rule, and the text is the same bit for bit with any drafter
-            and tree.
-        verify: the rule that was in force.
-        lossy: that rule may accept what the target would not have chosen.
+        exact: passes followed one row rule, so the logits, and with them the text, are bit for bit the same
+            with any drafter and tree.
+        verify: the verification rule in force.
+        lossy: whether that rule may accept what the target would not have chosen.
         seed: the seed in force; 0 when greedy.
-        passes: one record for every target pass.
-        plain_pass_s: seconds that a pass without drafts takes, as last measured; 0 if none was.
+        passes: a record of every target pass.
+        plain_pass_s: seconds of a pass without drafts, as last measured; 0 if none was.
     """
 
     text: str = ""
@@ -107,40 +107,40 @@ class Generation:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first, per second of decoding; 0 before there are two."""
+        """Tokens after the first, per second of decoding; 0 for fewer than two tokens."""
         if len(self.tokens) < 2 or self.timings.decode_s <= 0:
             return 0.0
         return (len(self.tokens) - 1) / self.timings.decode_s
 
     @property
     def tokens_per_pass(self) -> float:
-        """Mean tokens of the answer that a target pass yielded, an end token included; see PassRecord.
+        """Mean tokens of the answer per target pass, an end token included; see PassRecord.
 
-        Plain decoding has 1.
+        Plain decoding yields 1.
         """
         return _mean([p.accepted + 1 for p in self.passes])
 
     @property
     def nodes_per_pass(self) -> float:
-        """Mean tree nodes in a target pass, the root included."""
+        """Mean tree nodes per target pass, the root included."""
         return _mean([p.nodes for p in self.passes])
 
     @property
     def acceptance_rate(self) -> float:
-        """Drafted tokens that became part of the answer over all drafted tokens."""
+        """The share of drafted tokens that became part of the answer."""
         drafted = sum(p.nodes - 1 for p in self.passes)
         return sum(p.accepted for p in self.passes) / drafted if drafted else 0.0
 
     @property
     def gain(self) -> float:
-        """How many times as fast as plain decoding, by the measured cost of a plain pass; 0 if unknown."""
+        """Speed-up over plain decoding, by the measured time of a plain pass; 0 if unknown."""
         if self.plain_pass_s <= 0 or self.timings.decode_s <= 0 or all(p.nodes == 1 for p in self.passes):
             return 0.0
         return sum(p.accepted + 1 for p in self.passes) * self.plain_pass_s / self.timings.decode_s
 
     @property
     def bound_by(self) -> Literal["disk", "compute", "drafter"]:
-        """What most of the time went to: waiting for weights, the target's passes, or drafting."""
+        """What most of the time was spent on: waiting for weights, the target's passes, or drafting."""
         t = self.timings
         shares: dict[Literal["disk", "compute", "drafter"], float] = {
             "disk": t.io_wait_s,
@@ -150,7 +150,7 @@ class Generation:
         return max(shares, key=lambda name: shares[name])
 
     def to_json(self, prompt: object, identifier: str | int | None = None) -> dict[str, Any]:
-        """The record that `generate --json` prints: names are fixed, new ones may be added."""
+        """The record that `generate --json` prints. Its names are fixed; new ones may be added."""
         t, m = self.timings, self.memory
         return {
             "id": identifier,
@@ -193,7 +193,7 @@ class Chunk:
     """A piece of an answer as it is accepted.
 
     Attributes:
-        text: text that is now certain; never half a character, never part of a stop string.
+        text: text that can no longer change; never half a character or part of a stop string.
         tokens: the tokens of the answer that this pass yielded, without the end token.
         record: the pass that yielded them.
         generation: the finished answer, on the last chunk only.

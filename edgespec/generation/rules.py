@@ -1,7 +1,7 @@
-"""The rules that decide which drafted tokens are accepted: their names, parameters and promises.
+"""Verification rules by name: their parameters, and what each guarantees.
 
-Only names and numbers are here, so that the command line can read a wish without importing what fulfils it;
-`methods.py` turns a rule into how trees are drafted and accepted.
+Only names and numbers, so that the command line can parse a rule without importing its implementation;
+`speculation.methods` turns a rule into how trees are drafted and verified.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Parameter:
     """A number that tunes a rule.
 
     Attributes:
-        default: its value unless somebody sets it.
-        low, high: what it may be.
-        whole: whether it counts something.
+        default: its value unless it is set.
+        low, high: its range.
+        whole: whether it must be a whole number.
     """
 
     default: float
@@ -32,13 +32,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class RuleKind:
-    """What a rule promises.
+    """What a rule guarantees and needs.
 
     Attributes:
-        lossy: the text need not be the target's own.
-        invariant: the text depends on target, settings and seed alone, whatever is drafted.
-        drawn: drafted tokens must be drawn from the drafter's distribution; guesses picked in another
-            way would bend the law.
+        lossy: whether the text may differ from what the target alone would give.
+        invariant: whether the text depends only on target, settings and seed, whatever is drafted.
+        drawn: whether drafted tokens must be sampled from the drafter's distribution; otherwise the text
+            would not follow the target's distribution.
         parameters: by name.
     """
 
@@ -90,7 +90,7 @@ class Rule:
 
     @property
     def kind(self) -> RuleKind:
-        """What it promises."""
+        """What it guarantees and needs."""
         return KINDS[self.name]
 
     def __getitem__(self, parameter: str) -> float:
@@ -104,8 +104,8 @@ class Rule:
     def in_force(self, *, greedy: bool) -> Rule:
         """The rule that decides at a temperature of 0 (`greedy`) or above.
 
-        At 0 the target's distribution is one token, and every rule that compares distributions comes
-        down to taking that token. The two rules whose papers define them for that case stay.
+        At 0 the target's distribution is a single token, and every rule that compares distributions reduces
+        to taking that token. The two rules whose papers define them for that case stay in force.
         """
         if greedy and self.name not in ("topk-gap", "rollback"):
             return Rule("greedy")

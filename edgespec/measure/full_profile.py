@@ -1,4 +1,4 @@
-"""The full profile of a model, or of a pair, on this machine: everything is measured and kept."""
+"""The full profile of a model, or of a pair of models, on this machine: measure everything, and store it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
-from edgespec.measure.profiler import (
-    TreeStatistics,
-    measure_passes,
-    measure_steps,
-    measure_trees,
-    write_texts,
-)
+from edgespec.measure.draft_steps import measure_steps
+from edgespec.measure.passes import measure_passes
 from edgespec.measure.throughput import measure_reading, memory_bandwidth
+from edgespec.measure.trees import TreeStatistics, measure_trees, write_texts
 from edgespec.profiles.store import DiskProfile, DraftProfile, PassProfile, ProfileStore, disk_key
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.progress import Progress
@@ -29,21 +25,22 @@ from edgespec.speculation.drafters.base import NoDrafter
 _SMALL_TREE = 12
 _SAMPLED = 1.0
 _ENOUGH_DRAFTS = 10
-# How the time is shared out.
+# Shares of the time.
 _DISK, _PASSES = 0.08, 0.25
-_WRITING, _LARGE, _SMALL = 0.5, 0.33, 0.17  # of what is left
+_WRITING, _LARGE, _SMALL = 0.5, 0.33, 0.17  # of the remaining time
 
 
 @dataclass(frozen=True)
 class FullProfile:
-    """What was measured.
+    """Everything that was measured.
 
     Attributes:
-        disk: None where the file could not be read past llama.cpp.
-        bandwidth: of memory, bytes a second.
-        drafts, greedy, sampled: None without a drafter, or with one whose steps cost nothing.
-        noisy: the machine was busy with other things; figures may be too slow.
-        seconds: it took.
+        disk: None if the model file could not be read directly.
+        bandwidth: memory bandwidth in bytes per second.
+        drafts: None without a drafter, or with one whose steps take next to no time.
+        greedy, sampled: what trees yield; None without a drafter.
+        noisy: whether the machine was busy with other programs, so that times may be too long.
+        seconds: how long the measurement took.
     """
 
     model: str
@@ -61,7 +58,7 @@ class FullProfile:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         parts = {
             name: part.to_json() if part is not None else None
             for name, part in (
@@ -88,14 +85,14 @@ class FullProfile:
 def measure_full_profile(
     engine: Engine, seconds: float, on_progress: Progress, store: ProfileStore | None = None
 ) -> FullProfile:
-    """Measure a loaded pair for about so many seconds, and keep what was found.
+    """Measure a loaded pair for about this many seconds, and store the results.
 
     Raises:
-        DecodeAborted: stopped from outside; nothing of an unfinished part is kept.
+        DecodeAborted: stopped from outside; nothing of an unfinished part is stored.
     """
     store = store or ProfileStore()
     keys = engine.keys
-    assert keys is not None  # every engine that was loaded has them
+    assert keys is not None  # every loaded engine has them
     begun = time.perf_counter()
     drafts = not isinstance(engine.drafter, NoDrafter)
     file = _streamed_file(engine)
@@ -132,10 +129,10 @@ def measure_full_profile(
         if steps is not None:
             steps = replace(steps, overhead=_overhead(steps, rounds, trees))
             store.put(keys.drafts, steps)
-        # Of the whole time, which is longer than that of the passes: disks do not give the same all the time.
+        # The rate over the whole measurement, because the speed of a disk varies over time.
         passes = replace(passes, accept_s=accept_s, read_rate=arriving.rate)
         store.put(keys.passes, passes)
-    engine.profile_updates.forget()  # these passes are in what was just kept
+    engine.profile_updates.forget()  # the new profile already contains these passes
     return FullProfile(
         model=engine.target.model.path.name,
         drafter=engine.drafter.name,
@@ -154,7 +151,7 @@ def measure_full_profile(
 
 
 def _streamed_file(engine: Engine) -> Path:
-    """The file that weights come from."""
+    """The file that weights are streamed from."""
     model = engine.target.model
     return next(iter(model.weights.paths), model.path)
 
@@ -166,9 +163,9 @@ def _with_steps(large: TreeStatistics, small: TreeStatistics) -> Yields | None:
 
 
 def _overhead(steps: DraftProfile, rounds: list[PassRecord], trees: list[TreeStatistics]) -> float:
-    """Seconds of growing trees over those of the decodes in it.
+    """Seconds to grow trees, relative to those of their decodes.
 
-    In real rounds, if there were enough: what is read ahead meanwhile takes its part of the processor.
+    From real rounds if there are enough, because reading ahead takes its share of the processor there.
     """
     drafts = [(r.draft_s, r.draft_steps, r.draft_rows) for r in rounds if r.draft_steps]
     if len(drafts) < _ENOUGH_DRAFTS:

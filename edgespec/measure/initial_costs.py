@@ -1,16 +1,17 @@
-"""What trees cost on this machine, before the first one grows: remembered, or measured in a hurry."""
+"""Initial costs of passes and draft steps, for sizing the first trees: stored, or measured quickly."""
 
 from __future__ import annotations
 
 from edgespec.costs.pass_time import Costs, even_step, streamed_curve
 from edgespec.engine.target import Target
-from edgespec.measure.profiler import quick_passes, quick_steps
+from edgespec.measure.draft_steps import quick_steps
+from edgespec.measure.passes import quick_passes
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
 from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import Drafter
 
-_ROWS = 32  # of a usual tree
-_PATIENCE_S = 8.0  # for passes, before a first answer
+_ROWS = 32  # nodes of a usual tree
+_PATIENCE_S = 8.0  # most time to measure passes before a first answer
 
 
 def initial_costs(
@@ -22,15 +23,14 @@ def initial_costs(
     store: ProfileStore | None = None,
     notes: list[str] | None = None,
 ) -> Costs | None:
-    """The costs of the pair's passes and draft steps; what is not known is measured and kept.
+    """The costs of the pair's passes and draft steps; what is not stored yet is measured and stored.
 
-    None where a pass takes so long that an answer is the better way to find out. Passes that were measured
-    while other programs kept the processor busy are used for want of better ones, and measured again at the
-    next start.
+    None if a pass takes so long that they are better learned while answering. Passes that were measured while
+    other programs kept the processor busy are used until the next start, which measures them again.
 
     Args:
         width: most rows of a draft step.
-        notes: gets a sentence if the figures are of that kind.
+        notes: gets a sentence if the passes were measured on a busy machine.
 
     Raises:
         DecodeAborted: stopped from outside.
@@ -39,7 +39,7 @@ def initial_costs(
     passes, drafts = store.passes(keys.passes), store.drafts(keys.drafts)
     n_bytes = target.model.weights.streamed_bytes
     if passes is None or passes.disturbed or (n_bytes and not passes.read_rate):
-        on_progress("Measuring this machine (once a model)", 0.0)
+        on_progress("Measuring this machine (once per model)", 0.0)
         measured = quick_passes(target, _PATIENCE_S)
         if measured is None and passes is None:
             return None
@@ -61,7 +61,7 @@ def initial_costs(
 
 
 def better(known: PassProfile | None, measured: PassProfile | None) -> PassProfile:
-    """The profile to go by: the one that was not disturbed; of two that were, the faster, which was less so.
+    """The better of two profiles: the undisturbed one, or else the faster one, which was disturbed less.
 
     Raises:
         ValueError: there is neither.

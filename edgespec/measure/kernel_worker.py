@@ -1,9 +1,9 @@
-"""The child process of trial.py: computes with every kernel layout, and compares with the plain one.
+"""The child process of `kernels.trial`: computes with every kernel layout, and compares with the plain one.
 
     python -m edgespec.measure.kernel_worker SKIPPED
 
-SKIPPED is a JSON list of layouts (ggml's names) to leave out. Prints JSON objects, a line each, and says
-before each step what it does: if it dies, the last line tells where.
+SKIPPED is a JSON list of layouts (ggml's names) to leave out. Prints one JSON object per line, and announces
+each step before taking it: if the process dies, the last line shows where.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 
-_LENGTH, _HEIGHT = 2048, 1024  # of the matrix: every block size and every tile divides them
+_LENGTH, _HEIGHT = 2048, 1024  # of the matrix; every block size and tile size divides them
 _STACK = 4  # matrices in a stack, as experts have
-_DISTINCT = 64  # rows; quantizing takes longer than multiplying, so they are repeated
-_ROUNDS = 5  # the fastest counts
+_DISTINCT = 64  # different rows, which are repeated: quantizing takes longer than multiplying
+_ROUNDS = 5  # of which the fastest counts
 _TYPES = [type_id for type_id, (block, _bytes) in BLOCK_SIZES.items() if block > 1 and type_id not in (9, 15)]
 _DECODE_MEMORY = 1 << 30  # bytes that must be free for the real model
 
-# Layouts quantize activations and add up in other ways, so results differ by rounding. llama.cpp's own
-# comparison of backends allows this normalized squared error; nonsense has about 1 or 2. A single wrong
-# element hardly moves the sum, so each must also be within a share of the root mean square.
+# Layouts quantize activations and sum up in different ways, so results differ by rounding. llama.cpp's own
+# comparison of backends allows this normalized squared error; wrong results have about 1 or 2. A single wrong
+# element hardly changes the sum, so each element must also be within a fraction of the root mean square.
 _MOST_ERROR = 5e-4
 _MOST_DEVIATION = 0.25
 
-# Plain products are compared with the unquantized matrix, which 2 bits a weight approximate coarsely.
+# Plain products are compared with the unquantized matrix, which 2 bits per weight approximate only roughly.
 _MOST_QUANTIZATION_ERROR = 0.5
 
-# Through all layers of a model the difference grows; unrelated logits have a cosine near 0.
+# Through the layers of a model the difference grows; unrelated logits have a cosine near 0.
 _LEAST_COSINE = 0.9
 
 
@@ -65,10 +65,10 @@ def main() -> None:
 
 
 def _try_products(processor: Processor, core: Processor, layouts: list[KernelLayout]) -> list[KernelLayout]:
-    """Try products with all threads, and time them with one, which waits for nobody on a busy machine.
+    """Try products with all threads, and time them with one, which waits for no other on a busy machine.
 
     Returns:
-        The layouts that are right.
+        The layouts whose results are right.
     """
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((_DISTINCT, _LENGTH), dtype=np.float32)
@@ -101,7 +101,7 @@ def _try_products(processor: Processor, core: Processor, layouts: list[KernelLay
 
 
 class _Trial:
-    """A product of one quantization and one number of rows, in any layout."""
+    """A product of one quantization type and one number of rows, in any layout."""
 
     def __init__(
         self,
@@ -118,14 +118,14 @@ class _Trial:
         self._plain = self._result(None)
 
     def plain_is_right(self, exact: FloatArray) -> bool:
-        """Whether the plain product is near that of the unquantized matrix; says so if not."""
+        """Whether the plain product is near that of the unquantized matrix; reports it if not."""
         if _error(self._plain, exact) < _MOST_QUANTIZATION_ERROR:
             return True
         _say("wrong", layout=PLAIN, what=f"computes nonsense {self._what}")
         return False
 
     def is_right(self, layout: KernelLayout) -> bool:
-        """Whether a layout's product is the plain one but for rounding; says so if not."""
+        """Whether a layout's product equals the plain one except for rounding; reports it if not."""
         found = self._result(layout)
         scale = float(np.sqrt(np.mean(self._plain**2)))
         deviation = float(np.max(np.abs(found - self._plain))) / scale
@@ -149,7 +149,7 @@ def _fastest(
     data: bytes,
     activations: FloatArray,
 ) -> dict[str, float]:
-    """Seconds of a product with the plain layout and with these, in turns, as other programs may run."""
+    """Seconds of a product with the plain layout and these, in turns, because other programs may run."""
     with ExitStack() as stack:
         products = {}
         for layout in [None, *layouts]:
@@ -160,7 +160,7 @@ def _fastest(
 
 
 def _try_decoding(layouts: list[KernelLayout]) -> None:
-    """Decode with the model that comes as a package, if it is here and there is room for it."""
+    """Decode with the default model, if it is installed and there is enough memory."""
     try:
         path = catalog.find(catalog.DEFAULT, fetch=False)
     except EdgeSpecError:
@@ -177,7 +177,7 @@ def _try_decoding(layouts: list[KernelLayout]) -> None:
 
 
 def _decoded(path: Path, layout: KernelLayout | None) -> FloatArray:
-    """Logits of a chain of tokens that is decoded in batches of each number of rows."""
+    """Logits of a chain of tokens, decoded in batches of each number of rows."""
     _say("at", layout=layout.name if layout else PLAIN, what="decoding a small model")
     found = []
     with only([layout] if layout else []), Model(path) as model:
@@ -187,7 +187,7 @@ def _decoded(path: Path, layout: KernelLayout | None) -> FloatArray:
             n_rows=max(ROWS),
             n_outputs=max(ROWS),
             n_sequences=1,
-            n_threads=1,  # many have been tried, and threads wait long for each other on a busy machine
+            n_threads=1,  # several were tried above, and on a busy machine threads wait long for each other
         )
         rng = np.random.default_rng(0)
         start = 0
@@ -201,13 +201,13 @@ def _decoded(path: Path, layout: KernelLayout | None) -> FloatArray:
 
 
 def _error(found: FloatArray, expected: FloatArray) -> float:
-    """Mean squared difference over the mean square; infinite where it is no number."""
+    """Mean squared difference over the mean square; infinite if it is not a number."""
     error = float(np.mean((found - expected) ** 2) / np.mean(expected**2))
     return error if np.isfinite(error) else float("inf")
 
 
 def _least_cosine(found: FloatArray, expected: FloatArray) -> float:
-    """Of the rows, each less its mean."""
+    """The smallest cosine of corresponding rows, each minus its mean."""
     a, b = (values - values.mean(axis=1, keepdims=True) for values in (found, expected))
     return float(np.min(np.sum(a * b, axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)))
 
@@ -222,7 +222,7 @@ def _no_core_dump() -> None:
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, OSError, ValueError):
-        pass  # it is only untidy
+        pass  # a core dump does no harm
 
 
 def _say(event: str, **values: Any) -> None:

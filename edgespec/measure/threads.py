@@ -1,8 +1,8 @@
-"""How many threads to compute with: as many as physical cores, or more where that was measured to be faster.
+"""How many threads to compute with: one per physical core, or more where measurements show that to be faster.
 
-Two threads on one core share its arithmetic units. For weights that come from memory that seldom gains
-anything, and it often loses; on some processors it helps. So both are timed once for each model, and the
-outcome is kept.
+Two threads on one core share its arithmetic units. When weights come from memory, that seldom gains anything
+and often loses, but on some processors it helps. So both are timed once for each model, and the result is
+stored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from edgespec.engine.target import Target
 from edgespec.machine.contention import ContentionWatch
 from edgespec.machine.cores import default_threads, thread_counts
-from edgespec.measure.profiler import time_pass
+from edgespec.measure.passes import time_pass
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
 
 _ROWS = (1, 8, 32)
@@ -24,10 +24,10 @@ _PATIENCE_S = 6.0
 
 
 def fastest(seconds: Mapping[int, Mapping[int, float]]) -> int:
-    """The thread count whose passes are the fastest; of those that are about as fast, the smallest.
+    """The thread count with the fastest passes; of several that are about as fast, the smallest.
 
     Args:
-        seconds: of a pass, by threads and rows; all counts with the same rows.
+        seconds: seconds of a pass, by threads and rows; with the same rows for all counts.
 
     Raises:
         ValueError: there is nothing to choose from.
@@ -35,19 +35,19 @@ def fastest(seconds: Mapping[int, Mapping[int, float]]) -> int:
     if not seconds:
         raise ValueError("there is nothing to choose from")
 
-    def typical(count: int) -> float:
+    def geometric_mean(count: int) -> float:
         times = seconds[count].values()
         return math.exp(sum(math.log(max(s, 1e-9)) for s in times) / len(times))
 
     chosen = min(seconds)
     for count in sorted(seconds):
-        if typical(count) < _WORTH * typical(chosen):
+        if geometric_mean(count) < _WORTH * geometric_mean(chosen):
             chosen = count
     return chosen
 
 
 def known_threads(fingerprint: str, store: ProfileStore | None = None) -> int:
-    """Threads for a model: as many as were the fastest here, or one for each physical core."""
+    """Threads for a model: the number measured to be the fastest, or else one per physical core."""
     kept = (store or ProfileStore()).threads(_key(fingerprint))
     return kept if kept in thread_counts() else default_threads()
 
@@ -55,10 +55,10 @@ def known_threads(fingerprint: str, store: ProfileStore | None = None) -> int:
 def choose_threads(
     target: Target, fingerprint: str, counts: Sequence[int] | None = None, store: ProfileStore | None = None
 ) -> int:
-    """Threads for a loaded target: remembered, or measured now; its context computes with them from now on.
+    """Threads for a loaded target, stored or measured now; its context uses them from now on.
 
-    Nothing is kept of a measurement that other programs disturbed, and nothing is measured where a pass takes
-    so long that it would be noticed.
+    A measurement that other programs disturbed is not stored, and nothing is measured where passes take so
+    long that users would notice.
 
     Raises:
         DecodeAborted: stopped from outside.
@@ -82,7 +82,7 @@ def choose_threads(
 
 
 def _measure(target: Target, counts: Iterable[int]) -> dict[int, dict[int, float]]:
-    """The least seconds of a pass by threads and rows, counts alternating; empty if passes take too long."""
+    """The shortest pass by threads and rows, counts alternating; empty if passes take too long."""
     counts = list(counts)
     rows = [size for size in _ROWS if size <= target.max_nodes]
     tokens = list(range(100, 100 + 2 * max(_ROWS) + 32))

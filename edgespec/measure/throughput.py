@@ -1,4 +1,4 @@
-"""How fast a file comes from its disk, and bytes from memory."""
+"""Throughput of disk and memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COPIED = 64 << 20
 
 
 def measure_reading(path: Path, seconds: float, on_progress: Progress) -> DiskProfile:
-    """Direct reads by block size and readers at a time, and buffered ones of what is not cached.
+    """Measure direct reads by block size and number of threads, and buffered reads of uncached data.
 
     Raises:
         StreamError: the file cannot be read.
@@ -41,7 +41,7 @@ def measure_reading(path: Path, seconds: float, on_progress: Progress) -> DiskPr
                 if speed > best:
                     best, how = speed, (block, threads)
     except StreamError:
-        best = 0.0  # this file system has no direct reads
+        best = 0.0  # this file system does not support direct reads
     on_progress(what, 1 - 2 * share / seconds)
     forget_cached(path)
     with closing(FileReader(path, direct=False)) as reader:
@@ -50,10 +50,10 @@ def measure_reading(path: Path, seconds: float, on_progress: Progress) -> DiskPr
 
 
 def sequential_speed(path: Path, *, most_bytes: int) -> tuple[float, bool]:
-    """Bytes a second of reading a file from its beginning, once, two blocks at a time.
+    """Bytes per second of reading a file once from its beginning, two blocks at a time.
 
     Returns:
-        The speed, and whether reads went past the page cache, as they do wherever that works.
+        The speed, and whether reads bypassed the page cache, as they do wherever that is possible.
 
     Raises:
         StreamError: the file cannot be read.
@@ -65,9 +65,9 @@ def sequential_speed(path: Path, *, most_bytes: int) -> tuple[float, bool]:
 
 
 def read_speed(path: Path, *, most_bytes: int = 256 << 20, seconds: float = 1.0) -> float | None:
-    """Bytes a second of direct reads, at a look; None where they do not work, or the file is too small.
+    """A quick estimate of bytes per second of direct reads; None if they fail, or the file is too small.
 
-    It tells a slow disk from a fast one, not one fast disk from another.
+    It is accurate enough to tell a slow disk from a fast one.
     """
     try:
         with closing(FileReader(path, direct=True)) as reader:
@@ -80,7 +80,7 @@ def read_speed(path: Path, *, most_bytes: int = 256 << 20, seconds: float = 1.0)
 
 
 def memory_bandwidth(threads: int, rounds: int = 5) -> float:
-    """Bytes a second that are read and written while all threads copy; the median of a few rounds."""
+    """Bytes per second that all threads together read and write while copying; a median over rounds."""
     sources = [np.ones(_COPIED // 8) for _ in range(threads)]
     targets = [np.zeros(_COPIED // 8) for _ in range(threads)]
     speeds = []
@@ -95,10 +95,10 @@ def memory_bandwidth(threads: int, rounds: int = 5) -> float:
 def _speed(
     reader: FileReader, block: int, threads: int, seconds: float, most_blocks: int | None = None
 ) -> float:
-    """Bytes a second while so many threads read one block after another, round and round.
+    """Bytes per second while this many threads read block after block, starting over at the end of the file.
 
-    Into huge pages, as weights are streamed: the system pins every page that a direct read goes to, and small
-    ones take longer than a fast disk.
+    They read into huge pages, as streaming does: the kernel pins every page that a direct read goes to, and
+    for small pages that takes longer than a fast disk needs for the read.
     """
     whole = max(reader.n_bytes // block, 1)
     lock = threading.Lock()
@@ -126,8 +126,8 @@ def _speed(
 
 
 def forget_cached(path: Path) -> None:
-    """Ask the system to drop the file from the page cache, where it can be asked; what is mapped stays."""
+    """Ask the system to drop the file from the page cache, where possible; mapped pages stay."""
     if hasattr(os, "posix_fadvise"):
         with path.open("rb", buffering=0) as file:
-            os.fsync(file.fileno())  # what is not on the disk yet would stay
+            os.fsync(file.fileno())  # pages that are not written yet would stay
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,8 +1,8 @@
-"""What was measured on this machine, kept for the next run: small JSON files, one for each thing measured.
+"""The profile store: measurements of this machine, kept for the next run in small JSON files.
 
-A file is named by what its figures depend on: the machine, the llama.cpp build, the model, the settings.
-Where one of these changes, another file is meant, so nothing stale is ever read; a file that cannot be read
-is as good as none.
+A file is named after everything that its figures depend on: the machine, the llama.cpp build, the model, the
+settings. If one of these changes, a different file is used, so nothing stale is ever read. A file that cannot
+be read is treated as missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
 
 _VERSION = 2
-_NOISY = 0.15  # half the distance between quartiles, as a share of the median
+_NOISY = 0.15  # half the interquartile range, relative to the median
 _T = TypeVar("_T")
 
 Key = Mapping[str, str]
@@ -37,11 +37,11 @@ Key = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Keys:
-    """What the figures of one pair on this machine are kept under.
+    """The keys under which the measurements of one pair on this machine are stored.
 
     Attributes:
-        passes, drafts: of target and drafter.
-        target, drafter: what the models are known by.
+        passes, drafts: keys for the target's passes and the drafter's steps.
+        target, drafter: fingerprints of the models.
         threads: CPU threads.
     """
 
@@ -53,11 +53,11 @@ class Keys:
 
     @classmethod
     def of(cls, target: str, drafter: str, *, threads: int, mode: str) -> Keys:
-        """For models with these header fingerprints.
+        """The keys for models with these header fingerprints.
 
         Args:
             drafter: may also be "lookup" or "none".
-            mode: what else passes depend on: row rule, kernels, layers on a GPU.
+            mode: everything else that passes depend on: row rule, kernels, layers on a GPU.
         """
         machine = machine_identity() | {"threads": str(threads)}
         return cls(
@@ -69,12 +69,12 @@ class Keys:
         )
 
     def yields(self, temperature: float) -> Key:
-        """For trees of this pair; what they yield does not depend on the machine."""
+        """The key for what this pair's trees yield, which does not depend on the machine."""
         return {"target": self.target, "drafter": self.drafter, "sampled": str(temperature > 0)}
 
 
 def disk_key(path: Path) -> dict[str, str]:
-    """For the disk that a file is on.
+    """The key for the disk that a file is on.
 
     Raises:
         OSError: there is no such file.
@@ -83,7 +83,7 @@ def disk_key(path: Path) -> dict[str, str]:
 
 
 def machine_identity() -> dict[str, str]:
-    """What figures of this machine depend on, besides models: processor, memory, llama.cpp build."""
+    """What measurements depend on besides models: processor, memory, llama.cpp build."""
     from edgespec.models.llama.runtime.backend import build_identity
 
     return {
@@ -95,19 +95,19 @@ def machine_identity() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class PassProfile:
-    """Passes of one target.
+    """Measured passes of one target.
 
     Attributes:
-        compute: seconds of a pass but for waiting for the disk, by rows.
-        spread: of each point, half the distance between its quartiles, as a share of the median.
+        compute: seconds of a pass without those spent waiting for the disk, by rows.
+        spread: for each point, half its interquartile range relative to the median.
         accept_s: seconds of a round outside the pass and the draft.
-        streamed: whether layers were streamed meanwhile.
-        read_rate: bytes of weights that arrive from disk a second while a pass runs; 0 if none do.
+        streamed: whether layers were streamed during the measurement.
+        read_rate: bytes of weights that arrive from disk per second while a pass runs; 0 if none do.
         weight_bytes, parameters: the model's size.
         overlap: how well reading and arithmetic hide each other; see pass_time.pass_seconds.
-        load_s: seconds from start to ready.
-        quick: whether this was measured in a hurry.
-        busy: share of the time in which other programs stood in the way; see hardware.busy.
+        load_s: seconds that loading took.
+        quick: whether this comes from the quick measurement at the first start.
+        busy: share of the time in which other programs kept the processor busy; see `machine.busy`.
     """
 
     compute: Curve
@@ -124,18 +124,18 @@ class PassProfile:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs were in the way, so that the figures may be too slow."""
+        """Whether other programs disturbed the measurement, so that its times may be too long."""
         noisy = bool(self.spread) and statistics.median(self.spread) > _NOISY
         return noisy or self.busy > DISTURBED
 
     def to_json(self) -> dict[str, Any]:
-        """For a file."""
+        """As JSON."""
         record = {k: v for k, v in vars(self).items() if k not in ("compute", "spread")}
         return record | {"compute": curve_to_json(self.compute), "spread": [round(s, 4) for s in self.spread]}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> PassProfile:
-        """From a file."""
+        """From what `to_json` gave."""
         return cls(
             curve_from_json(record["compute"]),
             tuple(float(s) for s in record["spread"]),
@@ -153,12 +153,12 @@ class PassProfile:
 
 @dataclass(frozen=True)
 class DraftProfile:
-    """Draft steps of one drafter.
+    """Measured draft steps of one drafter.
 
     Attributes:
-        step: seconds of its own decode, by rows.
-        overhead: seconds of growing a tree over the seconds of its steps' decodes.
-        quick: whether this was measured in a hurry.
+        step: seconds of one decode, by rows.
+        overhead: seconds to grow a tree, relative to those of its decodes.
+        quick: whether this comes from the quick measurement at the first start.
     """
 
     step: Curve
@@ -166,23 +166,23 @@ class DraftProfile:
     quick: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """For a file."""
+        """As JSON."""
         return {"step": curve_to_json(self.step), "overhead": self.overhead, "quick": self.quick}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> DraftProfile:
-        """From a file."""
+        """From what `to_json` gave."""
         return cls(curve_from_json(record["step"]), float(record["overhead"]), bool(record["quick"]))
 
 
 @dataclass(frozen=True)
 class DiskProfile:
-    """Reading one file.
+    """Measured speed of reading one file.
 
     Attributes:
-        direct: bytes a second past the page cache, the best found; 0 where that does not work.
-        buffered: bytes a second through the page cache, cold.
-        block_bytes, threads: with which the best was found.
+        direct: bytes per second of direct reads, at the best setting; 0 where direct reads do not work.
+        buffered: bytes per second through a cold page cache.
+        block_bytes, threads: the best setting.
     """
 
     direct: float
@@ -191,12 +191,12 @@ class DiskProfile:
     threads: int
 
     def to_json(self) -> dict[str, Any]:
-        """For a file."""
+        """As JSON."""
         return dict(vars(self))
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> DiskProfile:
-        """From a file."""
+        """From what `to_json` gave."""
         return cls(
             float(record["direct"]),
             float(record["buffered"]),
@@ -206,30 +206,30 @@ class DiskProfile:
 
     @property
     def speed(self) -> float:
-        """Bytes a second that a stream can count on."""
+        """Bytes per second that streaming can rely on."""
         return self.direct or self.buffered
 
 
 class ProfileStore:
-    """The files."""
+    """Stores and loads profiles."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or user_cache_path("edgespec") / "profiles"
 
     def passes(self, key: Key) -> PassProfile | None:
-        """Passes of a target."""
+        """The passes of a target."""
         return _read(self._path("pass", key), PassProfile.from_json)
 
     def drafts(self, key: Key) -> DraftProfile | None:
-        """Steps of a drafter."""
+        """The draft steps of a drafter."""
         return _read(self._path("draft", key), DraftProfile.from_json)
 
     def yields(self, key: Key) -> Yields | None:
-        """What trees of a pair yield."""
+        """What the trees of a pair yield, greedy or sampled."""
         return _read(self._path("yield", key), Yields.from_json)
 
     def yields_at(self, keys: Keys, temperature: float) -> Yields | None:
-        """The same at any temperature, between what greedy and sampled trees yield."""
+        """The same at any temperature, interpolated between greedy and sampled trees."""
         greedy, sampled = (self.yields(keys.yields(t)) for t in (0.0, 1.0))
         share = min(temperature, 1.0)
         if greedy is None or sampled is None:
@@ -241,15 +241,15 @@ class ProfileStore:
         return _read(self._path("disk", key), DiskProfile.from_json)
 
     def threads(self, key: Key) -> int | None:
-        """How many threads were the fastest."""
+        """The number of threads that was the fastest."""
         return _read(self._path("threads", key), lambda figures: int(figures["fastest"]))
 
     def put_threads(self, key: Key, fastest: int, seconds: Mapping[int, Mapping[int, float]]) -> None:
-        """Keep how many threads were the fastest, and what passes took by threads and rows."""
+        """Store the fastest number of threads, and seconds of passes by threads and rows."""
         self._put("threads", key, {"fastest": fastest, "seconds": {n: dict(s) for n, s in seconds.items()}})
 
     def put(self, key: Key, profile: PassProfile | DraftProfile | DiskProfile | Yields) -> None:
-        """Keep what was measured; where that is not possible it is measured again next time."""
+        """Store a measurement; if that fails, it is measured again next time."""
         kinds = {PassProfile: "pass", DraftProfile: "draft", DiskProfile: "disk", Yields: "yield"}
         self._put(kinds[type(profile)], key, profile.to_json())
 
@@ -267,7 +267,7 @@ class ProfileStore:
                 file.write(json.dumps(record, indent=1).encode())
 
     def all_passes(self, **wanted: str) -> Iterator[PassProfile]:
-        """The passes of every target measured under keys that hold these values."""
+        """The passes of every target whose key has these values."""
         for path in sorted(self.folder.glob("pass-*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 record = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""How fast streamed weights arrive."""
+"""The rate at which streamed weights arrive from disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from edgespec.models.llama.runtime.residency import Residency
 
 
 class StreamRate:
-    """How fast a model's weights come from disk, from now on or since loading."""
+    """Measures how fast a model's weights arrive, from now on or since loading."""
 
     def __init__(self, weights: Residency, *, since_loading: bool = False) -> None:
         self._weights = weights
@@ -14,10 +14,10 @@ class StreamRate:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that came; 0 if nothing is streamed."""
+        """Bytes that have arrived; 0 if nothing is streamed."""
         return self._weights.read_bytes - self._bytes if self._weights.streamed_bytes else 0
 
     @property
     def rate(self) -> float:
-        """Bytes a second while any were on their way; 0 if none were."""
+        """Bytes per second of the time in which reads were under way; 0 if there were none."""
         return self.n_bytes / (self._weights.reading_s - self._seconds) if self.n_bytes > 0 else 0.0

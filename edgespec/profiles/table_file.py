@@ -1,8 +1,8 @@
-"""What was learned of a pair of models, kept in a file for the next run.
+"""Learned tables of a pair of models, saved in a file for the next run.
 
-A file that is damaged, of another version or holds tables of another shape is as good as none: what it held
-is learned again. Tables are mostly zeros, so only their other cells are written: this happens after every
-answer, and must cost next to nothing.
+A file that is damaged, of another version, or with tables of another shape is ignored, and its contents are
+learned again. Tables are mostly zeros, so only their nonzero cells are written: the file is saved after every
+answer, which must take next to no time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from edgespec.files.writing import atomic_write
 from edgespec.speculation.learning.tables import TableStore
 
-_VERSIONED = "2 "  # what names of tables begin with in this version of the file
+_VERSIONED = "2 "  # prefix of table names in this version of the file
 _CELLS, _VALUES, _SHAPE = " cells", " values", " shape"
-_MOST_CELLS = 1 << 24  # of a table: larger ones are none of ours
+_MOST_CELLS = 1 << 24  # of a table; larger ones were not written by this program
 
 
 class TableFile(TableStore):
-    """Tables that are kept in a file."""
+    """A table store that is backed by a file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class TableFile(TableStore):
         return cls(folder / f"{key}.npz")
 
     def keep(self) -> None:
-        """Write the tables; where that is not possible, they are learned again next time."""
+        """Write the tables; if that fails, they are learned again next time."""
         if not self._changed:
             return
         with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ class TableFile(TableStore):
 
 
 def _packed(tables: Mapping[str, NDArray[np.floating]]) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a file: of each table its shape, and its cells that are not 0 with their values."""
+    """The arrays of a file: each table's shape, and its nonzero cells with their values."""
     arrays: dict[str, NDArray[np.generic]] = {}
     for name, table in tables.items():
         cells = np.flatnonzero(table)

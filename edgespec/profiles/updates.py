@@ -1,7 +1,7 @@
-"""What a run saw of the figures that its pair is planned with, kept for the next run.
+"""Profile updates: what a run measures of its pair corrects the stored profile for the next run.
 
-A profile is made in a minute from little text, and of a disk that gives another speed tomorrow. Runs see
-more: they move its figures, the more the longer they were.
+A profile is measured in a minute from little text, and of a disk whose speed may differ tomorrow. Runs have
+more evidence, so they move its figures, and longer runs move them further.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.yield_meter import accepted_by_budget
 
-_ENOUGH_PASSES = 4  # whose bytes tell how fast the disk is
-_PROFILE_WEIGHT = 8  # passes of a run that count as much as a profile made in a hurry
-_UNMARKED = 24  # passes after which a disturbed profile is as good as another
+_ENOUGH_PASSES = 4  # streamed passes that it takes to measure the disk's speed
+_PROFILE_WEIGHT = 8  # weight of a quick profile, in passes of a run
+_UNMARKED = 24  # passes after which a corrected profile no longer counts as disturbed
 
 
 class _TreeTally:
-    """Passes with trees, against what a profile expected of them.
+    """Compares passes with trees to what the profile expected of them.
 
     Attributes:
-        passes: how many.
+        passes: how many there were.
     """
 
     def __init__(self, yields: Yields) -> None:
@@ -42,7 +42,7 @@ class _TreeTally:
         self._steps = self._expected_steps = 0.0
 
     def add(self, tree: TokenTree, path: Sequence[int], steps: int) -> None:
-        """Count a pass: what it accepted tells of smaller trees too, and of larger ones by proportion."""
+        """Count a pass; it is evidence for smaller trees directly, and for larger ones in proportion."""
         accepted = accepted_by_budget(tree, path) - 1.0
         expected = self._yields.at(len(tree)) - 1
         if expected > 0:
@@ -55,34 +55,36 @@ class _TreeTally:
 
     @property
     def steps(self) -> float:
-        """Draft steps over what was expected."""
+        """Draft steps, relative to those expected."""
         return self._steps / self._expected_steps if self._expected_steps > 0 else 1.0
 
     @property
     def ratios(self) -> dict[int, float]:
-        """Accepted over expected, by budget."""
+        """Accepted drafted tokens by budget, relative to those expected."""
         expected = self.passes * self._expected
         ratios = np.divide(self._accepted, expected, out=np.ones(len(BUDGETS)), where=expected > 0)
         return dict(zip(BUDGETS, ratios.tolist(), strict=True))
 
 
 def corrected_passes(profile: PassProfile, seconds: Mapping[int, Sequence[float]]) -> PassProfile:
-    """A profile of little weight, moved to what passes were seen to take.
+    """A quick or disturbed profile, corrected by what passes took in a run.
 
-    What disturbed a profile slowed passes of every size. So the whole curve is scaled first, by the passes
-    that were seen, and then drawn to each size.
+    Whatever disturbed the profile slowed passes of every size. So the whole curve is scaled first, by all the
+    passes of the run, and then moved towards the measurements at each size.
 
     Args:
-        seconds: of arithmetic of each pass, by rows.
+        seconds: seconds of arithmetic of each pass, by rows.
     """
     curve = profile.compute
-    seen = [(rows, statistics.median(times), len(times)) for rows, times in sorted(seconds.items()) if times]
-    count = sum(n for _, _, n in seen)
-    logs = [n * math.log(s / curve.at(rows)) for rows, s, n in seen if s > 0 and curve.at(rows) > 0]
+    medians = [
+        (rows, statistics.median(times), len(times)) for rows, times in sorted(seconds.items()) if times
+    ]
+    count = sum(n for _, _, n in medians)
+    logs = [n * math.log(s / curve.at(rows)) for rows, s, n in medians if s > 0 and curve.at(rows) > 0]
     if not logs:
         return profile
     curve = curve.scaled(math.exp(sum(logs) / count * count / (count + _PROFILE_WEIGHT)))
-    for rows, s, n in seen:
+    for rows, s, n in medians:
         curve = curve.moved(rows, s, n / (n + _PROFILE_WEIGHT))
     if profile.disturbed and count >= _UNMARKED:
         return replace(profile, compute=curve, busy=0.0, spread=())
@@ -90,10 +92,10 @@ def corrected_passes(profile: PassProfile, seconds: Mapping[int, Sequence[float]
 
 
 class ProfileUpdates:
-    """The passes of one engine.
+    """Collects the passes of one engine, and corrects the stored profile with them.
 
     Args:
-        keys: what the pair's figures are kept under; None keeps nothing.
+        keys: the keys of the pair's profile; None stores nothing.
     """
 
     def __init__(self, keys: Keys | None, store: ProfileStore | None = None) -> None:
@@ -104,21 +106,21 @@ class ProfileUpdates:
         self._watch: ContentionWatch | None = None
 
     def add_pass(self, record: PassRecord, threads: int) -> None:
-        """Count what a pass took.
+        """Count the time of a pass.
 
         Args:
-            threads: that computed it.
+            threads: how many threads computed it.
         """
         if self._watch is None:
-            self._watch = ContentionWatch(threads)  # the pass that is being told of is over
+            self._watch = ContentionWatch(threads)  # too late for the pass that is already over
             return
         self._seconds.setdefault(record.nodes, []).append(max(record.verify_s - record.wait_s, 0.0))
 
     def add_tree(self, tree: TokenTree, path: Sequence[int], steps: int, temperature: float) -> None:
-        """Count a pass of a text that was sampled at this temperature.
+        """Count the accepted path of a tree, for a text that was sampled at this temperature.
 
         Args:
-            path: of the tree, what was accepted.
+            path: the accepted nodes of the tree.
             steps: draft steps that the tree took.
         """
         if len(tree) < 2 or self._keys is None:
@@ -130,13 +132,13 @@ class ProfileUpdates:
             tally.add(tree, path, steps)
 
     def forget(self) -> None:
-        """Begin anew, as with a profile that was just made from these passes."""
+        """Forget all passes, for example because a new profile already contains them."""
         self._tallies.clear()
         self._seconds.clear()
         self._watch = None
 
     def keep(self, weights: Residency) -> None:
-        """Move what is kept towards what was seen."""
+        """Correct the stored profile by the passes of this run, and start over."""
         if self._keys is None:
             return
         self._keep_rate(weights, self._keys)
@@ -149,12 +151,12 @@ class ProfileUpdates:
         self.forget()
 
     def _keep_seconds(self, keys: Keys) -> None:
-        """Move passes that were measured in a hurry, or on a busy machine, to what this run's passes took."""
+        """Correct a quick or disturbed pass profile by what this run's passes took."""
         passes = self._store.passes(keys.passes)
         if passes is None or not (passes.quick or passes.disturbed) or not self._seconds:
             return
         if self._watch is not None and self._watch.disturbed:
-            return  # this run is no better
+            return  # this run was disturbed too
         self._store.put(keys.passes, corrected_passes(passes, self._seconds))
 
     def _keep_rate(self, weights: Residency, keys: Keys) -> None:

@@ -1,9 +1,9 @@
-"""Answers of a given form: which tokens may follow, by a grammar.
+"""Constrained decoding: which tokens a grammar permits next, for the target and for drafted trees.
 
-The target's logits are masked before it chooses, so the text is what plain decoding with the same mask would
-give. The drafter's logits are masked too, and what is left over is cut from the tree: it holds permitted
-tokens only, so no row of a pass is wasted. The grammar engine is llguidance (https://github.com/guidance-ai/
-llguidance), which walks to any node of the tree by taking tokens back.
+The target's logits are masked before it chooses, so the text is what plain decoding with the same mask
+gives. The drafter's logits are masked too, and any other token that is not permitted is pruned from the tree,
+so no row of a pass is wasted. The grammar engine is llguidance (https://github.com/guidance-ai/llguidance),
+which reaches any node of the tree by rolling tokens back.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BoolArray = NDArray[np.bool_]
 
 
 class Matcher(Protocol):
-    """A position in a grammar; what is used of llguidance.LLMatcher.
+    """A position in a grammar: the part of llguidance.LLMatcher that is used here.
 
-    It never raises. Where it meets one of its limits it enters an error state, which it does not leave, and
-    permits only the end of the answer from then on.
+    It never raises. When it hits one of its limits it enters an error state for good, and from then on
+    permits only the end of the answer.
     """
 
     def try_consume_tokens(self, tokens: list[int]) -> int: ...
@@ -38,7 +38,7 @@ class Matcher(Protocol):
 
 
 class _Stuck(Exception):
-    """The matcher cannot say what may follow."""
+    """The matcher cannot say which tokens may follow."""
 
 
 class Constraint:
@@ -48,7 +48,7 @@ class Constraint:
         matcher: at the beginning of the grammar.
         start: where the answer begins in the text.
         ends: (n_vocab,) tokens that end an answer; permitted wherever the grammar may end.
-        on_failure: told that the grammar cannot be followed any further.
+        on_failure: called when the grammar cannot be followed any further.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class Constraint:
         self._on_failure = on_failure
         self._start = start
         self._ends = ends
-        self._read: list[int] = []  # the matcher's place
-        self._known: dict[tuple[int, ...], BoolArray] = {}  # masks by path behind `_text`
+        self._read: list[int] = []  # tokens that the matcher has consumed
+        self._known: dict[tuple[int, ...], BoolArray] = {}  # masks by path after `_text`
         self._text: list[int] = []
 
     def permitted(self, text: Sequence[int], path: Sequence[int] = ()) -> BoolArray:
-        """(n_vocab,) whether each token may follow the text and a path behind it.
+        """(n_vocab,) whether each token may follow the text and a path after it.
 
-        Nothing may follow an end, or a path that is not permitted itself.
+        Nothing may follow an end token, or a path that is not itself permitted.
 
         Raises:
-            GrammarError: the matcher cannot say what may follow the text, because it has met a limit or
-                permits nothing. Behind a path this is no error: the text need not take that path.
+            GrammarError: the matcher cannot say what may follow the text, because it has hit a limit or
+                permits nothing. After a path this is not an error: the text need not take that path.
         """
         answer = list(text[self._start :])
         if answer != self._text:
@@ -88,29 +88,28 @@ class Constraint:
                 if not path:
                     self._on_failure()
                     raise GrammarError(
-                        f"The answer cannot go on in the form that was asked for: {stuck}.",
+                        f"The answer cannot continue in the requested form: {stuck}.",
                         "Make the grammar or schema simpler.",
                     ) from None
                 self._known[key] = np.zeros(len(self._ends), dtype=np.bool_)
         return self._known[key]
 
     def masked(self, logits: FloatArray, tree: TokenTree, text: Sequence[int]) -> FloatArray:
-        """A copy of (nodes, n_vocab) logits in which no node goes on with what is not permitted.
+        """A copy of (nodes, n_vocab) logits with -inf for every token that is not permitted.
 
         Args:
-            tree: as `pruned` left it.
+            tree: as `pruned` returned it.
         """
         result: FloatArray = logits.copy()
         for node in range(len(tree)):
             permitted = self.permitted(text, self._path(tree, node))
-            if (
-                permitted.any()
-            ):  # only ends have no successor in a pruned tree, and what follows is not asked for
+            # In a pruned tree only end tokens have no successor, and nobody asks what follows them.
+            if permitted.any():
                 result[node, ~permitted[: result.shape[1]]] = -np.inf
         return result
 
     def pruned(self, tree: TokenTree, text: Sequence[int]) -> TokenTree:
-        """The tree without nodes that are not permitted or lead nowhere, and what hangs below them."""
+        """The tree without nodes that are not permitted or lead nowhere, and without their subtrees."""
         parents = tree.parents.tolist()
         kept = [0]
         place = {0: 0}
@@ -130,7 +129,7 @@ class Constraint:
         """The ranking, for permitted tokens only.
 
         Args:
-            text: the text, which may grow meanwhile; trees stand at its end.
+            text: the text, which may grow in the meantime; trees begin at its end.
         """
         return _Guided(ranking, self, text)
 
@@ -154,12 +153,12 @@ class Constraint:
             raise _Stuck(self._reason())
         if taken < len(tokens):
             if taken < len(self._text):
-                raise _Stuck("it has left that form")
+                raise _Stuck("it has already left that form")
             return np.zeros(len(self._ends), dtype=np.bool_)
         accepting = self._matcher.is_accepting()
         mask = np.where(self._ends, accepting, mask)
         if not mask.any():
-            raise _Stuck("the grammar permits no token of this model here")
+            raise _Stuck("the grammar permits none of this model's tokens here")
         return mask
 
     def _reason(self) -> str:
@@ -168,14 +167,14 @@ class Constraint:
 
 
 class _Guided(Ranking):
-    """Ranks the permitted ones among a drafter's candidates."""
+    """Ranks only the permitted ones among a drafter's candidates."""
 
     def __init__(self, ranking: Ranking, constraint: Constraint, text: Sequence[int]) -> None:
         self._ranking = ranking
         self._constraint = constraint
         self._text = text
         self._paths: dict[int, tuple[int, ...]] = {0: ()}
-        self._expanded: BoolArray | None = None  # what may follow the rows that are to be ranked
+        self._expanded: BoolArray | None = None  # what may follow each row that is ranked next
 
     def before_ranking(self, frontier: Frontier, rows: Sequence[int]) -> None:
         self._expanded = self._follow(frontier)[list(rows)]
@@ -186,7 +185,7 @@ class _Guided(Ranking):
         if self._expanded is None:
             return self._ranking.best(logits, positions, count, after)
         permitted, self._expanded = self._expanded[:, : logits.shape[1]], None
-        # Rows behind an end have no candidates; as rows of -inf they would be no logits to rank.
+        # After an end token nothing is permitted, but a row of nothing but -inf could not be ranked.
         ruled_out = ~permitted & permitted.any(axis=1, keepdims=True)
         logits = np.where(ruled_out, np.float32(-np.inf), logits)
         return _only(self._ranking.best(logits, positions, count, after), permitted)

@@ -1,4 +1,4 @@
-"""Chance: coins and draws for drafting and for accepting, the same ones for the same seed and position."""
+"""Random draws for drafting and verification, the same ones for the same seed and position."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from edgespec.speculation.noise import Stream, philox
 
 
 class Draws(Protocol):
-    """All that a rule may ask of chance.
+    """The random decisions that a verification rule may ask for.
 
-    A rule states the probability of what it asks for, instead of comparing numbers itself, so that the exact
-    law of its outcome can be found by trying every answer.
+    A rule states the probability of each decision instead of comparing random numbers itself. Tests can
+    therefore enumerate every outcome, and compute the exact distribution of the rule's result.
     """
 
     def coin(self, chance: float) -> bool:
-        """True with this probability; always from 1 on."""
+        """True with this probability; always true from 1 upwards."""
 
     def pick(self, weights: NDArray[np.float64]) -> int:
-        """An index, with a probability that is proportional to its weight; some weight must be above 0."""
+        """An index, with a probability proportional to its weight; at least one weight must be above 0."""
 
 
-DrawSource = Callable[[Stream, int], Draws]  # by stream and position of the text
+DrawSource = Callable[[Stream, int], Draws]  # by stream and position in the text
 
 
 class SeededDraws:
-    """Uniform numbers from Philox, a sequence for each (seed, stream, position)."""
+    """Draws from Philox, one sequence for each (seed, stream, position)."""
 
     def __init__(self, seed: int, stream: Stream, position: int) -> None:
         self._uniform = np.random.Generator(philox(seed, stream, position))
@@ -40,7 +40,7 @@ class SeededDraws:
     def pick(self, weights: NDArray[np.float64]) -> int:
         cumulative = np.cumsum(weights)
         total = cumulative[-1]
-        # Rounding must not make the product the total, behind which there is no index. The first sum that
-        # exceeds it is never that of a weight of 0.
+        # Rounding must not make the product equal to the total, beyond which there is no index. The first sum
+        # that exceeds the product never belongs to a weight of 0.
         at = min(self._uniform.random() * total, np.nextafter(total, 0))
         return int(np.searchsorted(cumulative, at, side="right"))

@@ -1,8 +1,8 @@
-"""How a token tree grows: one builder for every policy.
+"""Tree growth: one batched best-first search that serves every tree policy.
 
-A tree policy gives every edge the log of a chance, so that a path's score never rises on its way down and
-the best nodes under a budget are a tree by themselves. The builder finds them: it expands the best open
-nodes in batches, until none could put a child among the best or another draft step would not pay.
+A tree policy assigns every edge a log-probability, so a path's score never rises on the way down, and the
+best nodes within a budget form a tree. The search finds them: it expands the best open nodes in batches,
+until no child could be among the best or another draft step would not pay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgespec.speculation.tree import MAX_LEAVES, FloatArray, IntArray, TokenTre
 
 @dataclass(frozen=True)
 class Frontier:
-    """Nodes to expand in one draft step; node numbers count in the order nodes were found.
+    """Nodes to expand in one draft step, numbered in the order in which they were found.
 
     Attributes:
         nodes, tokens, parents, depths: (width,) each.
@@ -33,13 +33,13 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Children:
-    """Candidates for the children of the nodes of a frontier, the drafter's best first.
+    """Candidate children of the nodes of a frontier, the drafter's best first.
 
     Attributes:
         tokens: (width, branching) token ids.
         logprobs: (width, branching) log-probability of each given its parent; -inf for none.
-        matches: (width, branching) tokens of the text before each that stood before it once already
-            (prompt lookup); None if nothing was looked up.
+        matches: (width, branching) how many of the preceding tokens also preceded an earlier occurrence of
+            each candidate in the text (prompt lookup); None if nothing was looked up.
     """
 
     tokens: IntArray
@@ -48,7 +48,7 @@ class Children:
 
     @classmethod
     def none(cls, width: int, branching: int = 1) -> Children:
-        """No children yet."""
+        """No candidates."""
         shape = (width, branching)
         return cls(np.zeros(shape, dtype=np.int32), np.full(shape, -np.inf, dtype=np.float32))
 
@@ -75,32 +75,32 @@ class Children:
 
 
 class Chances(Protocol):
-    """The chance that the target takes a candidate, given that it took the parent."""
+    """The acceptance probability of a candidate, given that its parent was accepted."""
 
     def edges(self, children: Children) -> FloatArray:
-        """(width, branching) log-chances, at most 0; -inf leaves a candidate out."""
+        """(width, branching) log-probabilities, at most 0; -inf leaves a candidate out."""
 
     def learn(self, children: Children, after: int, token: int) -> None:
-        """Learn what the target took.
+        """Learn from the target's choice.
 
         Args:
             children: the candidates of one node.
             after: the node's token.
-            token: what the target took, whether it was a candidate or not.
+            token: the token that the target chose, whether it was a candidate or not.
         """
 
     def keep(self) -> None:
-        """Remember what was learned for the next run, where there is something to remember."""
+        """Save what was learned for the next run, if anything was."""
 
 
-# The chance of a token that only the text proposes, by tokens matched: where no model was asked, and where
-# one was and thinks little of it. Rough values, whose order is what matters for a tree.
+# Acceptance probabilities of tokens that only the text proposes, by tokens matched: where no model was asked,
+# and where the model did not list them. These are rough values; a tree depends on little but their order.
 _LOOKED_UP = np.log([1e-9, 0.15, 0.4, 0.6, 0.75]).astype(np.float32)
 _DOUBTED = np.log([1e-9, 0.01, 0.02, 0.03, 0.05]).astype(np.float32)
 
 
 class DrafterProbability(Chances):
-    """The drafter's own probability."""
+    """The drafter's own probability, taken as it is."""
 
     def edges(self, children: Children) -> FloatArray:
         edges = np.minimum(children.logprobs, 0)
@@ -120,17 +120,17 @@ class DrafterProbability(Chances):
 
 @dataclass(frozen=True)
 class Growth:
-    """A tree policy, as far as the builder knows it.
+    """The part of a tree policy that the search needs.
 
     Attributes:
-        chances: what scores are made of.
-        by_level: expand nodes of the newest level only, instead of the best anywhere.
+        chances: the acceptance probabilities that scores are made of.
+        by_level: expand only nodes of the newest level, instead of the best anywhere.
         least_gain: stop after a draft step that raised the tree's expected accepted tokens by no more.
-        later_branching: most children of a node below the root, where they are fewer than the root's.
-        merges: whether a model drafter may take in what the text itself proposes.
-        ends: whether tokens that end the answer become nodes. Where the target chooses, such a node is a row
-            for nothing: the choice behind its parent says the same. Rules that judge drafted tokens must
-            see it. Nothing ever grows below one.
+        later_branching: most children of a node below the root, if that is fewer than the root may have.
+        merges: whether a model drafter may merge in what the text itself proposes.
+        ends: whether tokens that end the answer become nodes. Where the target chooses, such a node wastes a
+            row: the choice after its parent already decides. Rules that judge drafted tokens need it.
+            Nothing ever grows below one.
     """
 
     chances: Chances = field(default_factory=DrafterProbability)
@@ -143,23 +143,23 @@ class Growth:
 
 @dataclass(frozen=True)
 class TreeLimits:
-    """What a tree may cost, and how it grows.
+    """Limits of a tree, and how it grows.
 
     Attributes:
         budget: most nodes, the root included.
         depth: most edges from the root.
         leaves: most leaves.
         width: most nodes expanded in one draft step.
-        branching: most children a node gets.
-        min_logprob: drafted nodes whose path does not score above this are not worth their cost.
-        free: nodes, the root included, that cost nothing, however they score.
-        rows: what a pass rounds its nodes up to: the last few of a tree must be worth so many, and the next
-            best fill them up.
-        min_gain: accepted tokens that a draft step must promise to be worth its cost; `row_gain` the same of
-            every node it reads.
+        branching: most children of a node.
+        min_logprob: drafted nodes are worth their cost only if their path scores above this.
+        free: nodes, the root included, that cost nothing, whatever their score.
+        rows: a pass is padded to a multiple of this. The last nodes of a tree must together be worth that
+            many rows, and the next best nodes fill the padding.
+        min_gain: expected accepted tokens that make a draft step worth its cost.
+        row_gain: the same for every node that a step reads.
         steps: most draft steps.
-        growth: the policy.
-        ends: says of tokens whether each ends an answer; None if no token does. No text goes on behind one.
+        growth: the tree policy.
+        ends: (tokens) -> whether each ends an answer; None if no token does. No text continues after one.
     """
 
     budget: int
@@ -183,28 +183,28 @@ class TreeLimits:
 
 
 def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) -> TokenTree:
-    """The `budget` best nodes by path score, found with as few draft steps as the policy allows.
+    """The `budget` best nodes by path score, found in as few draft steps as the policy allows.
 
     Args:
         root: the last token of the text.
         expand: one draft step.
     """
-    search = growing(root, limits)
+    search = tree_search(root, limits)
     frontier = next(search)
     while isinstance(frontier, Frontier):
         frontier = search.send(expand(frontier))
     return frontier
 
 
-def growing(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Children | None]:
-    """The search for a tree, for callers who answer draft steps when they like.
+def tree_search(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Children | None]:
+    """The search as a generator, for callers that answer draft steps in their own time.
 
     A batched best-first search (SpecExec, Svirschevski et al. 2024, section 4). A child never scores above
-    its parent, so a node that is not expanded because it could not put a child among the best is never
-    missed; and a step can add no more accepted tokens than the chances of the nodes it expands sum up to.
+    its parent, so it is safe not to expand a node that could not put a child among the best. And the expected
+    accepted tokens that a step can add are at most the sum of the probabilities of the nodes it expands.
 
     Yields:
-        Frontiers, each to be answered with its candidates; last of all the tree.
+        Frontiers, each to be answered with its candidates, and finally the tree.
     """
     growth = limits.growth
     tokens = np.array([root], dtype=np.int32)
@@ -221,7 +221,7 @@ def growing(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Ch
             eligible &= depths == step
         chosen = _best_open(scores, eligible, limits.width)
         gains = np.exp(scores[chosen]) - limits.row_gain
-        if step and limits.row_gain:  # the root's candidates are what drafting is about
+        if step and limits.row_gain:  # without the root's candidates there is no draft
             chosen, gains = chosen[gains > 0], gains[gains > 0]
         if not len(chosen) or gains.sum() <= limits.min_gain:
             break
@@ -235,7 +235,7 @@ def growing(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Ch
         if not growth.ends:
             edges[ends] = -np.inf
         found = (scores[chosen, None] + edges).ravel()
-        keep = found > (enters if limits.rows > 1 else bar)  # what is not worth a row may fill one
+        keep = found > (enters if limits.rows > 1 else bar)  # may fill padding
         tokens = np.concatenate([tokens, children.tokens.ravel()[keep]])
         new_parents = np.repeat(chosen, children.tokens.shape[1])[keep]
         parents = np.concatenate([parents, new_parents])
@@ -246,20 +246,20 @@ def growing(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Ch
             before, expected = expected, _expected(scores, limits.budget)
             if expected - before <= growth.least_gain:
                 break
-    # What was free when it was found may not be, now that better nodes are there.
+    # A node that was free when it was found may not be free now that better nodes are known.
     worth = max(_worth(scores, limits), limits.free)
     yield TokenTree(tokens, parents, depths, scores).trimmed(min(worth, limits.budget), limits.leaves)
 
 
 def _bar(scores: FloatArray, budget: int) -> float:
-    """The score of the worst node that would be kept; nothing worse can enter."""
+    """The score of the worst node that would be kept; only better ones can enter."""
     if len(scores) < budget:
         return -np.inf
     return float(np.partition(scores, len(scores) - budget)[len(scores) - budget])
 
 
 def _worth(scores: FloatArray, limits: TreeLimits) -> int:
-    """Nodes that are worth what they cost, in whole rows: the last few fill theirs, or are left out."""
+    """How many nodes are worth their cost, in whole padded rows: the last ones fill theirs or are dropped."""
     worth = min(int(np.count_nonzero(scores > limits.min_logprob)), limits.budget)
     last = worth % limits.rows
     if not last or worth == limits.budget:
@@ -271,7 +271,7 @@ def _worth(scores: FloatArray, limits: TreeLimits) -> int:
 
 
 def _expected(scores: FloatArray, budget: int) -> float:
-    """Expected tokens a pass, the root's included, of the best nodes so far."""
+    """Expected tokens per pass of the best nodes so far, the bonus token included."""
     best = np.partition(scores, len(scores) - budget)[-budget:] if len(scores) > budget else scores
     return float(np.exp(best).sum())
 

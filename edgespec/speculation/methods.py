@@ -1,4 +1,4 @@
-"""From a rule to how passes are made with it: how trees are drafted, and what is accepted of them."""
+"""Methods: for each verification rule, how trees are drafted and which of their tokens are accepted."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from edgespec.speculation.verification.matching import sample_and_match
 from edgespec.speculation.verification.rejection import Rejection
 from edgespec.speculation.verification.rollback import Rollback
 
-# Nodes a pass where the person asks for no number. What is drafted takes part in the text under these rules,
-# so a size that followed the clock would make the text differ from run to run.
+# Nodes per pass unless the user sets a number. Under these rules the text depends on what is drafted, so a
+# size that followed measured times would make the text differ from run to run.
 _CHAIN_NODES = 8
 _TREE_NODES = 16
 
-_COLDEST = 0.01  # below it the drafter's first candidate has all the probability anyway
+_COLDEST = 0.01  # below this the drafter's first candidate has all the probability anyway
 
 
 class Method(Protocol):
-    """How passes are made with a rule.
+    """How rounds are made under one rule.
 
     Attributes:
         rule: the rule in force.
         drafting: how trees are drafted.
-        nodes: how many nodes a pass has by default; None follows the measured cost.
+        nodes: nodes per pass by default; None sizes trees by measured cost.
     """
 
     rule: Rule
@@ -56,7 +56,7 @@ class Method(Protocol):
     nodes: int | None
 
     def accept(self, drafted: DraftedTree, logits: FloatArray, text: list[int]) -> Acceptance:
-        """Decide, and append to the text what was accepted and the bonus token.
+        """Decide what is accepted, and append it and the bonus token to the text.
 
         Args:
             logits: (nodes, n_vocab) the target's.
@@ -64,7 +64,7 @@ class Method(Protocol):
 
 
 class SamplingMethod(Method):
-    """The target chooses; what was drafted only decides how much of its choices is found at once."""
+    """The target chooses every token; the draft only decides how many choices one pass can make."""
 
     nodes = None
 
@@ -92,7 +92,7 @@ class SamplingMethod(Method):
 
 
 class VerifierMethod(Method):
-    """A rule weighs what was drafted against the target's law."""
+    """A verifier accepts or rejects drafted tokens, by the target's law (see `verification.base`)."""
 
     def __init__(
         self,
@@ -133,18 +133,18 @@ def method_for(
     draws: DrawSource | None = None,
     policy: TreePolicy | None = None,
 ) -> Method:
-    """The method for a person's settings and the drafter at hand.
+    """The method for these settings and this drafter.
 
     Args:
-        n_vocab: the target's.
-        constraint: what a grammar permits.
-        draws: where chance comes from, if not from the seed.
-        policy: how trees grow where the target chooses by shared noise or greedily. The other rules say
-            themselves what they draft, and the policy learns nothing of them.
+        n_vocab: size of the target's vocabulary.
+        constraint: the grammar, if there is one.
+        draws: source of randomness, if it is not the seed.
+        policy: how trees grow where the target chooses greedily or by shared noise. The other rules
+            prescribe their drafts themselves, and the policy learns nothing from them.
 
     Raises:
-        UsageError: the rule needs draws from a distribution, and the drafter has none; or it weighs drafts,
-            and there is a grammar.
+        UsageError: the rule needs tokens sampled from a distribution, and the drafter has none; or it
+            compares drafts with the target's distribution, and there is a grammar.
     """
     rule = config.rule
     if rule.name == "specexec":
@@ -162,16 +162,16 @@ def method_for(
         return SamplingMethod(rule, drafting, sampler, constraint)
     if constraint is not None:
         raise UsageError(
-            f"The rule '{rule.name}' weighs drafts that a grammar would bend.",
+            f"The rule '{rule.name}' cannot be combined with a grammar, which changes what is drafted.",
             "With --grammar or --json-schema use --verify shared-noise or specexec.",
         )
     if rule.kind.drawn and not isinstance(drafter, DrawingDrafter | NoDrafter):
         raise UsageError(
-            f"The rule '{rule.name}' needs tokens that a model draws, and {drafter.name} draws none.",
+            f"The rule '{rule.name}' needs tokens sampled from a model, and {drafter.name} samples none.",
             "Name a small model with --draft PATH, or use --verify specexec.",
         )
     source = draws or partial(SeededDraws, seed)
-    # The rules that are defined at a temperature of 0 look at the plain distribution there.
+    # Rules that are defined at a temperature of 0 use the distribution at temperature 1 there.
     sampler = Sampler(config.with_(temperature=config.temperature or 1.0), n_vocab, seed)
 
     def drawn(shape: Callable[[TreeLimits], Shape], *, replacement: bool = True) -> TreeDrafting:

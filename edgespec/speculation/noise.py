@@ -1,9 +1,9 @@
 """Shared noise: one Gumbel vector for each (seed, position), the same in every run.
 
-The token at a position is the argmax of log-probability plus noise, which is a draw from the
-distribution (Gumbel-max). The draw depends on the seed and the target alone, not on drafter, tree or
-memory, so any run can be repeated and compared token by token; and a drafter that ranks its candidates
-with the same noise tends to draw the same token (Daliri et al. 2025, drafter-invariant sampling).
+The token at a position is the argmax of log-probability plus noise, which is a draw from the distribution
+(the Gumbel-max trick). The draw depends only on the seed and the target, not on drafter, tree or memory, so
+any run can be repeated and compared token by token. A drafter that ranks its candidates with the same noise
+tends to draw the same token (Daliri et al. 2025, drafter-invariant sampling).
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Of noise that is kept: as the drafter adds it to logits, and as random bits, which both sides ask for.
+# Limits of the caches: of noise as the drafter adds it to logits, and of random bits, which both sides use.
 KEPT_BYTES = 12 << 20
 _BITS_BYTES = 4 << 20
 _KEPT_POSITIONS = 32  # a tree spans fewer
 
 
 class Stream(IntEnum):
-    """What chance is used for: streams of one seed have nothing in common."""
+    """What random numbers are used for; the streams of a seed are independent of each other."""
 
-    SHARED = 0  # noise that drafter and target both see
-    OWN = 1  # noise that only the target sees
+    SHARED = 0  # noise that drafter and target share
+    OWN = 1  # noise of the target alone
     DRAFTING = 2
     ACCEPTING = 3
 
 
 def philox(seed: int, stream: Stream, position: int) -> np.random.Philox:
-    """The generator of a stream at a position of the text; counter-based, so any can be asked for."""
+    """The generator of a stream at a position in the text; counter-based, so in any order."""
     return np.random.Philox(key=seed, counter=[0, position, stream, 0])
 
 
 class NoiseCache:
-    """Noise of the latest positions, as long as it takes little memory.
+    """A small cache of the noise of the latest positions.
 
     Args:
-        make: an array for a position.
-        most_bytes: that are kept; the array that was asked for last is kept in any case.
+        make: makes the array of a position.
+        most_bytes: limit of the cache; the latest array is kept in any case.
     """
 
     def __init__(self, make: Callable[[int], NDArray[Any]], most_bytes: int = KEPT_BYTES) -> None:
@@ -49,7 +49,7 @@ class NoiseCache:
         self._kept: dict[int, NDArray[Any]] = {}
 
     def __call__(self, position: int) -> NDArray[Any]:
-        """The array of a position; not to be changed."""
+        """The array of a position, which must not be modified."""
         kept = self._kept
         if position not in kept:
             made = self._make(position)
@@ -69,11 +69,11 @@ class GumbelNoise:
         self._bits = NoiseCache(self._draw, _BITS_BYTES)
 
     def at(self, position: int, tokens: NDArray[np.integer] | None = None) -> NDArray[np.float64]:
-        """Gumbel(0, 1) noise at a position, for some tokens or, without, for the whole vocabulary."""
+        """Gumbel(0, 1) noise at a position, for the given tokens or for the whole vocabulary."""
         bits: NDArray[np.uint64] = self._bits(position)
         if tokens is not None:
             bits = bits[tokens]
-        # 52 random bits, centred in their interval: never 0, and no rounding makes it 1.
+        # 52 random bits, centred in their interval: never 0, and not rounded to 1 either.
         uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         noise: NDArray[np.float64] = -np.log(-np.log(uniform))
         return noise
@@ -83,7 +83,7 @@ class GumbelNoise:
 
 
 def noise_bytes(n_vocab: int, *, drafts: bool) -> int:
-    """Most bytes that noise takes while an answer is sampled, with a drafter that ranks by it or without."""
+    """Most bytes of noise held while an answer is sampled; `drafts`: whether a drafter ranks by it."""
     bits = _kept(n_vocab * 8, _BITS_BYTES)
     return bits + _kept(n_vocab * 4, KEPT_BYTES) if drafts else bits
 

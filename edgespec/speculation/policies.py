@@ -1,7 +1,7 @@
-"""The tree policies that `--tree` names: each a score, a stop rule, and the shape its paper gives it.
+"""The tree policies of `--tree`: each is a score, a stop rule, and the shape its paper prescribes.
 
-All of them take the best nodes by a score that never rises along a path, so one builder serves them all;
-and as the drafter plays no part in what the target chooses, the text is the same with every one.
+All of them take the best nodes by a score that never rises along a path, so one search (`growth`) serves them
+all. The target chooses every token itself, so the text is the same with every policy.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class TreePolicy:
     """How trees grow for one pair of models.
 
     Attributes:
-        name: what `--tree` calls it.
-        greedy, sampled: score and stop rule by how the target chooses.
-        depth, width, branching, leaves: the policy's own; None leaves them as they are.
+        name: its name in `--tree`.
+        greedy, sampled: score and stop rule for greedy and for sampled answers.
+        depth, width, branching, leaves: the policy's own limits; None leaves them as they are.
     """
 
     name: str
@@ -41,7 +41,7 @@ class TreePolicy:
     leaves: int | None = None
 
     def within(self, limits: TreeLimits, depth: int | None = None, width: int | None = None) -> TreeLimits:
-        """The limits with this policy's shape; `depth` and `width` are what a person fixed."""
+        """The limits with this policy's shape; `depth` and `width` are the user's own settings."""
         return replace(
             limits,
             depth=min(depth or self.depth or limits.depth, limits.budget),
@@ -57,7 +57,8 @@ class TreePolicy:
     def ranking(self, config: GenerationConfig, noise: GumbelNoise) -> Ranking:
         """How the drafter's candidates are ranked for a target that chooses by `config`.
 
-        Published policies rank by probability; what is calibrated to the target's choices knows its noise.
+        Published policies rank by probability. The calibrated one also uses the noise that it shares with the
+        target.
         """
         chances = self.growth(config).chances
         if isinstance(chances, Calibrated):
@@ -65,7 +66,7 @@ class TreePolicy:
         return ByProbability(config.temperature or 1.0)
 
     def keep(self) -> None:
-        """Remember what was learned for the next run."""
+        """Save what was learned for the next run."""
         self.greedy.chances.keep()
         self.sampled.chances.keep()
 
@@ -131,10 +132,10 @@ def tree_policy(name: str = DEFAULT, store: TableStore | None = None) -> TreePol
     """The policy of that name.
 
     Args:
-        store: where it finds what it has learned, and keeps it; None forgets.
+        store: what was learned before, and where more is kept; None keeps it in memory only.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no policy of that name.
     """
     if name not in _POLICIES:
         raise UsageError(f"There is no tree policy '{name}'.", f"The policies are {', '.join(NAMES)}.")

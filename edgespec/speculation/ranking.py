@@ -1,4 +1,4 @@
-"""How a drafter's logits become candidates, best first, each with the log of an estimated chance."""
+"""Ranking: from the drafter's logits to candidates, best first, each with an estimated log-probability."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from edgespec.speculation.noise import GumbelNoise, NoiseCache
 from edgespec.speculation.top import log_sums, top
 from edgespec.speculation.tree import FloatArray, IntArray
 
-_COMPARED = 64  # best candidates whose chances sum up to 1: the others together hold next to nothing
-_CUT_AMONG = 256  # best candidates among which a filter's cut is looked for
+_COMPARED = 64  # best candidates that share all the probability: the rest would hold next to none
+_CUT_AMONG = 256  # best candidates among which the cutoff of a filter is searched
 
 
 class Ranking(Protocol):
-    """Turns logits into the best candidates and the log of the chance that the target takes each."""
+    """Turns logits into the best candidates, with the log-probability that the target chooses each."""
 
     def best(
         self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
     ) -> Children:
-        """The `count` best candidates a row.
+        """The `count` best candidates of each row.
 
         Args:
-            logits: (rows, n_vocab) the drafter's; not changed.
-            positions: the position in the text that each row's candidates would take.
+            logits: (rows, n_vocab) the drafter's; they are not modified.
+            positions: the position in the text that each row's candidates would have.
             after: (rows,) the token that each row's candidates follow, where it is known.
         """
 
     def before_ranking(self, frontier: Frontier, rows: Sequence[int]) -> None:
-        """Told before `best` which nodes its rows of logits belong to.
+        """Called before `best` with the nodes that its rows of logits belong to.
 
         Args:
-            rows: indices into the frontier; node 0 begins another tree.
+            rows: indices into the frontier; node 0 begins a new tree.
         """
-        del frontier, rows  # most rankings do not look at paths
+        del frontier, rows  # most rankings do not depend on the path
 
     def filtered(self, frontier: Frontier, children: Children) -> Children:
-        """Candidates that others proposed, without those that the ranking rules out."""
+        """Candidates that proposers added, without those that the ranking rules out."""
         del frontier
         return children
 
 
 class ByProbability(Ranking):
-    """The drafter's probability, as published trees rank.
+    """By the drafter's probability, as published tree policies rank.
 
     Args:
-        temperature: the target's; 1 where it takes its most likely token.
+        temperature: the target's; 1 for greedy decoding.
     """
 
     def __init__(self, temperature: float = 1.0) -> None:
-        # The least value whose inverse is finite in single precision.
+        # The smallest value whose inverse is finite in single precision.
         self._temperature = max(temperature, 1e-37)
 
     def best(
@@ -70,12 +70,12 @@ class ByProbability(Ranking):
 
 
 class ByAgreement(Ranking):
-    """The chance that the target takes a candidate, from what is known of the pair.
+    """By the probability that the target chooses a candidate, from what was learned about the pair.
 
-    A target that samples takes the argmax of logit + temperature x noise, and the noise is known to both
-    sides; so the drafter ranks by the same sum. One that does not sample is the case without noise.
-    Filters of the target (top-k, top-p, min-p) cut where the target's own probabilities say, which the
-    drafter only knows about: it leaves out what is beyond its own cut by more than the disagreement.
+    A target that samples takes the argmax of logit + temperature x noise. Both sides know the noise, so the
+    drafter ranks by the same sum; greedy decoding is the case without noise. The target's filters (top-k,
+    top-p, min-p) cut by its own probabilities, which the drafter knows only approximately: it leaves out what
+    lies below its own cutoff by more than the disagreement.
     """
 
     def __init__(self, config: GenerationConfig, noise: GumbelNoise, pair: Pair) -> None:
@@ -83,7 +83,7 @@ class ByAgreement(Ranking):
         self._noise = noise
         self._pair = pair
         self._kept = NoiseCache(self._added)
-        # Megabytes, filled anew in every draft step: memory that is given back is dear to get again.
+        # Megabytes, refilled in every draft step: allocating them anew each time would be slow.
         self._scores = np.empty((0, 0), dtype=np.float32)
 
     def best(
@@ -112,11 +112,11 @@ class ByAgreement(Ranking):
         return scores
 
     def _added(self, position: int) -> FloatArray:
-        """(n_vocab,) what the noise of a position adds to logits."""
+        """(n_vocab,) the noise that is added to the logits of a position."""
         return (self._config.temperature * self._noise.at(position)).astype(np.float32)
 
     def _cut(self, logits: FloatArray) -> FloatArray | None:
-        """(rows, 1) the logit below which the drafter itself would not draw; None if it draws from all."""
+        """(rows, 1) the logit below which the filters would cut the drafter; None if they cut nothing."""
         c = self._config
         if not (0 < c.top_k < logits.shape[1] or c.top_p < 1 or c.min_p > 0):
             return None
@@ -127,7 +127,7 @@ class ByAgreement(Ranking):
         if c.top_p < 1:
             weights = np.exp(best - best[:, :1])
             sums = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
-            # A token is in the set until those before it hold top_p: the first one always is.
+            # A token is in the set if those before it hold less than top_p, so the first one always is.
             inside = 1 + (sums[:, :-1] < c.top_p).sum(axis=1, keepdims=True)
             cut = np.maximum(cut, np.take_along_axis(best, inside - 1, axis=1))
         if c.min_p > 0:

@@ -1,7 +1,8 @@
-"""What nodes and draft steps cost by now: estimates that every pass corrects while an answer is decoded.
+"""Running estimates of what nodes and draft steps cost, corrected by every pass while decoding.
 
-These are apart from `costs.pass_time` on purpose. There, a prediction is made of parts that were measured
-before. Here, only whole rounds are seen, and what counts is how their seconds change with the tree.
+This is separate from `costs.pass_time` on purpose. A prediction there is assembled from parts that were
+measured beforehand; here only whole rounds are timed, and what matters is how that time changes with the
+tree.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class FadingLine:
 
 
 class StepCosts:
-    """What draft steps take: so much for one node, so much for each further one.
+    """The time of draft steps: a fixed part for the first node, and a part for each further node.
 
     Attributes:
         step_s, row_s: seconds; 0 while nothing is known.
@@ -79,7 +80,7 @@ class StepCosts:
 
     def __init__(self, step_s: float | None, row_s: float) -> None:
         self._first, self._further = step_s, row_s
-        self._slower = 1.0  # than was known beforehand
+        self._slower = 1.0  # factor over what was measured beforehand
 
     @property
     def step_s(self) -> float:
@@ -90,7 +91,7 @@ class StepCosts:
         return self._slower * self._further
 
     def add(self, record: PassRecord) -> None:
-        """Learn from a draft. The shortest counts, because some also read what the text gained meanwhile."""
+        """Learn from a draft. Estimates fall at once and rise slowly: a draft may also have read new text."""
         if self._first is None:
             self._first = record.draft_s / record.draft_steps
         elif (expected := self._expected(record)) > 0:

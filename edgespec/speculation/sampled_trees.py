@@ -1,7 +1,7 @@
-"""Trees whose tokens are drawn from the drafter's law, for rules that weigh both laws against each other.
+"""Trees sampled from the drafter's distribution, for rules that compare it with the target's.
 
-How many tokens are drawn below a node is fixed before any of them is: by a shape, and by which token of the
-shape the node itself became. Had it depended on the draws that are tried there, the rules would be inexact.
+How many tokens are drawn below a node is fixed before any of them is drawn, by a shape and by the place in
+the shape that the node itself took. If it depended on the draws, the rules would not be exact.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree, Law
 
-# The chance that the target takes a node's first, second, ... draw, where nothing is known of the pair. They
-# only shape the tree.
+# Assumed probabilities that the target accepts a node's first, second, ... draw. They only shape the tree.
 _CHANCES = (0.6, 0.16, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Where draws go, before anything is drawn.
+    """Where tokens will be drawn, decided before any is.
 
     Attributes:
         below: the shape nodes below each shape node; node 0 is the root.
@@ -38,7 +37,7 @@ class Shape:
 
     @classmethod
     def of(cls, parents: Sequence[int]) -> Shape:
-        """From the parent of each node; parents stand first, and the root has -1."""
+        """From the parent of each node; parents come before their children, and the root has -1."""
         below: list[list[int]] = [[] for _ in parents]
         for node, parent in enumerate(parents):
             if parent >= 0:
@@ -52,7 +51,7 @@ def chain(limits: TreeLimits) -> Shape:
 
 
 def sequences(limits: TreeLimits) -> Shape:
-    """Several independent chains from the root (SpecTr), about as long as they are many."""
+    """Several independent chains from the root (SpecTr): about as many as each is long."""
     room = limits.budget - 1
     count = max(1, min(math.isqrt(room), limits.leaves))
     length = min(room // count, limits.depth)
@@ -64,10 +63,10 @@ def sequences(limits: TreeLimits) -> Shape:
 
 @lru_cache(maxsize=64)
 def by_rank(limits: TreeLimits) -> Shape:
-    """The tree with the most accepted tokens on average, if the chance of a draw depends on its rank alone.
+    """The tree with the most accepted tokens on average, if acceptance depends on a draw's rank alone.
 
-    Sequoia (Chen et al. 2024, section 3.1). Scores fall along paths and siblings, so the best nodes are
-    a tree, and best-first growth finds what its dynamic programme does.
+    Sequoia (Chen et al. 2024, section 3.1). Scores fall along paths and across siblings, so the best nodes
+    form a tree, and best-first search finds the same tree as the paper's dynamic program.
     """
     chances = np.log(np.array(_CHANCES[: limits.branching], dtype=np.float32))
     ranks = np.arange(len(chances), dtype=np.int32)
@@ -76,7 +75,7 @@ def by_rank(limits: TreeLimits) -> Shape:
         shape = (len(frontier.nodes), 1)
         return Children(np.tile(ranks, shape), np.tile(chances, shape))
 
-    return Shape.of(grow(0, expand, replace(limits, ends=None)).parents.tolist())  # ranks are no tokens
+    return Shape.of(grow(0, expand, replace(limits, ends=None)).parents.tolist())  # ranks are not tokens
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,11 @@ class Drawing:
     """How tokens are drawn.
 
     Attributes:
-        shape: how many, and where.
+        shape: how many tokens are drawn, and where.
         replacement: whether a token may be drawn twice below one node.
         law: (logits, tokens since the root) -> the drafter's law over the target's vocabulary.
-        draws: where chance comes from.
-        ends: says of tokens whether each ends an answer; nothing is drawn below one, as no text follows.
+        draws: source of randomness.
+        ends: (tokens) -> whether each ends an answer; nothing is drawn below such a token.
     """
 
     shape: Shape
@@ -116,21 +115,21 @@ class Drawing:
 
 @runtime_checkable
 class DrawingDrafter(Protocol):
-    """A drafter with a distribution to draw from."""
+    """A drafter that can sample from its distribution."""
 
     def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
-        """A drawn tree below the last token of the text; `width` is the most nodes in a draft step."""
+        """A sampled tree below the last token of the text; `width` is the most nodes in a draft step."""
 
 
 def grow_drawn(
     root: int, read: Callable[[Frontier], tuple[list[int], FloatArray]], drawing: Drawing, width: int
 ) -> DraftedTree:
-    """The tree that is drawn, level by level.
+    """A tree sampled level by level.
 
     Args:
         root: the last token of the text.
         read: one draft step: the rows of a frontier that could be read, and their logits, which are
-            valid until the next step. Nothing is drawn below a node that is not read.
+            valid until the next step. Nothing is drawn below a node that could not be read.
         width: most nodes in a draft step.
     """
     growth = _DrawnTree(root, drawing)
@@ -148,11 +147,11 @@ def grow_drawn(
 
 
 class _DrawnTree:
-    """The nodes so far, with parents before their children.
+    """The nodes so far, parents before their children.
 
-    Equal draws below one node become one node, which stands for all their nodes of the shape and goes on
-    with everything below them: no draw is lost, and none is computed twice. Where a law has fewer tokens
-    than the shape has nodes, the first draw stands for the nodes that are left.
+    Equal draws below one node become one node. It takes the places of all of them in the shape, and continues
+    with everything below those places, so no draw is lost and none is computed twice. Where a law has fewer
+    tokens than the shape has places, the first draw takes the remaining places.
     """
 
     def __init__(self, root: int, drawing: Drawing) -> None:
@@ -160,8 +159,8 @@ class _DrawnTree:
         self._drawing = drawing
         self._parents = [-1]
         self._scores = [0.0]
-        self._texts: list[tuple[int, ...]] = [()]  # the tokens since the root
-        self._places: list[list[int]] = [[0]]  # the nodes of the shape that each node stands for
+        self._texts: list[tuple[int, ...]] = [()]  # tokens since the root
+        self._places: list[list[int]] = [[0]]  # the places in the shape that each node takes
         self._drawn: dict[int, list[int]] = {}
         self._laws: dict[int, Law] = {}
 

@@ -1,4 +1,4 @@
-"""The target's choice of the next token: penalties, filters, temperature, and the draw."""
+"""Sampling: how the target chooses the next token, with penalties, filters, temperature and noise."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from edgespec.speculation.noise import GumbelNoise, Stream
 
 FloatArray = NDArray[np.float32]
 
-# Tokens this far below the best together hold too little to matter in a search for the top-p set; the
-# search checks that, and widens if they do.
+# Tokens further below the best than this (in nats) usually hold too little probability to matter for top-p.
+# The search checks this, and covers all tokens if they do matter.
 _NEAR = 16.0
-_ARRAYS = 8  # as long as the vocabulary, in double precision, at a time
+_ARRAYS = 8  # double-precision arrays of vocabulary size that exist at a time
 
 
 def scratch_bytes(n_vocab: int) -> int:
-    """Most bytes of arrays that are made on the way to a choice, noise included."""
+    """Most bytes of temporary arrays for one choice, noise included."""
     return _ARRAYS * 8 * n_vocab
 
 
 class Sampler:
-    """Chooses tokens from logits, the same ones for the same seed.
+    """Chooses tokens from logits, always the same ones for the same seed.
 
     Filters apply in llama.cpp's order: penalties, top-k, top-p, min-p, temperature.
 
     Attributes:
-        penalizes: the choice depends on the tokens of the text, not only on their number.
+        penalizes: whether the choice depends on which tokens are in the text, not only on how many.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Sampler:
         return int(tokens[np.argmax(scores + self.noise.at(len(text), tokens))])
 
     def law(self, logits: FloatArray, text: Sequence[int]) -> NDArray[np.float64]:
-        """(n_vocab,) probabilities of what `choose` draws from, for a temperature above 0.
+        """(n_vocab,) the probabilities that `choose` draws from, for a temperature above 0.
 
         Args:
             logits: (n_vocab,) after the last token of the text.
-            text: all tokens before the one to choose; only penalties look at it.
+            text: all tokens before the one to choose; only penalties use it.
         """
         if self.penalizes:
             logits = self.penalized(logits, text)
@@ -73,7 +73,7 @@ class Sampler:
         return law
 
     def penalized(self, logits: FloatArray, text: Sequence[int]) -> FloatArray:
-        """A copy of the logits with tokens seen before made less likely."""
+        """A copy of the logits with the tokens of the text made less likely."""
         c = self.config
         window = text[-c.penalty_window :] if c.penalty_window else text
         seen, counts = np.unique(np.asarray(window, dtype=np.int64), return_counts=True)
@@ -84,7 +84,7 @@ class Sampler:
         return result
 
     def distribution(self, logits: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The tokens that may be drawn and their log-probabilities, up to a common constant."""
+        """The tokens that may be drawn, and their log-probabilities up to a common constant."""
         c = self.config
         tokens = np.arange(len(logits))
         if 0 < c.top_k < len(logits):
@@ -96,7 +96,7 @@ class Sampler:
         if c.min_p > 0:
             kept = np.flatnonzero(scores >= scores.max() + np.log(c.min_p))
             tokens, scores = tokens[kept], scores[kept]
-        # Counted from the best, which no temperature can make overflow, however low.
+        # Relative to the best, so that no temperature, however low, makes it overflow.
         with np.errstate(over="ignore"):
             return tokens, (scores - scores.max()) / c.temperature
 

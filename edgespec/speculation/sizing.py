@@ -1,11 +1,12 @@
-"""How large the next tree should be.
+"""Tree sizing: how large the next tree should be, from what nodes and draft steps cost and tokens are worth.
 
-A node is worth adding while its chance of acceptance, in tokens, times the time a token takes by now exceeds
-what the node costs; a draft step is worth it while the tokens that it could add are worth more than its
-seconds (the threshold of OPT-Tree, Wang et al. 2024, from measured times). The chances are the policy's,
-corrected by how many tokens its trees promised and how many were accepted. Where passes cost the same for one
-node as for many, large trees follow; where every node costs, small ones; where draft steps are dear, shallow
-ones. Where speculation does not pay, none: what trying costs is kept to a small share of all time.
+A node is worth adding while its acceptance probability times the time per token exceeds what the node
+costs. A draft step is worth taking while the tokens it could add are worth more than its seconds (the
+threshold of OPT-Tree, Wang et al. 2024, with measured times). The probabilities are the policy's, corrected
+by how many of the tokens its trees promised were accepted. Where a pass takes as
+long for many nodes as for one, trees become large; where every node costs time, small; where draft steps are
+expensive, shallow. Where speculation does not pay, decoding is plain, and the time lost on trials is limited
+to a small share of the whole.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ from edgespec.speculation.running_costs import FadingLine, MovingCurve, StepCost
 
 _FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
-_TRUST_MEMORY = 0.95  # the same, for how far the drafter's probabilities can be believed
-_TRUST_PRIOR = 2.0  # tokens that stand for taking the drafter at its word
+_TRUST_MEMORY = 0.95  # the same, for how reliable the drafter's probabilities are
+_TRUST_PRIOR = 2.0  # tokens of prior evidence that those probabilities are right
 _PATIENCE = 4  # rounds with a tree before their mean is judged
-_MOST_GAIN = 0.9  # never ask for more of a step: the first one tells what drafting is good for
-_DEAREST_TRIAL = 1.5  # plain passes that one trial may lose
-_LOST_SHARE = 0.015  # of all time, that trials may have lost before there is another
-_MOST_CREDIT = 4.0  # plain passes that gains may pay for
-_FADE = 0.999  # of what was lost and spent, per pass: texts change
+_MOST_GAIN = 0.9  # upper limit of the gain demanded of a step: the first shows whether drafting pays
+_DEAREST_TRIAL = 1.5  # time that one trial may lose, in plain passes
+_LOST_SHARE = 0.015  # share of all time that trials may have lost before the next one
+_MOST_CREDIT = 4.0  # most time that earlier gains may offset, in plain passes
+_FADE = 0.999  # of the time lost and spent, per pass, because texts change
 
 
 class FixedSizer:
-    """Always the same budget."""
+    """The same budget for every tree."""
 
     def __init__(self, limits: TreeLimits) -> None:
         self._limits = limits
 
     def limits(self) -> TreeLimits:
-        """What the next tree may cost."""
+        """Limits of the next tree."""
         return self._limits
 
     def record(self, record: PassRecord) -> None:
-        """Learn from a pass: nothing to learn."""
+        """Ignore the pass: the budget is fixed."""
 
 
 class AdaptiveSizer:
     """Follows the measured cost of nodes and the measured yield of trees.
 
     Args:
-        most: what no tree may exceed.
-        costs: what passes and draft steps were measured to take; None finds out.
+        most: limits that no tree may exceed.
+        costs: measured times of passes and draft steps; None learns them while decoding.
     """
 
     def __init__(self, most: TreeLimits, costs: Costs | None = None) -> None:
@@ -63,7 +64,7 @@ class AdaptiveSizer:
         self._promised = self._kept = 0.0  # fading sums of tokens
 
     def limits(self) -> TreeLimits:
-        """What the next tree may cost; a budget of 1 means plain decoding."""
+        """Limits of the next tree; a budget of 1 means plain decoding."""
         if self._plain_s is None or self._pausing:
             return self._replace(budget=1)
         per_node = self._cost.slope
@@ -87,7 +88,7 @@ class AdaptiveSizer:
     def record(self, record: PassRecord) -> None:
         """Learn from a pass."""
         seconds = record.seconds
-        # Steps are priced by themselves where they are known; elsewhere they are part of what nodes cost.
+        # Draft steps that are counted have a cost of their own; others are part of the nodes' cost.
         self._cost.add(record.nodes, seconds - record.draft_s if record.draft_steps else seconds)
         if record.draft_steps:
             self._steps.add(record)
@@ -96,7 +97,7 @@ class AdaptiveSizer:
         self._lost_s *= _FADE
         self._spent_s = _FADE * self._spent_s + seconds
         if record.nodes == 1:
-            # The shortest is the least disturbed by other programs, and a pass only gets dearer slowly.
+            # The shortest pass is the least disturbed by other programs; passes slow down only gradually.
             self._plain_s = min(seconds, 1.05 * (self._plain_s or math.inf))
             if record.draft_s < 0.01 * seconds:
                 self._pausing = self._pausing and self._lost_s > _LOST_SHARE * self._spent_s
@@ -105,7 +106,7 @@ class AdaptiveSizer:
             return
         self._trial.add(record, seconds - self._steps.reading(record), self._plain_s)
         if self._trial.failed(self._plain_s):
-            # What was gained before pays for trying again soon, within bounds, as texts change.
+            # Earlier gains allow the next trial to come sooner, within limits, because texts change.
             self._lost_s = max(self._lost_s + self._trial.net_s, -_MOST_CREDIT * self._plain_s)
             self._trial = _Trial()
             self._pausing = True
@@ -115,12 +116,12 @@ class AdaptiveSizer:
 
 
 class _Trial:
-    """Rounds with drafts in a row, for as long as they pay.
+    """Consecutive rounds with drafts, for as long as they pay.
 
     Attributes:
-        rounds: how many.
-        lost_s: seconds by which the latest of them took longer than plain decoding would have.
-        net_s: the same of all of them; negative if they gained.
+        rounds: how many there were.
+        lost_s: seconds that the latest of them took beyond what plain decoding would have taken.
+        net_s: the same over all of them; negative if they gained time.
     """
 
     def __init__(self) -> None:
@@ -130,7 +131,7 @@ class _Trial:
 
     @property
     def pace(self) -> float:
-        """Seconds a token by now."""
+        """Seconds per token, as a running mean."""
         return self._seconds / self._tokens
 
     def add(self, record: PassRecord, seconds: float, plain_s: float) -> None:
@@ -139,14 +140,14 @@ class _Trial:
         weight = max(1 / self.rounds, 1 - _MEMORY)
         self._seconds += weight * (seconds - self._seconds)
         self._tokens += weight * (tokens - self._tokens)
-        # Gains are not saved up: a text that changes is noticed as soon. And the first round may have been
-        # disturbed by whatever happens once.
+        # Gains do not accumulate, so that a change of the text is noticed as soon as ever. The first round's
+        # loss is capped, because it may have been disturbed by something that happens only once.
         lost_s = seconds - tokens * plain_s
         self.net_s += lost_s
         self.lost_s = max(self.lost_s + (min(lost_s, plain_s) if self.rounds == 1 else lost_s), -plain_s)
 
     def failed(self, plain_s: float) -> bool:
-        """Whether plain decoding is the better choice, as far as these rounds tell."""
+        """Whether plain decoding is the better choice, judging by these rounds."""
         if self.rounds >= _PATIENCE and self.pace > plain_s:
             return True
         return self.rounds < _PATIENCE and self.lost_s > _DEAREST_TRIAL * plain_s

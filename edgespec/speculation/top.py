@@ -1,7 +1,7 @@
-"""The largest entries of rows as long as a vocabulary, and sums over such rows.
+"""Top-k and log-sum-exp over rows of vocabulary size.
 
-Written in NumPy on purpose: it is as fast as PyTorch here, and importing PyTorch takes more than a second and
-more than 100 MiB, which every memory budget would pay for.
+Written in NumPy on purpose: it is as fast as PyTorch here, and importing PyTorch would take more than a
+second, and more than 100 MiB of every memory budget.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from edgespec.speculation.tree import FloatArray, IntArray
 
-_GROUP = 64  # entries of which one maximum is taken first
+_GROUP = 64  # entries per group; the maxima of groups are compared first
 
 
 def top(values: FloatArray, count: int) -> tuple[FloatArray, IntArray]:
-    """The largest entries of each row, the largest first; of equal ones, the lowest index first.
+    """The largest entries of each row, largest first; of equal entries the lowest index comes first.
 
     Args:
         values: (rows, n).
@@ -38,11 +38,11 @@ def log_sums(values: FloatArray, best: FloatArray, temperature: float = 1.0) -> 
         best: (rows, 1) the largest value of each row.
     """
     sums = np.empty((len(values), 1), dtype=np.float32)
-    scratch = np.empty(values.shape[1], dtype=np.float32)  # a row at a time stays in the processor's cache
+    scratch = np.empty(values.shape[1], dtype=np.float32)  # one row at a time stays in the CPU cache
     for row, most, total in zip(values, best, sums, strict=True):
         np.subtract(row, most, out=scratch)
         if temperature != 1:
-            with np.errstate(over="ignore"):  # -inf, whose exponential is the 0 that is meant
+            with np.errstate(over="ignore"):  # to -inf, whose exponential is 0, as it should be
                 np.divide(scratch, np.float32(temperature), out=scratch)
         np.exp(scratch, out=scratch)
         total[0] = np.log(scratch.sum())
@@ -54,12 +54,12 @@ def _top_of_row(row: FloatArray, count: int) -> NDArray[np.intp]:
     groups = len(row) // _GROUP
     if groups < 2 * count:
         return np.argsort(-row, kind="stable")[:count]
-    # `count` groups have a maximum of `least` or more, so at least as many entries are that large.
+    # `count` groups have a maximum of at least `least`, so at least `count` entries are that large.
     maxima = row[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
     least = np.partition(maxima, groups - count)[groups - count]
     found = np.flatnonzero(row > least)
     if len(found) < count:
         found = np.concatenate([found, np.flatnonzero(row == least)[: count - len(found)]])
-    if len(found) < count:  # NaN, which compares with nothing
+    if len(found) < count:  # there are NaNs, which compare false with everything
         return np.argsort(-row, kind="stable")[:count]
     return found[np.argsort(-row[found], kind="stable")[:count]]

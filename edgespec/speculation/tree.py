@@ -1,4 +1,4 @@
-"""The token tree: candidate continuations that share prefixes. A pure value, with no model inside."""
+"""The token tree: candidate continuations that share prefixes, as a plain value."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
-# llama.cpp tells branches apart by sequence ids, one a leaf, and has 256 of them.
+# llama.cpp distinguishes branches by sequence ids, one per leaf, and supports 256 of them.
 MAX_LEAVES = 256
 
-# Parents, depths and scores, and leaves below each node, of a tree that is its root.
+# Parents, depths, scores, and leaves below each node, of a tree that is only its root.
 _ROOT = (np.array([-1], dtype=np.int32), np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.float32))
 _ROOT_SEQUENCES = (np.zeros(1, dtype=np.int32), np.array([0, 1], dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Nodes in topological order: a parent stands before its children, the root at 0.
+    """Nodes in topological order: parents before their children, the root first.
 
     The root is the last token of the text so far, which the target has not read yet. Every other node
     stands for the text on its path from the root.
@@ -50,24 +50,24 @@ class TokenTree:
         """A tree from tokens, parents and path scores.
 
         Raises:
-            ValueError: the lengths differ, or a parent does not stand before its child.
+            ValueError: the lengths differ, or a parent does not come before its child.
         """
         token_array = np.asarray(tokens, dtype=np.int32)
         parent_array = np.asarray(parents, dtype=np.int32)
         score_array = np.asarray(logprobs, dtype=np.float32)
         n = len(token_array)
         if n == 0 or parent_array.shape != (n,) or score_array.shape != (n,):
-            raise ValueError("tokens, parents and logprobs must have one entry a node, and one node at least")
+            raise ValueError("tokens, parents and logprobs must have one entry per node, at least one")
         if parent_array[0] != -1 or (parent_array[1:] < 0).any():
             raise ValueError("node 0, and only node 0, has no parent")
         if (parent_array >= np.arange(n)).any():
-            raise ValueError("a parent must stand before its children")
+            raise ValueError("a parent must come before its children")
         return cls(token_array, parent_array, _depths(parent_array), score_array)
 
     @classmethod
     def root_only(cls, token: int) -> TokenTree:
         """The tree of one node: plain decoding."""
-        # Plain decoding makes one a token, so nothing is computed that is known.
+        # Plain decoding makes one for every token, so its constant parts are not computed anew.
         return cls(np.array([token], dtype=np.int32), *_ROOT)
 
     @classmethod
@@ -94,7 +94,7 @@ class TokenTree:
 
     @property
     def expected_accepted(self) -> float:
-        """Drafted tokens that are accepted on average, if the scores are right: the sum of their chances."""
+        """Expected accepted drafted tokens if the scores are right: the sum of the path probabilities."""
         return float(np.exp(self.logprobs[1:]).sum())
 
     @cached_property
@@ -114,7 +114,7 @@ class TokenTree:
         }
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of `node` that holds `token`, if there is one."""
+        """The child of `node` with this token, if there is one."""
         return self._children.get((node, token))
 
     def path(self, node: int) -> list[int]:
@@ -125,7 +125,7 @@ class TokenTree:
         return path[::-1]
 
     def merged(self) -> TokenTree:
-        """The same set of paths with equal prefixes stored once; the better score is kept."""
+        """The same set of paths with equal prefixes stored once, each with its better score."""
         index: dict[tuple[int, int], int] = {}
         place: list[int] = []
         tokens: list[int] = []
@@ -163,8 +163,8 @@ class TokenTree:
     def trimmed(self, budget: int, leaves: int = MAX_LEAVES, depth: int | None = None) -> TokenTree:
         """The best nodes within a budget of nodes (the root counts), leaves and depth.
 
-        Scores never rise along a path, so the best nodes are a tree by themselves (ties go to the
-        node that stands first, which a parent does).
+        Scores never rise along a path, so the best nodes form a tree; ties go to the earlier node, and a
+        parent is earlier than its children.
         """
         if (
             len(self) <= budget
@@ -181,7 +181,7 @@ class TokenTree:
                 continue
             if len(kept) >= budget:
                 break
-            # A first child takes its parent's place as a leaf; every further one adds a leaf.
+            # A first child replaces its parent as a leaf; every further child adds one.
             adds_leaf = parents[node] in has_child
             if adds_leaf and n_leaves >= leaves:
                 continue
@@ -197,8 +197,8 @@ class TokenTree:
     def sequences(self) -> tuple[IntArray, NDArray[np.int64]]:
         """The leaves below each node, as (flat leaf numbers, (nodes + 1,) offsets).
 
-        Leaf k of `leaves` is number k. Two nodes are ancestor and descendant exactly if the lower
-        one's leaves are among the upper one's; this is how the tree is told to llama.cpp.
+        Leaf k of `leaves` is number k. One node is an ancestor of another exactly if it has all of
+        the other's leaves; this is how llama.cpp is told the tree.
         """
         if len(self) == 1:
             return _ROOT_SEQUENCES

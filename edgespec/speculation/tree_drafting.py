@@ -1,4 +1,4 @@
-"""How the trees of a rule are drafted: drawn from the drafter's law, or picked as its best guesses."""
+"""Tree drafting: by ranking the drafter's best candidates, or by sampling from its distribution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgespec.speculation.verification.base import DraftedTree, Law
 
 
 class TreeDrafting(Protocol):
-    """Has a drafter make the kind of tree that a rule needs."""
+    """Makes a drafter grow the kind of tree that a verification rule needs."""
 
     def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
         """A tree below the last token of the text."""
@@ -32,8 +32,9 @@ class RankedDrafting(TreeDrafting):
     """The best nodes by a ranking, as a tree or as a chain.
 
     Attributes:
-        growth: score and stop rule, which learns how the text goes on. The default takes the drafter at its
-            word, and nothing that only the text proposes, for rules that weigh the drafter's opinion.
+        growth: score and stop rule, which may learn from how the text continues. The default scores by the
+            drafter's own probability and merges in nothing from the text, for rules that judge the drafter's
+            tokens.
     """
 
     ranking: Ranking
@@ -53,10 +54,10 @@ class RankedDrafting(TreeDrafting):
 
 @dataclass(frozen=True)
 class OneHotDrafting(TreeDrafting):
-    """The best chain, told as draws: each from a law that has only one token.
+    """The best chain, presented as draws from distributions that have a single token each.
 
     Args:
-        n_vocab: the target's.
+        n_vocab: size of the target's vocabulary.
     """
 
     n_vocab: int
@@ -67,10 +68,10 @@ class OneHotDrafting(TreeDrafting):
         return DraftedTree(
             tree,
             {node: [token] for node, token in tokens},
-            {node: self._certain(token) for node, token in tokens},
+            {node: self._one_hot(token) for node, token in tokens},
         )
 
-    def _certain(self, token: int) -> Law:
+    def _one_hot(self, token: int) -> Law:
         law = np.zeros(self.n_vocab)
         law[token] = 1.0
         return law
@@ -78,12 +79,12 @@ class OneHotDrafting(TreeDrafting):
 
 @dataclass(frozen=True)
 class SampledDrafting(TreeDrafting):
-    """Tokens drawn from the drafter's law, after the same penalties, filters and temperature as the target's.
+    """Tokens sampled from the drafter's law, with the target's penalties, filters and temperature.
 
     Args:
         shape: how many tokens are drawn, and where, within limits.
-        replacement: whether one may be drawn twice below one node.
-        n_vocab: the target's.
+        replacement: whether a token may be drawn twice below one node.
+        n_vocab: size of the target's vocabulary.
     """
 
     shape: Callable[[TreeLimits], Shape]
@@ -93,7 +94,7 @@ class SampledDrafting(TreeDrafting):
     draws: DrawSource
 
     def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
-        assert isinstance(drafter, DrawingDrafter), "checked where the method was made"
+        assert isinstance(drafter, DrawingDrafter), "checked by method_for"
 
         def law(logits: FloatArray, below: Sequence[int]) -> Law:
             if len(logits) < self.n_vocab:
@@ -107,7 +108,7 @@ class SampledDrafting(TreeDrafting):
 
 
 class ConfidenceFloor(Ranking):
-    """Ends a draft where the drafter's first candidate is less likely than a floor (BiLD's fallback)."""
+    """Ends a draft where the drafter's best candidate is less likely than `floor` (BiLD's fallback)."""
 
     def __init__(self, floor: float) -> None:
         self._floor = floor

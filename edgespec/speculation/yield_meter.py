@@ -1,8 +1,8 @@
-"""Measuring what trees yield, by watching passes.
+"""Measuring what trees yield, from the passes of a run.
 
-One run with large trees tells about all smaller ones. The best nodes of a tree by score are the tree that a
-smaller budget would have grown, so it would have accepted the same path up to its first node that is not
-among them.
+One run with large trees also shows what smaller ones would have yielded: the best nodes of a tree by score
+are the tree that a smaller budget would have grown, and it would have accepted the same path up to the first
+node that is not among them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DEPTHS = 16
 
 
 def accepted_by_budget(tree: TokenTree, path: Sequence[int]) -> IntArray:
-    """Nodes of an accepted path, the root included, that trees of each of BUDGETS nodes would have held.
+    """How many nodes of an accepted path, root included, a tree of each of BUDGETS would have held.
 
     Returns:
         (len(BUDGETS),) counts; the whole path for budgets that the tree does not fill.
@@ -30,7 +30,7 @@ def accepted_by_budget(tree: TokenTree, path: Sequence[int]) -> IntArray:
 
 
 class YieldMeter:
-    """Watches trees and what became of them."""
+    """Counts trees and what was accepted of them."""
 
     def __init__(self) -> None:
         self.passes = 0
@@ -45,8 +45,8 @@ class YieldMeter:
 
         Args:
             path: accepted nodes, from the root.
-            bonus: the target's token behind them.
-            steps, rows: draft steps that the tree took, and nodes read in them.
+            bonus: the target's token after them.
+            steps, rows: draft steps that the tree took, and the nodes read in them.
         """
         self.passes += 1
         self._steps += steps

@@ -146,7 +146,7 @@ def test_others_sessions_are_refused(engine: Engine, tmp_path: Path) -> None:
     session.close()
     for damage in ("", "{}", '{"edgespec_session": 1, "messages": 3}', "[" * 10_000):
         path.write_text(damage)
-        with SessionFileOpen(path) as file, pytest.raises(SessionError, match=r"is no saved session\."):
+        with SessionFileOpen(path) as file, pytest.raises(SessionError, match=r"is not a saved session\."):
             file.read()
 
 
@@ -167,7 +167,7 @@ class SessionFileOpen:
 def test_names_that_are_none(name: str) -> None:
     if "/" in name:
         return
-    with pytest.raises(SessionError, match="is no name for a session"):
+    with pytest.raises(SessionError, match="cannot be the name of a session"):
         SessionFile(name)
 
 

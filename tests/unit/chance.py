@@ -1,4 +1,4 @@
-"""All that chance can do: every outcome of a random procedure with its exact probability."""
+"""Exact distributions: every outcome of a random procedure, with its exact probability."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _OpenQuestion(Exception):
 
 
 class ScriptedDraws:
-    """Gives the answers of a script, and asks when it has no more."""
+    """Answers random decisions from a script, and raises when the script ends."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._answers = iter(script)

@@ -1,7 +1,7 @@
 """A target, a drafter and a vocabulary without a model, for the engine around them.
 
-The target is a fixed function of the last tokens. It keeps the discipline that a cache demands: it fails a
-test that verifies behind another text than it holds, or commits what it did not verify.
+The target is a fixed function of the last tokens. It enforces what a cache requires: a test fails if it
+verifies after a text that the cache does not hold, or commits what was not verified.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LetterVocabulary:
 
 
 def logits_after(text: Sequence[int], seed: int) -> FloatArray:
-    """(N_VOCAB,) what the target says after a text."""
+    """(N_VOCAB,) the target's logits after a text."""
     state = np.random.default_rng([seed, *text[-_ORDER:]])
     return (3 * state.standard_normal(N_VOCAB)).astype(np.float32)
 
@@ -109,11 +109,11 @@ class FakeTarget:
 
 
 class FakeDrafter(Drafter):
-    """Guesses the target's likeliest tokens, rightly as often as it is told to, and some siblings.
+    """Guesses the target's likeliest tokens with a given accuracy, and some siblings.
 
     Attributes:
         accuracy: how often the target's likeliest token is among the candidates.
-        learned: the texts that it was told of.
+        learned: the texts that it was given to learn from.
     """
 
     name = "fake drafter"

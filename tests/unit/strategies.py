@@ -1,4 +1,4 @@
-"""Hypothesis strategies for token trees, and the obvious ways to look at a tree."""
+"""Hypothesis strategies for token trees, and simple reference functions on trees."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ancestry(tree: TokenTree) -> np.ndarray:
 
 
 def assert_well_formed(tree: TokenTree) -> None:
-    """What every tree must be: parents first, depths right, scores falling, siblings apart."""
+    """The invariants of a tree: parents first, right depths, falling scores, distinct siblings."""
     assert tree.parents[0] == -1
     assert tree.depths[0] == 0
     for node in range(1, len(tree)):

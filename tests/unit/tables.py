@@ -37,7 +37,7 @@ def table(rows: Callable[[Text], Sequence[float]]) -> Table:
 
 
 class TableDrafter(Drafter):
-    """A drafter whose model is a table, and which can be drawn from."""
+    """A drafter whose model is a table, and which can be sampled from."""
 
     name = "table"
 
@@ -103,7 +103,7 @@ def one_pass(
 
 
 def mean_accepted(rule: str, target: Table, drafter: Drafter, limits: TreeLimits, vocabulary: int) -> float:
-    """DraftedTree tokens that a pass accepts on average at temperature 1."""
+    """Drafted tokens that a pass accepts on average at temperature 1."""
     config = GenerationConfig(temperature=1, verify=rule)
 
     def run(draws: ScriptedDraws) -> int:

@@ -1,4 +1,4 @@
-"""The learned map from a drafter's chances to acceptance: prior, evidence, monotony, and the next run."""
+"""The learned map from a drafter's probabilities to acceptance: prior, evidence, monotonicity, storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements on a busy machine: noticed, marked, and soon outweighed."""
+"""Measurements on a busy machine: noticed, marked, and soon corrected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine around a fake target and a fake drafter: what it promises whatever they do."""
+"""The engine around a fake target and a fake drafter: what it guarantees whatever they do."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_rule_that_weighs_drafts_is_refused_where_the_text_must_be_exact() -> 
 
 def test_a_rule_that_draws_needs_a_drafter_that_draws() -> None:
     engine, _ = fake_engine(lookup_drafter(), 11, never_ends=True)
-    with pytest.raises(UsageError, match="The rule 'recursive' needs tokens that a model draws"):
+    with pytest.raises(UsageError, match="The rule 'recursive' needs tokens sampled from a model"):
         engine.generate(PROMPT, GenerationConfig(temperature=1.0, verify="recursive"))
     assert engine.last_generation is None
     config = GenerationConfig(temperature=1.0, seed=2, max_tokens=8)

@@ -1,4 +1,4 @@
-"""What a person asks of a generation, and the record they get back."""
+"""Generation settings, and the records of results."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_the_last_nodes_of_a_tree_are_worth_the_rows_that_a_pass_takes_for_them(
     if len(whole) == budget or not last:
         assert kept == whole
         return
-    # The next best of the children of nodes that were expanded fill the last row: others were not looked at.
+    # The next best children of expanded nodes fill the last row; others were never looked at.
     seen = {
         path: score
         for path, score in drafter.everything(depth).items()

@@ -1,4 +1,4 @@
-"""What is learned of a pair: disagreement and biases, against targets that are known."""
+"""What is learned about a pair, disagreement and biases, against known targets."""
 
 from __future__ import annotations
 

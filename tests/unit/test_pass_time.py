@@ -1,4 +1,4 @@
-"""The pass-time model: known figures, and what every prediction makes of them."""
+"""The pass-time model: its functions, and the figures of every prediction that uses it."""
 
 from __future__ import annotations
 

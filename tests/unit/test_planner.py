@@ -1,4 +1,4 @@
-"""Plans: the cost model, its choice, and what it says would help."""
+"""The planner: its predictions, its choice, and its advice."""
 
 from __future__ import annotations
 

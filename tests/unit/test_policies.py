@@ -1,4 +1,4 @@
-"""Every tree policy: its shape, its limits, and Sequoia's tree against the paper's dynamic programme."""
+"""Every tree policy: its shape, its limits, and Sequoia's tree against the paper's dynamic program."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_sequences_part_at_the_root_only_and_have_equal_lengths() -> None:
 def test_eagle2_expands_the_best_of_each_level_and_reranks_all(budget: int, seed: int) -> None:
     tree, drafter = grown("eagle2", budget, seed)
     assert all((frontier.depths == step).all() for step, frontier in enumerate(drafter.frontiers))
-    # The paper's two phases, which expand some nodes in vain.
+    # The paper's two phases, which expand some nodes needlessly.
     plain = RandomDrafter(seed, 10)
     level: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     everything = [0.0]
@@ -138,7 +138,7 @@ def test_no_step_is_taken_that_could_not_pay_for_itself() -> None:
 
 
 def _best_expected(shares: tuple[float, ...], nodes: int, depth: int) -> float:
-    """Sequoia's dynamic programme: most expected tokens of a tree of so many nodes and levels below."""
+    """Sequoia's dynamic program: most expected tokens of a tree of so many nodes and levels below."""
 
     @cache
     def tree(n: int, levels: int) -> float:

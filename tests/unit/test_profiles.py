@@ -1,4 +1,4 @@
-"""What was measured is found again, and nothing else is."""
+"""The profile store returns what was stored under a key, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rankings: a drafter's logits as scores of candidates, checked by hand."""
+"""Rankings: from a drafter's logits to scored candidates, with values worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules as people write them, what is in force, and the lossy ones by their definitions."""
+"""Rules as users write them, which one is in force, and the lossy ones against their definitions."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_every_rule_has_a_method_with_every_drafter_or_says_why_not(name: str) -
     with pytest.raises(UsageError) as refused:
         method_for(config, 2, 1, lookup_drafter())
     assert str(refused.value) == (
-        f"The rule '{name}' needs tokens that a model draws, and prompt lookup draws none. "
+        f"The rule '{name}' needs tokens sampled from a model, and prompt lookup samples none. "
         "Name a small model with --draft PATH, or use --verify specexec."
     )
     assert method_for(config.with_(temperature=0.0), 2, 1, lookup_drafter()).rule.name == "greedy"
@@ -152,7 +152,7 @@ def test_a_pick_never_has_a_weight_of_zero_and_follows_the_others() -> None:
 
 
 def accept(verifier: Verifier, tree: TokenTree, laws: Sequence[Sequence[float]]) -> Acceptance:
-    """What a rule without chance accepts; `laws` are the target's by node."""
+    """What a deterministic rule accepts; `laws` are the target's, by node."""
     return verifier.accept(DraftedTree(tree), lambda node: np.array(laws[node]), ScriptedDraws(()))
 
 

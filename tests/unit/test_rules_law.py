@@ -1,4 +1,4 @@
-"""Every lossless rule gives the target's own law: all that chance can do is tried, through the real code.
+"""Every lossless rule follows the target's law: every outcome is enumerated, through the real code.
 
 A target and a drafter are tables from texts to logits. A method drafts a tree and accepts a path of it in
 every possible way, each with its exact probability; what the text is then, and how it goes on by plain

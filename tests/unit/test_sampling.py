@@ -1,4 +1,4 @@
-"""The sampler against a slow and obvious reference, and the law of its draws."""
+"""The sampler against a slow and simple reference, and the distribution of its draws."""
 
 from __future__ import annotations
 

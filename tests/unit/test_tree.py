@@ -115,15 +115,15 @@ def test_the_root_is_nobodys_child() -> None:
 @pytest.mark.parametrize(
     ("tokens", "parents", "logprobs", "message"),
     [
-        ([], [], [], "tokens, parents and logprobs must have one entry a node, and one node at least"),
-        ([1, 2], [-1], [0, 0], "tokens, parents and logprobs must have one entry a node"),
-        ([1, 2], [-1, 0], [0], "tokens, parents and logprobs must have one entry a node"),
+        ([], [], [], "tokens, parents and logprobs must have one entry per node, at least one"),
+        ([1, 2], [-1], [0, 0], "tokens, parents and logprobs must have one entry per node"),
+        ([1, 2], [-1, 0], [0], "tokens, parents and logprobs must have one entry per node"),
         ([1], [0], [0], "node 0, and only node 0, has no parent"),
         ([1, 2], [-1, -1], [0, 0], "node 0, and only node 0, has no parent"),
         ([1, 2], [-1, -2], [0, 0], "node 0, and only node 0, has no parent"),
-        ([1, 2], [-1, 1], [0, 0], "a parent must stand before its children"),
-        ([1, 2, 3], [-1, 2, 0], [0, 0, 0], "a parent must stand before its children"),
-        ([1, 2], [-1, 9], [0, 0], "a parent must stand before its children"),
+        ([1, 2], [-1, 1], [0, 0], "a parent must come before its children"),
+        ([1, 2, 3], [-1, 2, 0], [0, 0, 0], "a parent must come before its children"),
+        ([1, 2], [-1, 9], [0, 0], "a parent must come before its children"),
     ],
 )
 def test_build_refuses_what_is_no_tree(

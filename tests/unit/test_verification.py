@@ -49,7 +49,7 @@ class _NeedsDrawError(Exception):
 
 
 def _outcomes(tree: TokenTree, chances: Callable[[Text], np.ndarray]) -> Iterator[tuple[Acceptance, float]]:
-    """Every way the pass can end, with its chance: each draw is made in all possible ways."""
+    """Every outcome of the pass with its probability: each draw is made in all possible ways."""
     open_scripts: list[tuple[Text, float]] = [((), 1.0)]
     while open_scripts:
         script, weight = open_scripts.pop()

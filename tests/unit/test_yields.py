@@ -1,4 +1,4 @@
-"""What one run with large trees tells about smaller ones."""
+"""What a run with large trees shows about smaller ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_smaller_budget_would_have_accepted_what_of_the_path_its_own_tree_hold
 
 
 def test_ranks_and_depths_are_counted_along_the_path() -> None:
-    # The root's second candidate is taken, then its first, and then the target chooses what is no candidate.
+    # The target chooses the root's second candidate, then its first, and then a token that is no candidate.
     tree = TokenTree.build([0, 1, 2, 3, 4, 5], [-1, 0, 0, 2, 2, 3], [0, -0.1, -0.5, -0.6, -0.9, -0.7])
     meter = YieldMeter()
     meter.add(tree, [0, 2, 3], bonus=9, steps=2, rows=6)

@@ -1,4 +1,4 @@
-"""What every drafter is."""
+"""The interface of drafters, and the drafter that drafts nothing."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from edgespec.speculation.tree import TokenTree
 
 
 class Drafter(Protocol):
-    """Guesses how a text goes on.
+    """Guesses how a text continues.
 
-    A drafter is told the whole text every time and finds out by itself what is new, so the engine keeps
-    no drafter state in step with the target's: a rewound or replaced conversation needs no call.
+    A drafter is given the whole text every time and finds out by itself what is new, so the engine does not
+    have to keep its state in step with the target's: a rewound or replaced conversation needs no call.
     """
 
-    name: str  # what people call it
+    name: str  # as shown to users
     steps: int = 0  # decodes that the latest tree took, where they are counted
-    rows: int = 0  # nodes that were read in them
+    rows: int = 0  # nodes read in them
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of continuations, rooted at the last token of the text."""
 
     def learn(self, text: Sequence[int]) -> None:
-        """Learn from what the target made of the last tree.
+        """Learn from what the target accepted of the last tree.
 
-        Only the target's own choices may be told here: what a person types next says nothing of the pair.
-        Drafters that learn nothing pass over it.
+        To be called only with the target's own choices: what a user types next says nothing about the pair.
+        Drafters that do not learn ignore it.
 
         Args:
-            text: that of the last call of `draft`, and behind it what the target chose.
+            text: the text of the last call of `draft`, followed by what the target chose.
         """
         del text
 
     def save_to(self, folder: Path) -> None:
-        """Keep the state of what is read in a folder from now on, and take it up from there.
+        """Save the cache's state to a folder from now on, and restore it from there.
 
-        Drafters that read nothing keep nothing.
+        Drafters without a cache ignore this.
         """
         del folder
 
     def save(self) -> None:
-        """Write the state of the text as it was last drafted for; see `save_to`."""
+        """Write the state of the text that was drafted for last; see `save_to`."""
         return
 
     def stop_saving(self) -> None:
@@ -52,11 +52,11 @@ class Drafter(Protocol):
         return
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
 
 
 class NoDrafter(Drafter):
-    """Plain decoding: the tree is its root."""
+    """Plain decoding: the tree is only its root."""
 
     name = "none"
 

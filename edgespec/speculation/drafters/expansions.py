@@ -1,4 +1,4 @@
-"""What a drafter proposed in its last tree, kept until it is seen how the text went on."""
+"""The candidates of a drafter's last tree, kept until the target has decided how the text continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Expansions:
             self._nodes[parent, token] = node
 
     def teach(self, chances: Chances, went_on: Sequence[int]) -> None:
-        """Tell the policy which candidates the target took.
+        """Teach the policy which candidates the target chose.
 
         Args:
             went_on: the tokens that followed the root.

@@ -1,8 +1,8 @@
-"""Prompt lookup: what followed the last few tokens when they stood in the text before.
+"""Prompt lookup: propose what followed the last few tokens where they occurred earlier in the text.
 
-Needs no model (Saxena 2023, prompt lookup decoding). Answers that quote, edit or go on with their prompt
-repeat long stretches of it, and a target that is streamed verifies a guess at no extra cost. Beside a model
-its continuations are further candidates, and an opinion on the model's own.
+Needs no model (Saxena 2023, prompt lookup decoding). Answers that quote, edit or continue their prompt repeat
+long stretches of it, and a streamed target verifies a guess at no extra cost. Together with a model drafter,
+these continuations are further candidates, and evidence for the model's own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from edgespec.speculation.drafters.proposers import Proposals, Proposer
 from edgespec.speculation.growth import Children, Frontier
 
 _LONGEST = 4
-_MOST_PLACES = 8  # places of one n-gram that are remembered: the latest say the most
+_MOST_PLACES = 8  # occurrences of an n-gram that are remembered: the latest are the best evidence
 
 
 class Continuations(Proposals):
-    """What followed earlier occurrences of a text's end, as a tree that grows on request.
+    """What followed earlier occurrences of a text's end, as a tree that is looked up node by node.
 
-    Expanding nodes in any order gives each the tokens that followed it, with the length of the match: the
-    tokens of the text before the candidate that stood before it once already.
+    Each node gets the tokens that followed it, with the length of the match: how many of the tokens before
+    the candidate also preceded its earlier occurrence.
     """
 
     def __init__(self, paths: Sequence[tuple[Sequence[int], int]]) -> None:
@@ -37,10 +37,10 @@ class Continuations(Proposals):
                 nodes = max(nodes, child + 1)
                 below[token] = child, max(longest, min(match + i, _LONGEST))
                 node = child
-        self._places: dict[int, int] = {0: 0}  # node of a growing tree -> node here
+        self._places: dict[int, int] = {0: 0}  # node of the growing tree -> node here
 
     def join(self, frontier: Frontier, children: Children) -> Children:
-        """The candidates of a draft step, and those that the text proposes for the same nodes."""
+        """The candidates of a draft step, joined by those that the text proposes for the same nodes."""
         steps = zip(frontier.nodes.tolist(), frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
         proposals: list[tuple[int, dict[int, int]]] = []
         for row, (node, parent, token) in enumerate(steps):
@@ -79,8 +79,8 @@ class PromptLookup(Proposer):
         return Continuations(paths)
 
     def _index(self, text: Sequence[int]) -> None:
-        """Bring the index up to date with the text: usually a few tokens more than last time."""
-        known, self._text = self._text, []  # if this is interrupted, everything is indexed anew
+        """Update the index to the text, which usually has a few more tokens than last time."""
+        known, self._text = self._text, []  # if this is interrupted, everything is indexed again
         if not known or list(text[: len(known)]) != known:
             known = []
             self._places.clear()
@@ -94,7 +94,7 @@ class PromptLookup(Proposer):
 
 
 def _joined(children: Children, proposals: list[tuple[int, dict[int, int]]]) -> Children:
-    """Candidates with the matches of those the text proposes, and columns for those only it proposes."""
+    """The candidates with their match lengths, and further columns for what only the text proposes."""
     width, listed = children.tokens.shape
     extra: list[tuple[int, int, int]] = []  # row, token, match
     known = children.proposed

@@ -1,4 +1,4 @@
-"""Sources of drafted tokens that need no model: each adds candidates to the frontier of a growing tree."""
+"""Proposers: sources of candidates that need no model, merged into the frontier of a growing tree."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from edgespec.speculation.growth import Children, Frontier
 
 
 class Proposals(Protocol):
-    """What one source proposes below the end of one text, asked for as a tree grows there."""
+    """The proposals of one source at the end of one text, looked up as a tree grows there."""
 
     def join(self, frontier: Frontier, children: Children) -> Children:
-        """The candidates of a draft step, and those that this source proposes for the same nodes.
+        """The candidates of a draft step, joined by those that this source proposes for the same nodes.
 
-        Nodes must be asked about after their parents.
+        A node must come after its parent.
         """
         ...
 
 
 class Proposer(Protocol):
-    """A source of candidates: it is given the whole text every time, and finds out what is new in it."""
+    """A source of candidates. It is given the whole text every time, and finds out what is new in it."""
 
     name: str
 
     def propose(self, text: Sequence[int], depth: int) -> Proposals:
-        """What may follow the text.
+        """Proposals for what may follow the text.
 
         Args:
-            depth: tokens that are of use at most.
+            depth: most tokens of a path that can be used.
         """
         ...
 
@@ -46,5 +46,5 @@ class JoinedProposals(Proposals):
 
 
 def proposals_of(proposers: Sequence[Proposer], text: Sequence[int], depth: int) -> Proposals:
-    """What all of them propose."""
+    """The proposals of all these sources."""
     return JoinedProposals([proposer.propose(text, depth) for proposer in proposers])

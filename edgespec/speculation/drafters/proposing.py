@@ -1,4 +1,4 @@
-"""A drafter without a model: the tree is grown from what proposers say."""
+"""A drafter without a model: its trees grow from the candidates of proposers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgespec.speculation.tree import TokenTree
 
 
 class ProposingDrafter(Drafter):
-    """Drafts what proposers propose."""
+    """Drafts trees from proposals alone."""
 
     steps = 0
 
@@ -26,7 +26,7 @@ class ProposingDrafter(Drafter):
         self._limits: TreeLimits | None = None
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
-        """The tree of what may follow the text's last tokens."""
+        """A tree of what may follow the text."""
         self._last, self._limits = Expansions(), limits
         if not limits.allows_drafting:
             return TokenTree.root_only(text[-1])
@@ -42,13 +42,13 @@ class ProposingDrafter(Drafter):
         return grow(text[-1], expand, limits)
 
     def learn(self, text: Sequence[int]) -> None:
-        """Tell the policy which candidates of the last tree the target took."""
+        """Teach the policy which candidates of the last tree the target chose."""
         if self._limits is not None and list(text[: len(self._text)]) == self._text:
             self._last.teach(self._limits.growth.chances, text[len(self._text) :])
-        self._last = Expansions()  # each is evidence once
+        self._last = Expansions()  # each counts as evidence once
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to free."""
 
 
 def lookup_drafter() -> ProposingDrafter:

@@ -1,13 +1,13 @@
-"""From what a drafter says of a candidate to the chance that the target takes it, learned while running.
+"""Calibrated acceptance: from a candidate's score to the probability that the target chooses it.
 
-What is known of the pair turns the drafter's logits into chances (see pair.Pair). What is then still wrong
-and stays so is measured: for each class of candidates (its rank, and how much of the text before it stood
-before it once already) the share that the target took, by the chance it was given. Within a class a likelier
-candidate never gets a lower chance (isotonic regression by pooling adjacent violators, Ayer et al. 1955),
-and where little was counted, a prior speaks.
+`pair.Pair` turns the drafter's logits into probabilities. What is systematically wrong with them is measured
+here while decoding: for each class of candidates (by rank, and by how many of the preceding tokens also
+preceded an earlier occurrence) the share that the target chose, as a function of the estimated probability.
+Within a class a likelier candidate never gets a lower probability (isotonic regression by pooling adjacent
+violators, Ayer et al. 1955), and where there are few counts, a prior decides.
 
-Only candidates below nodes that the target took are evidence. Given its parent was taken, a candidate's
-context is the text itself, so its depth says nothing more and has no place in the map.
+Only candidates below accepted nodes are evidence. Once its parent is accepted, a candidate's context is the
+text itself, so its depth carries no further information and is not part of the map.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.learning.tables import Counts, Table, TableStore
 from edgespec.speculation.tree import FloatArray
 
-_LOGITS = np.linspace(-7.0, 7.0, 15)  # of the chance given: cells of the map
-_RANKS = np.array([0, 1, 2, 2, 3])  # rank -> class; every later one is in the last
-_UNLISTED, _UNASKED = 4, 5  # proposed by the text alone: the drafter lists others, or was not asked
+_LOGITS = np.linspace(-7.0, 7.0, 15)  # of the estimated probability: the cells of the map
+_RANKS = np.array([0, 1, 2, 2, 3])  # rank -> class; later ranks are in the last class
+_UNLISTED, _UNASKED = 4, 5  # proposed by the text alone: the drafter listed others, or was not asked
 _LONGEST_MATCH = 4
-_PRIOR = 12.0  # candidates that the prior stands for, in each cell
+_PRIOR = 12.0  # weight of the prior in each cell, in candidates
 
-# By tokens matched: how much the odds rise if the text has gone on so before, and the odds of candidates
-# that the drafter does not list or was not asked about.
+# By tokens matched: how much the log-odds rise if the text continued this way before, and the log-odds of
+# candidates that the drafter did not list or was not asked about.
 _MATCH_BONUS = np.array([0.0, 0.2, 0.5, 0.8, 1.2])
 _UNLISTED_LOGITS = np.array([-9.0, -5.0, -4.0, -3.5, -3.0])
 _UNASKED_LOGITS = np.array([-9.0, -1.7, -0.4, 0.4, 1.1])
@@ -37,9 +37,9 @@ class Calibrated(Chances):
     """The learned map.
 
     Args:
-        store: where counts come from and are kept.
-        name: of the counts; greedy and sampled choices have their own.
-        pair: what is known of the pair, which the ranking uses; it learns here.
+        store: where the counts are kept.
+        name: name of the counts; greedy and sampled choices have their own.
+        pair: the corrections for this pair, which the ranking uses and which learn here.
     """
 
     def __init__(self, store: TableStore, name: str, pair: Pair | None = None) -> None:
@@ -80,7 +80,7 @@ class Calibrated(Chances):
 
 
 def _cells(children: Children) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp], Table]:
-    """Where candidates stand: rank class, match class, the cell below their logit, and how far above it."""
+    """Where candidates fall: rank class, match class, the cell below their logit, and the distance to it."""
     listed = np.isfinite(children.logprobs)
     columns = np.arange(listed.shape[1])
     alone = np.where(listed.any(axis=1, keepdims=True), _UNLISTED, _UNASKED)
@@ -97,32 +97,32 @@ def _cells(children: Children) -> tuple[NDArray[np.intp], NDArray[np.intp], NDAr
 
 
 def _fitted(tried: Table, taken: Table) -> Table:
-    """The map as logits, of the counts' shape."""
+    """The map as logits, in the shape of the counts."""
     prior = np.broadcast_to(_LOGITS, tried.shape).copy()
     prior[_UNLISTED] = _UNLISTED_LOGITS[:, None]
     prior[_UNASKED] = _UNASKED_LOGITS[:, None]
     fitted = np.empty_like(tried)
     fitted[:, 0] = _with_counts(prior[:, 0], tried[:, 0], taken[:, 0])
-    # Where the text agrees, what is known of the rank speaks first, and a bonus.
+    # Where the text matches, the prior is what was learned for the rank, plus a bonus.
     prior[:_UNLISTED, 1:] = fitted[:_UNLISTED, :1] + _MATCH_BONUS[1:, None]
     fitted[:, 1:] = _with_counts(prior[:, 1:], tried[:, 1:], taken[:, 1:])
     return fitted
 
 
 def _with_counts(prior: Table, tried: Table, taken: Table) -> Table:
-    """(..., cells) logits from a prior of so many logits and what was counted."""
+    """(..., cells) logits from the prior's logits and the counts."""
     weights = tried + _PRIOR
     chances = (taken + _PRIOR / (1 + np.exp(-prior))) / weights
     for row in np.argwhere((np.diff(chances) < 0).any(axis=-1)):
         place = tuple(row)
         chances[place] = _pooled(chances[place], weights[place])
     chances = chances.clip(1e-6, 1 - 1e-6)
-    # A little of the prior's slope parts what was pooled.
+    # A little of the prior's slope separates cells that were pooled.
     return 0.95 * np.log(chances / (1 - chances)) + 0.05 * prior
 
 
 def _pooled(chances: Table, weights: Table) -> Table:
-    """Chances by cell that never fall: pooled where they do."""
+    """Probabilities by cell, pooled so that they never fall."""
     pools: list[tuple[float, float, int]] = []  # chance, weight, cells
     for chance, weight in zip(chances.tolist(), weights.tolist(), strict=True):
         cells = 1

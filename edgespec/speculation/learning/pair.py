@@ -1,15 +1,15 @@
-"""What is known of a pair of models: how the target's logits differ from the drafter's.
+"""Corrections for a pair of models: how the target's logits differ from the drafter's.
 
-Three things, all fitted while running by following the likelihood of what the target took:
+Three things, all fitted online by maximizing the likelihood of the target's choices:
 
 - the *disagreement*, the scale of the difference in nats. If the target's logits are the drafter's plus
-  independent Gumbel errors of this scale, a target that takes its most likely token takes each candidate
-  with the softmax of logit / scale, and one that samples with shared noise, with the softmax of
-  (logit + temperature x noise) / scale. So one number serves at every temperature;
-- a *bias* of each token: what this drafter proposes too often or too rarely for this target;
-- the same of each token after each other one, in a hashed table.
+  independent Gumbel errors of this scale, a greedy target chooses each candidate with the softmax of
+  logit / scale, and one that samples with shared noise chooses with the softmax of
+  (logit + temperature x noise) / scale. One number therefore serves every temperature;
+- a *bias* for each token: what this drafter proposes too often or too rarely for this target;
+- the same for each token after each other token, in a hashed table.
 
-A drafter is corrected so for what it gets wrong again and again, without a change to it.
+This corrects what a drafter gets wrong repeatedly, without changing the drafter.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from edgespec.speculation.learning.tables import Table, TableStore
 from edgespec.speculation.tree import IntArray
 
 _CELLS = 1 << 18
-_SPREAD, _MIX = 1_000_003, 7_919  # of a pair of tokens over the cells
+_SPREAD, _MIX = 1_000_003, 7_919  # hash of a pair of tokens to its cell
 
-# How large biases are before anything is known of them: standard deviations, in units of the disagreement.
+# Prior standard deviations of the biases, in units of the disagreement.
 _SPREAD_OF_TOKENS = 0.5
 _SPREAD_AFTER_TOKENS = 1.2
 _MOST_BIAS = 10.0
@@ -54,10 +54,11 @@ class Pair:
         self._changed = False
 
     def children(self, tokens: IntArray, values: Table, after: IntArray, count: int) -> Children:
-        """The `count` best of the drafter's candidates, with the chances that the target takes them.
+        """The `count` best of the drafter's candidates, with the probabilities that the target chooses them.
 
         Args:
-            tokens, values: (rows, candidates) the drafter's logits, with the noise of the position.
+            tokens: (rows, candidates) token ids.
+            values: (rows, candidates) the drafter's logits plus the noise of the position.
             after: (rows,) the token that each row's candidates follow.
         """
         scores = values + self._of_token.nats[tokens % _CELLS]
@@ -72,12 +73,12 @@ class Pair:
         )
 
     def learn(self, children: Children, after: int, token: int) -> None:
-        """Learn from what the target took.
+        """Learn from the target's choice.
 
         Args:
-            children: the candidates of one node, as `children` gave them.
+            children: the candidates of one node, as `children` returned them.
             after: the node's token.
-            token: what the target took; it need not be a candidate.
+            token: the target's choice; it need not be a candidate.
         """
         listed = np.isfinite(children.logprobs[0])
         if not listed.any():
@@ -97,7 +98,7 @@ class Pair:
         self._after_token.learn(after_token, taken - chances, chances, self.nats)
 
     def keep(self) -> None:
-        """Hand what was learned to the store, if there is something new."""
+        """Hand what was learned to the store, if anything is new."""
         if self._changed:
             self._store.put("disagreement", np.array([self.nats, self._information]))
             self._of_token.keep()
@@ -105,11 +106,12 @@ class Pair:
             self._changed = False
 
     def _fit_nats(self, logprobs: Table, chances: Table, taken: NDArray[np.bool_]) -> None:
-        """A step of natural gradient on 1 / nats.
+        """A natural-gradient step on 1 / nats.
 
-        Among listed candidates the choice is again a softmax with the same scale, so no others are needed.
+        Restricted to the listed candidates, the choice is again a softmax with the same scale, so the other
+        tokens are not needed.
         """
-        # In units of the present 1 / nats: logprobs are logits / nats, up to a constant.
+        # In units of the current 1 / nats: logprobs are logits / nats, up to a constant.
         mean = float((chances * logprobs).sum())
         spread = float((chances * logprobs**2).sum()) - mean**2
         self._information = _FADE * self._information + spread
@@ -118,10 +120,10 @@ class Pair:
 
 
 class _Biases:
-    """Biases by cell, each with how much is known of it: a Gaussian, brought up to date by every choice.
+    """Biases by cell: a Gaussian each, updated by every choice.
 
     Attributes:
-        nats: (cells,) added to logits.
+        nats: (cells,) what is added to the logits.
     """
 
     def __init__(self, store: TableStore, name: str, spread: float) -> None:
@@ -138,7 +140,7 @@ class _Biases:
             np.clip(self._information, 0, None, out=self._information)
 
     def learn(self, cells: NDArray[np.int64], missed: Table, chances: Table, disagreement: float) -> None:
-        """A step of natural gradient: the less is known of a cell, the longer."""
+        """A natural-gradient step, which is longer the less is known about a cell."""
         self._information[cells] += chances * (1 - chances) / disagreement**2
         weight = self._information[cells] + (self._spread * disagreement) ** -2
         self.nats[cells] = np.clip(self.nats[cells] + missed / disagreement / weight, -_MOST_BIAS, _MOST_BIAS)
@@ -149,6 +151,6 @@ class _Biases:
 
 
 def _cells(tokens: IntArray, after: IntArray) -> NDArray[np.int64]:
-    """Where the table has what is known of tokens after others."""
+    """Cells of the table of tokens after other tokens."""
     mixed = tokens.astype(np.int64) * _SPREAD + after.astype(np.int64)[:, None] * _MIX
     return mixed % _CELLS

@@ -1,4 +1,4 @@
-"""Scores of the published policies: chances that do not come from what this drafter says here."""
+"""Scores of the published policies, which do not depend on the drafter's logits here."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from edgespec.speculation.growth import Chances, Children
 from edgespec.speculation.learning.tables import Counts, TableStore
 from edgespec.speculation.tree import FloatArray
 
-# Acceptance by rank of small drafters as published trees assume it, until there are counts.
+# Acceptance by rank that published trees assume of small drafters, until there are counts.
 _USUAL_RANKS = np.array([0.68, 0.12, 0.05, 0.03, 0.02, 0.015, 0.01, 0.008])
-_PRIOR = 20.0  # candidates that the usual ranks stand for
+_PRIOR = 20.0  # weight of the usual ranks, in candidates
 
 
 class ByRank(Chances):
     """The measured share of each rank among the target's choices (Sequoia, Chen et al. 2024, section 3).
 
-    A node's score is the product of the shares on its path. With shares that fall with the rank it never
-    rises, along a path or across siblings, so the best nodes are the tree of the paper's dynamic programme.
+    A node's score is the product of the shares on its path. Shares fall with the rank, so scores never rise
+    along a path or across siblings, and the best nodes are the tree of the paper's dynamic program.
     """
 
     def __init__(self, store: TableStore, name: str, most: int = 16) -> None:
@@ -29,7 +29,7 @@ class ByRank(Chances):
 
     @property
     def shares(self) -> FloatArray:
-        """(ranks,) chance that the target takes the candidate of each rank, never rising."""
+        """(ranks,) probability that the target chooses the candidate of each rank, never rising."""
         shares = (self._counts.taken + _PRIOR * self._usual) / (self._counts.tried + _PRIOR)
         return np.minimum.accumulate(shares).astype(np.float32)
 
@@ -53,7 +53,7 @@ class ByRank(Chances):
 
 
 class Even(Chances):
-    """Every candidate alike: the tree fills level by level, and siblings in the drafter's order."""
+    """The same score for every candidate: the tree fills level by level, siblings in the drafter's order."""
 
     def __init__(self, chance: float = 0.7) -> None:
         self._edge = np.float32(np.log(chance))

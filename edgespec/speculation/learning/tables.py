@@ -1,41 +1,41 @@
-"""What is learned while running: small tables of numbers by name."""
+"""Tables of learned numbers, by name, and counts kept in them."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-_FADE = 1 - 1 / 4000  # weight of the past, per step of learning
+_FADE = 1 - 1 / 4000  # weight of the past, per learning step
 
 Table = NDArray[np.float64]
 
 
 class TableStore:
-    """Tables of finite numbers by name, in memory; `profiles.table_file` keeps them for the next run."""
+    """Tables of finite numbers by name, in memory; `profiles.table_file` saves them for the next run."""
 
     def __init__(self) -> None:
         self._tables: dict[str, NDArray[np.floating]] = {}
         self._changed = False
 
     def get(self, name: str, shape: tuple[int, ...]) -> NDArray[np.floating] | None:
-        """The table as it was kept, the store's own, no copy; None if there is none of this shape."""
+        """The stored table itself, not a copy; None if there is none of this shape."""
         table = self._tables.get(name)
         return table if table is not None and table.shape == shape else None
 
     def put(self, name: str, table: NDArray[np.floating]) -> None:
-        """Hold a table until `keep`; no copy is made."""
+        """Hold a table, without copying it, until `keep` writes it."""
         self._tables[name] = table
         self._changed = True
 
     def keep(self) -> None:
-        """Write the tables, where there is somewhere to write them."""
+        """Write the tables, if this store is backed by a file."""
 
 
 class Counts:
-    """Candidates tried and taken, by cell of a table; the past fades slowly.
+    """Candidates tried and taken, by cell of a table; old counts fade slowly.
 
     Attributes:
-        tried, taken: of the table's shape; parts of a candidate may fall into several cells.
+        tried, taken: arrays in the table's shape; a candidate may count in several cells in part.
     """
 
     def __init__(self, store: TableStore, name: str, shape: tuple[int, ...]) -> None:
@@ -49,11 +49,11 @@ class Counts:
         np.minimum(self.taken, self.tried, out=self.taken)
 
     def fade(self) -> None:
-        """Let the past count a little less."""
+        """Give the counts so far a little less weight."""
         self._table *= _FADE
 
     def add(self, cells: tuple[NDArray[np.intp], ...], weights: Table, taken: Table) -> None:
-        """Count candidates: their cells, what part of each falls there, and 1 for those taken."""
+        """Count candidates: their cells, the part of each that falls there, and 1 for those taken."""
         self._changed = True
         np.add.at(self.tried, cells, weights)
         np.add.at(self.taken, cells, weights * taken)

@@ -1,4 +1,4 @@
-"""Which path of a verified tree is accepted: one protocol, and a file for each family of rules."""
+"""Verification rules: which path of a tree is accepted. One protocol, and a file for each family of rules."""
 
 from edgespec.speculation.verification.base import Acceptance, DraftedTree, Verifier
 from edgespec.speculation.verification.matching import sample_and_match

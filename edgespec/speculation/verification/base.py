@@ -1,7 +1,8 @@
-"""What every rule is given, and what it gives back.
+"""The interface of verification rules: a drafted tree and two laws in, an accepted path out.
 
-A law is a (n_vocab,) float64 array of probabilities that sum to 1. Both laws of a node, the target's and the
-drafter's, are those after penalties, filters and temperature: the rules compare what is really drawn from.
+A law is a probability distribution over the next token: a (n_vocab,) float64 array that sums to 1. A node has
+two of them, the target's and the drafter's, both after penalties, filters and temperature, so that rules
+compare the distributions that tokens are really drawn from.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ TargetLaw = Callable[[int], Law]
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What a pass yields.
+    """What a rule accepts in one pass.
 
     Attributes:
-        path: accepted nodes from the root, the root included.
-        bonus: the token the target chose after the last of them.
+        path: the accepted nodes, from the root on.
+        bonus: the target's token after the last of them.
     """
 
     path: tuple[int, ...]
@@ -35,12 +36,12 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class DraftedTree:
-    """A tree, and how its tokens were drawn where the rule asks for it.
+    """A tree, and how its tokens were drawn, for rules that need to know.
 
     Attributes:
         tree: no two siblings hold the same token.
-        drawn: node -> the tokens drawn below it, in order; a token drawn twice stands twice.
-        laws: node -> (n_vocab,) the drafter's law there, which the tokens were drawn from.
+        drawn: node -> the tokens drawn below it, in order; a token drawn twice appears twice.
+        laws: node -> (n_vocab,) the drafter's law that these tokens were drawn from.
     """
 
     tree: TokenTree
@@ -49,22 +50,22 @@ class DraftedTree:
 
 
 class Verifier(Protocol):
-    """A rule: decides which drafted tokens are accepted, and the token that follows them."""
+    """A verification rule: decides which drafted tokens are accepted, and which token follows them."""
 
     def accept(self, drafted: DraftedTree, law: TargetLaw, draws: Draws) -> Acceptance:
         """The accepted path.
 
         Args:
-            law: gives the target's law after a node. Asked for as few nodes as the rule needs.
-            draws: where chance comes from.
+            law: returns the target's law after a node; called for no more nodes than the rule needs.
+            draws: source of randomness.
         """
 
 
 def excess(above: Law, below: Law) -> Law:
-    """Where one law exceeds another, as weights: what is left to draw from after a rejection.
+    """By how much one law exceeds another, as weights: the residual to draw from after a rejection.
 
-    Nothing exceeds only if both are the same, and then nothing is rejected but by rounding: the first law
-    itself is left.
+    It is 0 everywhere only if both laws are equal. Then only rounding can cause a rejection, and the first
+    law itself is returned.
     """
     rest: Law = np.maximum(above - below, 0.0)
     return rest if rest.any() else above

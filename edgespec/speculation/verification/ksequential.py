@@ -1,4 +1,4 @@
-"""SpecTr: the first of k independent draws that passes one test."""
+"""SpecTr: accept the first of k independent draws that passes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from edgespec.speculation.draws import Draws
 from edgespec.speculation.verification.base import Acceptance, DraftedTree, Law, TargetLaw, Verifier, excess
 from edgespec.speculation.verification.matching import sample_and_match
 
-_HALVINGS = 60  # of an interval below the number of draws: to the last bit
+_HALVINGS = 60  # bisection steps, enough for the last bit
 
 
 class KSequential(Verifier):
-    """K-sequential selection (SpecTr, Sun et al. 2023), at each position of k drafted texts.
+    """K-sequential selection (SpecTr, Sun et al. 2023), at each position of k drafted sequences.
 
-    The k tokens are those that the drafted texts which agree so far have at this position, so they are
-    independent draws from one law.
+    Its k tokens are the next ones of those sequences that agree so far, so they are independent draws from
+    one law.
     """
 
     def accept(self, drafted: DraftedTree, law: TargetLaw, draws: Draws) -> Acceptance:
@@ -41,13 +41,13 @@ def _token(target: Law, drafter: Law, drawn: Sequence[int], draws: Draws) -> int
 
 
 def smallest_rho(target: Law, drafter: Law, count: int) -> float:
-    """The least rho in [1, count] for which no token is accepted more often than it may be.
+    """The smallest rho in [1, count] for which no token is accepted too often.
 
     With b(rho) = sum min(drafter, target / rho), that is 1 - (1 - b)^count <= rho b.
     """
     if count == 1:
         return 1.0
-    # Only tokens whose ratio lies between the ends change sides; the sums over all others are fixed.
+    # Only tokens whose ratio lies inside the interval change sides; the sums over the others are constant.
     common = (target > 0) & (drafter > 0)
     q, p = target[common], drafter[common]
     always, never = q >= count * p, q <= p

@@ -1,4 +1,4 @@
-"""The longest path of a tree whose tokens all pass a test that looks at the target alone. Lossy."""
+"""Lossy rules that accept the longest path whose tokens all pass a test on the target's law."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgespec.speculation.verification.base import Acceptance, DraftedTree, Law,
 
 
 class Longest(Verifier):
-    """Accepts the longest path that passes, the likelier one of two, and the likeliest token after it."""
+    """Accepts the longest path that passes, of equally long ones the likeliest; then the likeliest token."""
 
     def accept(self, drafted: DraftedTree, law: TargetLaw, draws: Draws) -> Acceptance:
         tree = drafted.tree
@@ -36,14 +36,14 @@ class Longest(Verifier):
 
     @abstractmethod
     def passes(self, target: Law, tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which tokens are good enough; never one without probability."""
+        """Which tokens pass; never one whose probability is 0."""
 
 
 class Typical(Longest):
     """Typical acceptance (Cai et al. 2024, Medusa, section 2.3.1).
 
-    A token passes if its probability exceeds min(epsilon, delta exp(-entropy)): where the target is sure it
-    is strict, where many tokens would do it lets many pass.
+    A token passes if its probability exceeds min(epsilon, delta exp(-entropy)): strict where the target is
+    certain, permissive where many tokens are plausible.
     """
 
     def __init__(self, epsilon: float, delta: float) -> None:
@@ -58,10 +58,10 @@ class Typical(Longest):
 
 
 class TopKGap(Longest):
-    """SpecDec's test (Xia et al. 2023): among the k likeliest, and not far behind the first.
+    """SpecDec's test (Xia et al. 2023): among the k likeliest tokens, and not far behind the first.
 
     Args:
-        gap: most nats between a token's log-probability and that of the likeliest.
+        gap: how many nats a token's log-probability may be below that of the likeliest.
     """
 
     def __init__(self, k: int, gap: float) -> None:

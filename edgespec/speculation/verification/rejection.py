@@ -1,7 +1,7 @@
-"""Speculative sampling and its forms for several candidates: try drafted tokens one after another.
+"""Speculative sampling and its extensions to several candidates: try one drafted token after another.
 
-A token is accepted with the probability that makes it neither more nor less likely than it should be; after
-each rejection, what is left of the target's law is what the rejected draw could not cover.
+The acceptance probability is such that every token ends up exactly as likely as the target makes it. After a
+rejection, the residual of the target's law is what the rejected draw could not cover.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from edgespec.speculation.verification.matching import sample_and_match
 class Rejection(Verifier):
     """Accepts a token x with probability min(1, r(x) / d(x)); after a rejection, r becomes norm([r - d]+).
 
-    r begins as the target's law and d as the drafter's. With one draw a node this is speculative sampling
+    r starts as the target's law and d as the drafter's. With one draw per node this is speculative sampling
     (Leviathan et al. 2023, algorithm 1; Chen et al. 2023). With several draws made with replacement, d
-    stays as it is (SpecInfer's multi-step sampling, Miao et al. 2024, algorithm 2). With draws made
-    without replacement, d loses each rejected token and is scaled up again (recursive rejection sampling,
-    Jeon et al. 2024; Sequoia, Chen et al. 2024), so no token is tried twice.
+    stays the same (SpecInfer's multi-step sampling, Miao et al. 2024, algorithm 2). With draws made
+    without replacement, each rejected token is removed from d, which is normalized again (recursive
+    rejection sampling, Jeon et al. 2024; Sequoia, Chen et al. 2024), so no token is tried twice.
 
     Args:
-        replacement: whether equal draws could be made below one node.
+        replacement: whether a token could be drawn twice below one node.
         lenience: below 1 this factor on d accepts more, and the text is no longer the target's own
             (Leviathan et al. 2023, appendix A.5): no token gets more than 1 / lenience times its probability.
     """
@@ -40,7 +40,7 @@ class Rejection(Verifier):
         return sample_and_match(drafted.tree, choose)
 
     def token(self, target: Law, drafter: Law, drawn: Sequence[int], draws: Draws) -> int:
-        """The token after a node: an accepted draw, or one from what is left of the target's law."""
+        """The token after a node: an accepted draw, or one from the residual of the target's law."""
         for token in drawn:
             limit = self._lenience * drafter[token]
             if draws.coin(target[token] / limit if limit else 1.0):
@@ -50,6 +50,6 @@ class Rejection(Verifier):
             if not self._replacement:
                 drafter = drafter.copy()
                 drafter[token] = 0.0
-                # Nothing is left only after the last draw, as no token without probability is drawn.
+                # The sum is 0 only after the last draw, because tokens of probability 0 are never drawn.
                 drafter /= drafter.sum() or 1.0
         return draws.pick(target)

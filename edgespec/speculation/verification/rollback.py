@@ -1,4 +1,4 @@
-"""BiLD: keep what the small model wrote until the large one disagrees too much. Lossy."""
+"""BiLD, a lossy rule: keep the drafter's tokens until the target disagrees too much."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from edgespec.speculation.verification.base import Acceptance, DraftedTree, Targ
 class Rollback(Verifier):
     """The rollback policy of Big Little Decoder (Kim et al. 2023), on a chain.
 
-    The chain is cut before the first token x with -log target(x) above `distance`, and goes on with the
+    The chain is cut before the first token x with -log target(x) above `distance`, and continues with the
     target's likeliest token there.
 
     Args:
         distance: nats.
-        mismatches: if above 0, cut instead where so many tokens in a row are not the target's likeliest,
-            before the first of them.
+        mismatches: if above 0, cut instead before the first of this many consecutive tokens that are not
+            the target's likeliest.
     """
 
     def __init__(self, distance: float, mismatches: int = 0) -> None:
@@ -26,7 +26,7 @@ class Rollback(Verifier):
 
     def accept(self, drafted: DraftedTree, law: TargetLaw, draws: Draws) -> Acceptance:
         tree = drafted.tree
-        path = range(len(tree))  # of a chain
+        path = range(len(tree))  # the tree is a chain
         likeliest: list[int] = []
         run = 0
         for node in path:

@@ -1,0 +1,36 @@
+"""Timing draft steps of a drafter that has a model."""
+
+from __future__ import annotations
+
+from edgespec.costs.curves import Curve
+from edgespec.drafters.model import ModelDrafter
+from edgespec.measure.samples import ROUNDS, TimingSamples
+from edgespec.profiles.store import DraftProfile
+from edgespec.progress import Progress
+from edgespec.speculation.drafters.base import Drafter
+
+_WIDTHS = (1, 2, 4, 8, 16, 32)
+
+
+def quick_steps(drafter: Drafter, width: int) -> DraftProfile | None:
+    """Measure a draft step of one row and one of most rows; None where steps take next to no time."""
+    if not isinstance(drafter, ModelDrafter):
+        return None
+    timed = TimingSamples()
+    for _ in range(2):
+        for rows in (1, width):
+            timed.add(rows, drafter.step_seconds(rows))
+    best = {rows: min(times) for rows, times in timed.seconds.items()}
+    return DraftProfile(Curve.through(best.items()), quick=True)
+
+
+def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftProfile | None:
+    """Measure the curve of draft steps; None where they take next to no time."""
+    if not isinstance(drafter, ModelDrafter):
+        return None
+    timed = TimingSamples()
+    for turn in range(ROUNDS):
+        for rows in (w for w in _WIDTHS if w <= width):
+            timed.add(rows, drafter.step_seconds(rows))
+        on_progress("Measuring draft steps", (turn + 1) / ROUNDS)
+    return DraftProfile(timed.curve())

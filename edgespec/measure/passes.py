@@ -1,0 +1,161 @@
+"""Timing passes of the target.
+
+The quick profile of a new model takes a few passes before its first answer. The full profile measures every
+size several times, in turns, so that a disturbance affects all sizes alike.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from edgespec.costs.pass_time import USUAL_OVERLAP, fitted_overlap, read_seconds
+from edgespec.engine.target import Target, TextTree
+from edgespec.machine.contention import ContentionWatch
+from edgespec.measure.samples import ROUNDS, TimingSamples
+from edgespec.models.llama.row_rule import MOST_ROWS
+from edgespec.profiles.store import PassProfile
+from edgespec.profiles.stream_rate import StreamRate
+from edgespec.progress import Progress, no_progress
+from edgespec.speculation.tree import TokenTree
+
+_TEXT = 32  # tokens before the rows that are timed
+_QUICK_ROWS = (1, 8, 32, 56)
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
+_FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # if there is no time for several passes of each size
+
+
+def quick_passes(target: Target, seconds: float) -> PassProfile | None:
+    """Measure a few passes, one or two of each size; None if that would take longer than `seconds`.
+
+    Raises:
+        DecodeAborted: stopped from outside.
+    """
+    rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
+    timed, whole, arriving = TimingSamples(), TimingSamples(), StreamRate(target.model.weights)
+    watch = ContentionWatch(target.context.n_threads)
+    _time_passes(target, rows[:1], timed, whole, 1, seconds)
+    expected = whole.seconds[1][0] * 2 * len(rows)
+    if expected > seconds:
+        return None
+    # Twice if there is time, because the spread shows whether something disturbed them.
+    _time_passes(target, rows[1:], timed, whole, 2 if 2 * expected <= seconds else 1, math.inf)
+    return replace(_profile(target, timed, whole, arriving.rate), quick=True, busy=watch.pressure)
+
+
+def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tuple[PassProfile, bool]:
+    """Measure the pass curve; also returns whether the machine was too busy, both times.
+
+    Raises:
+        DecodeAborted: stopped from outside.
+    """
+    whole = TimingSamples()
+    _time_passes(target, [1], TimingSamples(), whole, 1, seconds)
+    sizes = _ROWS if whole.seconds[1][0] * len(_ROWS) * ROUNDS < seconds / 2 else _FEW_ROWS
+    rows = [
+        r for r in sizes if r <= _most_rows(target) and (r <= target.max_nodes or target.reads_at_once(r))
+    ]
+    for attempt in range(2):
+        timed, whole, arriving = TimingSamples(), TimingSamples(), StreamRate(target.model.weights)
+        watch = ContentionWatch(target.context.n_threads)
+        _time_passes(target, rows, timed, whole, ROUNDS, seconds, on_progress)
+        profile = replace(_profile(target, timed, whole, arriving.rate), busy=watch.pressure)
+        if not profile.disturbed:
+            break
+        if attempt == 0:
+            on_progress("The machine is busy with other things; measuring again", 0.0)
+    return profile, profile.disturbed
+
+
+def _time_passes(
+    target: Target,
+    rows: Sequence[int],
+    timed: TimingSamples,
+    whole: TimingSamples,
+    rounds: int,
+    seconds: float,
+    on_progress: Progress = no_progress,
+) -> None:
+    """Time passes of these sizes in turn, until the time is up; always times one pass of one row.
+
+    Args:
+        timed: gets the seconds without those spent waiting for the disk.
+        whole: gets all the seconds.
+    """
+    ends = time.perf_counter() + seconds
+    tokens = (
+        np.random.default_rng(0).integers(0, target.model.vocabulary.n_tokens, _TEXT + max(rows)).tolist()
+    )
+    try:
+        time_pass(target, tokens, 1)  # the first one of all is slower
+        for turn in range(rounds):
+            for number, size in enumerate(rows):
+                if timed.seconds and time.perf_counter() + _expected(whole, size) > ends:
+                    return
+                taken, waited = time_pass(target, tokens, size)
+                timed.add(size, max(taken - waited, 0.0))
+                whole.add(size, taken)
+                on_progress("Measuring passes", (turn + (number + 1) / len(rows)) / rounds)
+    finally:
+        target.rewind(0)
+
+
+def _expected(whole: TimingSamples, size: int) -> float:
+    """Roughly how many seconds a pass of this size will take, judging by those that were timed.
+
+    A tree takes about as long as the largest size so far; longer pieces of prompts take time by their rows.
+    """
+    if size in whole.seconds:
+        return whole.seconds[size][0]
+    largest = max(whole.seconds, default=0)
+    rows = size / max(largest, MOST_ROWS)
+    return whole.seconds[largest][0] * max(rows, 1.0) if largest else 0.0
+
+
+def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, float]:
+    """Seconds of a pass, and how many of them were spent waiting for the disk.
+
+    Args:
+        tokens: the text before the rows, and then at least this many rows.
+    """
+    text = tokens[:_TEXT]
+    target.prefill(text)
+    waited = target.context.waited_s
+    begun = time.perf_counter()
+    if rows <= target.max_nodes:
+        trees = [TextTree(tokens[:_TEXT], TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]))]
+        target.verify(trees)
+        taken = time.perf_counter() - begun
+        target.commit(trees, [[0]])
+    else:  # only prompts are read in pieces this long
+        target.prefill(tokens[: _TEXT + rows])
+        taken = time.perf_counter() - begun
+    waited = target.context.waited_s - waited
+    target.rewind(_TEXT)
+    return taken, waited
+
+
+def _profile(target: Target, timed: TimingSamples, whole: TimingSamples, read_rate: float) -> PassProfile:
+    """The profile that these passes give."""
+    n_bytes = target.model.weights.streamed_bytes
+    overlap = USUAL_OVERLAP
+    if read_rate:
+        overlap = fitted_overlap(timed.curve(), whole.curve(), read_seconds(n_bytes, read_rate))
+    return PassProfile(
+        timed.curve(),
+        timed.spread,
+        streamed=n_bytes > 0,
+        read_rate=read_rate,
+        overlap=overlap,
+        weight_bytes=target.model.n_bytes,
+        parameters=target.model.n_parameters,
+    )
+
+
+def _most_rows(target: Target) -> int:
+    room = target.context.n_cells - 2 * _TEXT
+    return min(max(target.prompt_rows, target.max_nodes), room)

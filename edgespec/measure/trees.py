@@ -1,0 +1,162 @@
+"""What trees yield and drafts take, measured along texts that the target writes first."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edgespec.costs.yields import Yields
+from edgespec.engine.engine import Engine
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import PassRecord
+from edgespec.progress import Progress
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.methods import method_for
+from edgespec.speculation.policies import tree_policy
+from edgespec.speculation.yield_meter import YieldMeter
+
+PROMPTS = (
+    "Write a Python function that counts the words in a text, and explain it briefly.",
+    "What should somebody know who visits the mountains for the first time?",
+    "Summarise in two sentences: Rivers carve valleys over thousands of years. Where the rock is soft the "
+    "valley grows wide, and where it is hard the river falls over steps. At its end it leaves sand and mud.",
+    "Anna has 12 apples, gives a third of them to Ben and eats two. How many are left? Think step by step.",
+    "Translate into German: The library is closed on Monday, but the garden behind it is open all week.",
+)
+
+_DEEPEST = 16  # depth of the trees that are measured
+_TEXT_TOKENS, _LEAST_TOKENS = 64, 32  # most and least tokens of an answer that trees are measured along
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that the target wrote: the tokens of the prompt and of the answer."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(frozen=True)
+class WrittenTexts:
+    """Texts that the target wrote, and the passes that it took.
+
+    Attributes:
+        accept_s: seconds of a round outside draft and pass, the median.
+        passes: the passes of all answers, except the first of each, whose draft also reads the prompt.
+    """
+
+    texts: list[Text]
+    accept_s: float
+    passes: list[PassRecord]
+
+
+def write_texts(
+    engine: Engine, config: GenerationConfig, seconds: float, on_progress: Progress
+) -> WrittenTexts:
+    """Let the target begin answers to the built-in prompts, one after the other, until the time is up."""
+    begun = time.perf_counter()
+    config = config.with_(max_tokens=_TEXT_TOKENS)
+    texts: list[Text] = []
+    passes: list[PassRecord] = []
+    for prompt in PROMPTS:
+        tokens: list[int] = []
+        records: list[PassRecord] = []
+        chunks = engine.stream(prompt, config)
+        try:
+            for chunk in chunks:
+                tokens += chunk.tokens
+                if chunk.record is not None:
+                    records.append(chunk.record)
+                now = time.perf_counter()
+                on_progress("Letting the target write texts", min((now - begun) / seconds, 1.0))
+                if now > begun + seconds and len(tokens) >= _LEAST_TOKENS:
+                    break
+        finally:
+            chunks.close()
+        texts.append(Text(engine.encoder.encode(prompt), tokens))
+        passes += records[1:]
+        if time.perf_counter() > begun + seconds:
+            break
+    return WrittenTexts(texts, statistics.median([r.accept_s for r in passes] or [0.0]), passes)
+
+
+@dataclass
+class TreeStatistics:
+    """Statistics of trees that were grown along known texts.
+
+    Attributes:
+        yields: what they yield; None if every text was too short.
+        draft_s, steps, rows: totals over all drafts: seconds, decodes, and rows decoded.
+    """
+
+    yields: Yields | None = None
+    draft_s: float = 0.0
+    steps: int = 0
+    rows: int = 0
+
+
+def measure_trees(
+    engine: Engine,
+    config: GenerationConfig,
+    texts: Sequence[Text],
+    budget: int,
+    seconds: float,
+    on_progress: Progress,
+) -> TreeStatistics:
+    """Grow trees of a size along texts that the target wrote, as its passes would have done.
+
+    The target writes the same text whatever drafts it, so its choices are known and only the drafter runs.
+    Every text is walked through from its first token, then from its second, and so on, until the time is up.
+    Walks through one text are alike, so their passes together have the weight of one walk.
+    """
+    meter, found = YieldMeter(), TreeStatistics()
+    begun = time.perf_counter()
+    limits = engine.limits
+    limits = replace(limits, budget=min(budget, limits.budget), depth=min(limits.depth, _DEEPEST))
+    longest = max((len(text.answer) for text in texts), default=0)
+    for start in range(longest):
+        for text in texts:
+            if time.perf_counter() > begun + seconds and meter.passes:
+                break
+            _walk(engine, config, text, start, limits, meter, found)
+            done = (time.perf_counter() - begun) / seconds
+            on_progress(f"Measuring trees of {limits.budget} nodes", min(done, 1.0))
+    if (yields := meter.yields()) is not None:
+        once = sum(len(text.answer) for text in texts) / yields.at(limits.budget)
+        found.yields = replace(yields, passes=min(yields.passes, max(round(once), 1)))
+    return found
+
+
+def _walk(
+    engine: Engine,
+    config: GenerationConfig,
+    text: Text,
+    start: int,
+    limits: TreeLimits,
+    meter: YieldMeter,
+    found: TreeStatistics,
+) -> None:
+    """One walk through a text. What is learned on the way is discarded, because the text will come again."""
+    n_vocab = engine.target.model.vocabulary.n_tokens
+    policy = tree_policy(engine.policy.name)
+    method = method_for(config, n_vocab, config.seed or 0, engine.drafter, policy=policy)
+    tokens = text.prompt + text.answer
+    place = len(text.prompt) + start
+    first = True
+    # If the text ended before a path could, the length of that path would not be known.
+    while place + limits.depth + 1 < len(tokens):
+        begun = time.perf_counter()
+        tree = method.drafting.draft(engine.drafter, tokens[: place + 1], limits).tree
+        taken = time.perf_counter() - begun
+        path = [0]
+        while (child := tree.child(path[-1], tokens[place + len(path)])) is not None:
+            path.append(child)
+        meter.add(tree, path, tokens[place + len(path)], engine.drafter.steps, engine.drafter.rows)
+        if not first:  # the first draft also reads the text up to here
+            found.draft_s += taken
+            found.steps += engine.drafter.steps
+            found.rows += engine.drafter.rows
+        first = False
+        place += len(path)
