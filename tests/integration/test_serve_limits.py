@@ -51,7 +51,11 @@ def impatient(smol_path: Path) -> Iterator[Running]:
         (CHAT, {"messages": HI, "stop": "a" * 1025}, "too many stop strings"),
         (CHAT, {"messages": HI, "grammar": 'root ::= "a"' + " " * 131_072}, "The grammar has 131,084 char"),
         (CHAT, {"messages": HI, "json_schema": {"enum": ["a" * 131_072]}}, "The json schema has"),
-        (CHAT, {"messages": HI, "grammar": 'root ::= "a"', "json_schema": {}}, "Several formats were requested"),
+        (
+            CHAT,
+            {"messages": HI, "grammar": 'root ::= "a"', "json_schema": {}},
+            "Several formats",
+        ),
         (CHAT, {"messages": HI, "grammar": ["a"]}, "grammar is a list"),
         (CHAT, {"messages": [{"role": [], "content": "Hi"}]}, "It must have a role"),
         (CHAT, {"messages": HI, "n": True}, "n is True"),

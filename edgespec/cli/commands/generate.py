@@ -1,4 +1,4 @@
-"""`edgespec generate`: one answer to a prompt, or one for every line of a JSONL file."""
+"""`edgespec generate`: answers a prompt, or every line of a JSONL file."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def generate(
 
 @dataclass(frozen=True)
 class _SinglePrompt:
-    """One prompt, answered as text that streams or as one JSON object."""
+    """One prompt, answered as streamed text or as a JSON object."""
 
     terminal: Terminal
     results: ResultStream
@@ -144,7 +144,7 @@ class _SinglePrompt:
     answers: int
 
     def run(self, prompt: str | None, loading: LoadOptions, sampling: SamplingOptions) -> None:
-        """Answer the prompt, or standard input if there is none; a JSON object is also made of a failure."""
+        """Answer the prompt, or standard input if there is none; with JSON, a failure gives an object too."""
         try:
             text = prompt = whole_prompt(prompt, self.terminal, _HOW)
             config = sampling.config_for(loading)
