@@ -248,7 +248,7 @@ def test_a_model_without_a_template_is_told_once(
     engine: TalkingEngine, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine.has_chat_template = False
-    note = "The model has no chat template, so it goes on with the prompt as plain text. "
+    note = "The model has no chat template, so it continues the prompt as plain text. "
     note += "--raw leaves out this note.\n"
     assert main(["generate", "-p", "Hi", "--n", "2"]) == 0
     assert capsys.readouterr().err == note

@@ -92,7 +92,7 @@ def generate(
     if prompt is not None and input_name is not None:
         raise UsageError("Both --prompt and --input were given.", "Give one of them.")
     if system is not None and raw:
-        raise UsageError("With --raw there is no place for --system.", "Leave one of them out.")
+        raise UsageError("--system cannot be used with --raw.", "Leave one of them out.")
     if not 1 <= answers <= MOST_ANSWERS:
         raise UsageError(f"--n is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
     if overwrite and (input_name is None or output_name is None):

@@ -115,7 +115,7 @@ class Terminal:
         """Note if a prompt is continued as plain text without --raw."""
         if not raw and not engine.has_chat_template:
             self.note(
-                "The model has no chat template, so it goes on with the prompt as plain text. "
+                "The model has no chat template, so it continues the prompt as plain text. "
                 "--raw leaves out this note."
             )
 
