@@ -1,1 +1,1 @@
-"""`edgespec bench`: what this machine does with a model, row by row, each in a process of its own."""
+"""`edgespec bench`: measures a model on this machine, row by row, each in its own process."""

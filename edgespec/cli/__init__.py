@@ -1,1 +1,1 @@
-"""The command line: one module a command, each thin. Results go to stdout, everything else to stderr."""
+"""The command line: one thin module per command. Results go to stdout, everything else to stderr."""

@@ -1,4 +1,4 @@
-"""What Tab offers: in a chat commands, their values and paths; in a shell models and sessions."""
+"""Tab completion: of commands, their values and paths in a chat; of models and sessions in a shell."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _PATH_AT_END = re.compile(r'(?:^|\s)@("?)([^"\s]*|(?<=")[^"]*)$')
 
 @dataclass(frozen=True)
 class Completion:
-    """One offer.
+    """One completion.
 
     Attributes:
-        text: what is put in.
-        replaces: characters before the cursor that it takes the place of.
+        text: what is inserted.
+        replaces: how many characters before the cursor it replaces.
         shown: what is listed.
     """
 
@@ -26,17 +26,17 @@ class Completion:
 
 
 class Completer:
-    """Completes by the commands there are.
+    """Completes the commands of a chat.
 
     Args:
-        values: command -> what its value may be, given what was typed of it; None for commands without one.
+        values: command -> completions of its value, given what was typed; None for commands without a value.
     """
 
     def __init__(self, values: Mapping[str, Callable[[str], Sequence[str]] | None]) -> None:
         self._values = values
 
     def __call__(self, before: str) -> list[Completion]:
-        """Offers for the text before the cursor."""
+        """Completions for the text before the cursor."""
         mention = _PATH_AT_END.search(before)
         if mention:
             return [Completion(path, len(mention[2]), path) for path in paths(mention[2])]
@@ -54,7 +54,7 @@ class Completer:
 
 
 def paths(typed: str) -> list[str]:
-    """Files and folders that begin like `typed`, folders with a slash."""
+    """Files and folders that begin with `typed`; folders end with a slash."""
     folder, _, start = typed.rpartition("/")
     base = Path(folder + "/" if folder or typed.startswith("/") else ".").expanduser()
     prefix = typed[: len(typed) - len(start)]

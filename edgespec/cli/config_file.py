@@ -1,4 +1,4 @@
-"""The user's configuration file: values for options that nobody gives on the command line.
+"""The user's configuration file: values for options that are not given on the command line.
 
     # ~/.config/edgespec/config.toml, or the platform's place for it
     memory = "12GiB"
@@ -7,8 +7,8 @@
     [chat]
     system = "Be brief."
 
-Names are those of the options. What stands at the top is for every command that has the option; a table is
-for one command. Flags come first, then environment variables, then this file.
+Names are those of the options. Values at the top apply to every command that has the option, those in a table
+to one command. Flags take precedence over environment variables, and these over the file.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def config_path() -> Path:
 
 
 def is_named() -> bool:
-    """Whether somebody said where the file is, so that it has to be there."""
+    """Whether EDGESPEC_CONFIG names the file, which then has to exist."""
     return bool(os.environ.get("EDGESPEC_CONFIG"))
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What the file says; empty if there is none.
+    """The values in the file; empty if there is none.
 
     Raises:
-        UsageError: it cannot be read, is no TOML, or is named by EDGESPEC_CONFIG and not there.
+        UsageError: it cannot be read, is not TOML, or is named by EDGESPEC_CONFIG and does not exist.
     """
     try:
         data = path.read_bytes()
@@ -75,4 +75,4 @@ def read_config(path: Path) -> dict[str, Any]:
         values: dict[str, Any] = toml.loads(data.decode())
         return values
     except ValueError as error:
-        raise UsageError(f"{path} is no TOML: {error}.", "Correct it, or move it away.") from error
+        raise UsageError(f"{path} is not valid TOML: {error}.", "Correct it, or move it away.") from error

@@ -1,7 +1,7 @@
-"""A message where native code crashes, which Python cannot report any more.
+"""A message for crashes in native code, which Python itself cannot report.
 
-Python's faulthandler writes what it knows, a wall of frames, into a pipe. A shell beside the program reads
-the pipe: if a line arrives it prints what a person needs to know; if the pipe just ends, all is well.
+Python's faulthandler writes its stack dump into a pipe. A shell beside the program reads the pipe: if a line
+arrives, it prints a message for people; if the pipe just ends, there was no crash.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ printf '\\nError: EdgeSpec crashed in native code (%s), most likely in llama.cpp
     "${first#Fatal Python error: }" "$1" >&2
 """
 _HINT = (
-    "Likely causes are a llama.cpp that was compiled for another processor, or by a compiler that is at "
-    "fault, and a model file that is damaged or, with a bus error, was cut while it was in use. "
+    "Likely causes are a llama.cpp that was compiled for another processor or by a faulty compiler, "
+    "and a model file that is damaged or, with a bus error, was truncated while in use. "
     "'edgespec doctor' tries llama.cpp's kernels and says what to do; "
     "EDGESPEC_KERNELS=plain leaves the rearranged ones out; --verbose shows where it crashed."
 )
 
-_pipe = -1  # kept open, so that its end is the program's end
+_pipe = -1  # stays open until the program ends
 
 
 def announce_crashes(*, verbose: bool) -> None:
-    """From now on, a crash of this process ends in a message on standard error.
+    """Have crashes of this process end in a message on standard error.
 
     Args:
-        verbose: with the Python frames too.
+        verbose: print the Python frames too.
     """
     global _pipe
     try:
@@ -46,7 +46,7 @@ def announce_crashes(*, verbose: bool) -> None:
                     (os.POSIX_SPAWN_DUP2, reader, 0),
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
                 ],
-                setpgroup=0,  # Ctrl-C is not meant for it
+                setpgroup=0,  # so that Ctrl-C does not reach it
             )
         finally:
             os.close(reader)

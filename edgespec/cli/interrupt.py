@@ -1,8 +1,8 @@
 """Ctrl-C stops the answer, not the program.
 
-A Python signal handler waits until the C call in progress returns, and a pass over a streamed model takes
-seconds. So the signal also wakes a thread, through the descriptor that Python's own C handler writes to,
-and that thread cancels the answer at once.
+A Python signal handler runs only when the current C call returns, and a pass of a streamed model takes
+seconds. So the signal also wakes a thread, through the descriptor to which Python's C handler writes, and
+that thread cancels the answer at once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Cancellable(Protocol):
 
 
 class Interruption:
-    """Whether a signal came, and which.
+    """Whether a signal arrived, and which.
 
     Attributes:
-        signal: its number; 0 while none came.
+        signal: its number; 0 if there was none yet.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a program that this signal ended: 130 for Ctrl-C."""
+        """The conventional exit code of a program that this signal ended: 130 for Ctrl-C."""
         return 128 + self.signal
 
 
 @contextmanager
 def cancelling(engine: Cancellable, *signals: signal.Signals) -> Iterator[Interruption]:
-    """While this lasts, SIGINT and `signals` cancel the engine's answer.
+    """Have SIGINT and `signals` cancel the engine's answer while the block runs.
 
     A second signal raises KeyboardInterrupt. Outside the main thread, where Python delivers no signals,
     this does nothing.
@@ -81,7 +81,7 @@ def cancelling(engine: Cancellable, *signals: signal.Signals) -> Iterator[Interr
 
 
 def _watch(reader: socket.socket, watched: set[signal.Signals], engine: Cancellable) -> None:
-    """Cancel once a watched signal's number is read, until the other end is closed."""
+    """Cancel the answer when a watched signal's number is read, until the other end is closed."""
     came = False
     while True:
         try:
@@ -92,7 +92,7 @@ def _watch(reader: socket.socket, watched: set[signal.Signals], engine: Cancella
             return
         if not came and not watched.isdisjoint(numbers):
             came = True
-            # An answer that is only just beginning may miss the first call, so it is repeated.
+            # An answer that is just beginning may miss the first call, so it is repeated.
             reader.settimeout(_AGAIN_S)
         if came:
             engine.cancel()

@@ -1,7 +1,7 @@
-"""The program `edgespec`: its commands, and what becomes of every failure.
+"""The program `edgespec`: its commands, and how failures are reported.
 
 Only what `--help` needs is imported here; a command imports the rest when it runs. A failure is printed
-as one line that says what happened and one that says what to do. Exit codes: 0 done, 1 failed, 2 usage,
+as one line that says what happened, and one that says what to do. Exit codes: 0 done, 1 failed, 2 usage,
 130 interrupted, 143 terminated.
 """
 
@@ -29,7 +29,7 @@ from edgespec.cli.crash import announce_crashes
 from edgespec.errors import EdgeSpecError
 from edgespec.version import __version__
 
-_IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # what runs no native code that may crash
+_IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # these run no native code, which could crash
 _HELP = {"-h", "--help"}
 
 app = typer.Typer(
@@ -86,21 +86,24 @@ def _start(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        # Typer prints its help itself, and returns what is left to print.
+        # Typer prints its help itself, and returns what remains to be printed.
         typer.echo(context.get_help(), nl=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
-    if arguments is None:  # run as a program
+    if arguments is None:  # as a program
         arguments = sys.argv[1:]
         if not _IN_PYTHON_ALONE.issuperset(arguments[:1]):
             announce_crashes(verbose=_verbose(arguments))
     arguments = list(arguments)
-    _escape_what_cannot_be_printed()
+    _escape_unprintable()
     try:
         code = app(
-            args=arguments, prog_name="edgespec", standalone_mode=False, default_map=_configured(arguments)
+            args=arguments,
+            prog_name="edgespec",
+            standalone_mode=False,
+            default_map=_defaults_from_file(arguments),
         )
         _flush_results()
     except Exception as error:
@@ -111,8 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _configured(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the configuration file says for each command; help is shown even if that file is damaged."""
+def _defaults_from_file(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Defaults of each command from the configuration file; help is shown even if that file is damaged."""
     file = settings.config_path()
     if not (file.exists() or settings.is_named()) or not arguments:
         return {}
@@ -123,7 +126,7 @@ def _configured(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _report(error: Exception, *, verbose: bool) -> int:
-    """Print a failure for people; returns the exit code that goes with it."""
+    """Print a failure; returns its exit code."""
     match error:
         case EdgeSpecError():
             what, hint, code = error.what, error.hint, error.exit_code
@@ -132,7 +135,7 @@ def _report(error: Exception, *, verbose: bool) -> int:
         case typer.TyperException():
             what, hint, code = error.format_message(), _help_hint(error), error.exit_code
         case typer.Abort() | BrokenPipeError():
-            return 1  # nobody is listening any more
+            return 1  # the reader is gone
         case MemoryError():
             what, code = "There is not enough memory.", 1
             hint = "Ask for a smaller --context or --tree-budget, or take a smaller model."
@@ -160,8 +163,8 @@ def _verbose(arguments: Sequence[str]) -> bool:
     return "--verbose" in arguments or bool(os.environ.get("EDGESPEC_VERBOSE"))
 
 
-def _escape_what_cannot_be_printed() -> None:
-    """A terminal that is not UTF-8 shows '\\u2026' instead of ending the program."""
+def _escape_unprintable() -> None:
+    """Have a terminal that is not UTF-8 show '\\u2026' instead of ending the program."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -174,7 +177,7 @@ def _flush_results() -> None:
 
 
 def _abandon_results() -> None:
-    """After a failed write: what is left in the buffer must not fail again when Python ends."""
+    """After a failed write, keep the rest of the buffer from failing again when Python exits."""
     try:
         _flush_results()
     except (OSError, ValueError):

@@ -1,7 +1,8 @@
 """What an answer was made with: the model, the prompt and the settings, as each result records them.
 
-A batch that is run again skips what has an answer. With other settings, or another model, that answer is not
-the one that was asked for, so each result carries a fingerprint of all three, and the settings in words.
+A batch that is run again skips lines that have an answer. An answer that was made with another model,
+prompt or other settings is not the requested one, so each result has a fingerprint of all three, and the
+settings by name.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from edgespec.errors import EdgeSpecError
 from edgespec.generation.config import GenerationConfig, Grammar
 
 _DEFAULTS = asdict(GenerationConfig())
-# The same fields, of a result that nothing was made for.
+# The same fields for a result without an answer.
 NO_ORIGIN: dict[str, Any] = {"model": None, "settings": None, "fingerprint": None}
 
 
 @dataclass(frozen=True)
 class ModelMark:
-    """A model as results name it.
+    """How results identify a model.
 
     Attributes:
-        name: of its file; empty if it is not known yet, as before it is downloaded.
-        mark: a hash over its header and samples of its weights; empty likewise.
+        name: of its file; empty if it is not known yet, as before a download.
+        mark: a hash of its header; empty likewise.
     """
 
     name: str = ""
@@ -48,7 +49,7 @@ class Origin:
 
     @classmethod
     def of(cls, model: ModelMark, prompt: object, config: GenerationConfig, *, raw: bool) -> Origin:
-        """The origin of an answer to `prompt`, a text or messages."""
+        """The origin of an answer to `prompt`, which is text or messages."""
         settings = {name: value for name, value in asdict(config).items() if value != _DEFAULTS[name]}
         if isinstance(config.grammar, Grammar):
             settings["grammar"] = f"{config.grammar.kind} {_hash(config.grammar.text)}"
@@ -60,11 +61,11 @@ class Origin:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """16 hex digits for each of the three; empty for a model that is not known."""
+        """16 hex digits for each of the three; empty for an unknown model."""
         return {"model": self.model.mark, "prompt": self.prompt, "settings": _hash(self.settings)}
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that a result has of this."""
+        """The fields of a result that record this."""
         return {
             "model": self.model.name or None,
             "settings": dict(self.settings),
@@ -72,7 +73,7 @@ class Origin:
         }
 
     def differences(self, record: Mapping[str, Any]) -> list[str]:
-        """In which ways a result was made differently, in words; it must have a fingerprint."""
+        """How a result was made differently, in words; the record must have a fingerprint."""
         was, now = record["fingerprint"], self.fingerprint
         found = []
         if was["model"] != now["model"] and was["model"] and now["model"]:
@@ -89,7 +90,7 @@ class Origin:
 
 
 def compact(fingerprint: object) -> str | None:
-    """A result's fingerprint in one text, as it is kept for every line of a batch; None if it is none."""
+    """A result's fingerprint as one string, which is kept for every line of a batch; None if it has none."""
     if not isinstance(fingerprint, dict):
         return None
     parts = [fingerprint.get(name) for name in ("model", "prompt", "settings")]
@@ -97,15 +98,15 @@ def compact(fingerprint: object) -> str | None:
 
 
 def same(was: str, now: str) -> bool:
-    """Whether two compact fingerprints agree; a model that is not known agrees with every other."""
+    """Whether two compact fingerprints agree; an unknown model agrees with every other."""
     (model_was, *rest_was), (model_now, *rest_now) = was.split(" "), now.split(" ")
     return rest_was == rest_now and (model_was == model_now or not model_was or not model_now)
 
 
 def model_mark(model: str | None) -> ModelMark:
-    """The mark of the model that people name so; an empty one if it is not here, or cannot be read.
+    """The mark of the model with that name; an empty one if it is not local, or cannot be read.
 
-    Nothing is downloaded: what is wrong with the model is told when it is loaded.
+    Nothing is downloaded; loading the model reports what is wrong with it.
     """
     from edgespec.models.gguf.header import read_header
     from edgespec.models.hub import catalog
@@ -114,7 +115,7 @@ def model_mark(model: str | None) -> ModelMark:
         header = read_header(catalog.find(model, fetch=False))
     except (EdgeSpecError, OSError):
         return ModelMark()
-    # Without the file's name: a model that was moved is the same one.
+    # Without the file's name: a model that was moved is still the same.
     return ModelMark(header.path.name, _hash(header.fingerprint))
 
 

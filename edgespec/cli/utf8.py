@@ -1,4 +1,4 @@
-"""Bytes to text; what is no UTF-8 is refused with the place where it stops being that."""
+"""Decodes UTF-8; other bytes are refused, with the position of the first wrong one."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def decoded(data: bytes, name: str) -> str:
 
 
 def checked(text: str, name: str) -> str:
-    """The same text, if it is Unicode: arguments and typed keys that are not hide their bytes in surrogates.
+    """The same text, if it is valid Unicode; Python hides other bytes of arguments and keys in surrogates.
 
     Raises:
-        UsageError: it is not; as `decoded`.
+        UsageError: it is not; see `decoded`.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        with contextlib.suppress(UnicodeEncodeError):  # half of a pair that no byte stood for
+        with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate that does not stand for a byte
             decoded(text.encode(errors="surrogateescape"), name)
         raise UsageError(f"{name} holds half a surrogate pair.", "Remove it.") from error
     return text

@@ -1,1 +1,1 @@
-"""What `edgespec doctor` knows: facts about a machine, and what is wrong with them."""
+"""`edgespec doctor`: facts about a machine, and what is wrong with it for running models."""

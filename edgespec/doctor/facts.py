@@ -1,4 +1,4 @@
-"""Everything that decides how EdgeSpec runs on a machine, gathered once; nothing here judges."""
+"""Gathers everything that decides how EdgeSpec runs on a machine, without judging it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from edgespec.models.hub.repository import Hub
     from edgespec.models.llama.build import Build
 
-_WORTH_READING = 64 << 20  # bytes: of a smaller file no speed can be told
+_WORTH_READING = 64 << 20  # bytes; reading a smaller file would say little about the speed
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model that was asked about.
+    """The model in question.
 
     Attributes:
-        path: its first file; None if it is on the Hub only.
-        described: as models.describe.describe.
-        drafter, drafter_reason: what `--draft auto` would take; empty if nothing is known.
-        profiled: it was measured on this machine with care.
+        path: its first file; None if it is only on the Hub.
+        described: see models.gguf.summary.describe.
+        drafter, drafter_reason: what `--draft auto` would take; empty if there is nothing.
+        profiled: it has a full profile on this machine.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ModelFacts:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """How it would be held here; its "verdict" is "fits", "streams" or "too large"."""
+        """How it would fit into memory; its "verdict" is "fits", "streams" or "too large"."""
         memory: dict[str, Any] = self.described["memory"]
         return memory
 
@@ -55,13 +55,14 @@ class Facts:
     """A machine, the llama.cpp build, the settings and maybe a model.
 
     Attributes:
-        machine: with the disk of the model; of the largest model here, or else of the cache, without one.
-        cache: the disk of the folder for packed layers and what else EdgeSpec keeps.
+        machine: with the disk of the model; without a model, that of the largest local one, or else of the
+            cache.
+        cache: the disk of EdgeSpec's cache folder, which has the packed layers.
         build: None if llama.cpp cannot be loaded; `build_problem` says why.
         kernels: the build's kernel layouts.
         no_streaming: why weights cannot be streamed here; empty if they can.
-        speed: bytes a second read from `speed_file`; None if that was not measured.
-        settings_problem, model_problem: what the configuration file or the model's name led to.
+        speed: bytes per second read from `speed_file`; None if not measured.
+        settings_problem, model_problem: the error of the configuration file or the model.
         compiler: whether there is a C and a C++ compiler.
     """
 
@@ -82,7 +83,7 @@ class Facts:
     endpoint: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see, but for the problems."""
+        """What scripts see, without the problems."""
         from edgespec.version import __version__
 
         model = self.model
@@ -119,28 +120,28 @@ def gather(
     settings_problem: EdgeSpecError | None = None,
     on_progress: Progress = no_progress,
 ) -> Facts:
-    """Look at everything; takes two seconds or so, and what fails becomes a fact."""
+    """Gather all facts; takes about two seconds. Failures become facts too."""
     from edgespec.models.hub.repository import Hub
 
     on_progress("Looking at this machine", 0.0)
     cache = user_cache_path("edgespec")
-    # First, while this program itself does nothing.
+    # First, while this program itself is idle.
     machine = probe(cache)
     cache_disk = machine.disk
     hub = Hub.from_environment()
-    build, build_problem, no_streaming = _look_at_build()
+    build, build_problem, no_streaming = _inspect_build()
     on_progress("Trying the processor's kernels", 0.0)
     kernels = examine_kernels() if build is not None else KernelFacts()
-    seen: ModelFacts | None = None
+    model_facts: ModelFacts | None = None
     model_problem: EdgeSpecError | None = None
     if model is not None:
         try:
-            seen = _look_at_model(model, on_progress)
+            model_facts = _inspect_model(model, on_progress)
         except EdgeSpecError as error:
             model_problem = error
         except OSError as error:
             model_problem = EdgeSpecError(f"The model '{model}' cannot be looked at: {error}.")
-    file = seen.path if seen else None if model else _largest_here(hub)
+    file = model_facts.path if model_facts else None if model else _largest_here(hub)
     if file is not None:
         machine = replace(machine, disk=disk_of(file))
     speed = None
@@ -158,7 +159,7 @@ def gather(
         no_streaming=no_streaming,
         speed=speed,
         speed_file=file if speed is not None else None,
-        model=seen,
+        model=model_facts,
         model_problem=model_problem,
         settings_problem=settings_problem,
         compiler=_has_compiler(),
@@ -168,7 +169,7 @@ def gather(
     )
 
 
-def _look_at_build() -> tuple[Build | None, str, str]:
+def _inspect_build() -> tuple[Build | None, str, str]:
     """The build, why there is none, and why it cannot stream."""
     try:
         from edgespec.kernels.ggml import UnsupportedBuild
@@ -181,7 +182,7 @@ def _look_at_build() -> tuple[Build | None, str, str]:
         OSError,
         RuntimeError,
         AttributeError,
-    ) as error:  # a library that is missing or broken
+    ) as error:  # the library is missing or broken
         return None, str(error).splitlines()[0] if str(error) else type(error).__name__, ""
     try:
         check_supported()
@@ -190,28 +191,28 @@ def _look_at_build() -> tuple[Build | None, str, str]:
     return build, "", ""
 
 
-def _look_at_model(model: str, on_progress: Progress) -> ModelFacts:
+def _inspect_model(model: str, on_progress: Progress) -> ModelFacts:
     from edgespec.models.gguf.summary import describe
     from edgespec.models.hub.drafter_choice import drafter_to_take
     from edgespec.models.hub.inspection import inspect_model
     from edgespec.offload.planning.fit import USUAL_CONTEXT, fit_report
 
-    seen = inspect_model(model, on_progress)
-    memory = fit_report(seen.headers)
+    inspected = inspect_model(model, on_progress)
+    memory = fit_report(inspected.headers)
     taken = drafter_to_take(
-        seen.headers[0],
-        sum(header.tensor_bytes for header in seen.headers),
+        inspected.headers[0],
+        sum(header.tensor_bytes for header in inspected.headers),
         budget=memory["available_bytes"],
         n_cells=USUAL_CONTEXT + SPARE_CELLS,
         n_outputs=USUAL_NODES,
     )
     return ModelFacts(
         model,
-        seen.path,
-        describe(seen.headers, memory=memory),
+        inspected.path,
+        describe(inspected.headers, memory=memory),
         drafter=str(taken.path) if taken else "",
         drafter_reason=taken.reason if taken else "",
-        profiled=_is_profiled(seen.headers[0].fingerprint),
+        profiled=_is_profiled(inspected.headers[0].fingerprint),
     )
 
 
@@ -221,12 +222,12 @@ def _is_profiled(fingerprint: str) -> bool:
     try:
         known = ProfileStore().all_passes(**machine_identity(), model=fingerprint)
     except (ImportError, OSError, RuntimeError, AttributeError):
-        return False  # there is no llama.cpp to have measured it with
+        return False  # without llama.cpp it cannot have been measured
     return any(not profile.quick for profile in known)
 
 
 def _largest_here(hub: Hub) -> Path | None:
-    """The largest file that a model was loaded from here, or could be."""
+    """The first file of the largest local model."""
     from edgespec.models.hub.inventory import local_models
 
     try:
@@ -244,7 +245,7 @@ def _size(file: Path) -> int:
 
 
 def _has_compiler() -> bool:
-    """Whether programs by the usual names are there; on Windows theirs are not found by name."""
+    """Whether compilers with the usual names exist; on Windows they cannot be found by name."""
     if os.name == "nt":
         return True
     c, cxx = os.environ.get("CC", "cc").split()[:1], os.environ.get("CXX", "c++").split()[:1]

@@ -1,4 +1,4 @@
-"""llama.cpp's kernel layouts on this processor: which are used, why others are not, and how fast they are."""
+"""llama.cpp's kernel layouts on this processor: which are used, why others are not, and their speed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ class LayoutFacts:
     Attributes:
         name: ggml's.
         used: whether weights are rearranged for it.
-        problem: what is wrong with it, and `remedy` what to do about that; empty if it works.
-        speedup: how many times as fast as plain it multiplies, by the number of rows; empty if that was
-            not measured.
+        problem, remedy: what is wrong with it and what to do about it; empty if it works.
+        speedup: row count -> speed relative to the plain layout; empty if not measured.
     """
 
     name: str
@@ -46,7 +45,7 @@ class KernelFacts:
 
     Attributes:
         setting: EDGESPEC_KERNELS.
-        error: llama.cpp does not work here, or the setting cannot be obeyed.
+        error: llama.cpp does not work here, or the setting cannot be satisfied.
     """
 
     layouts: tuple[LayoutFacts, ...] = ()
@@ -59,7 +58,7 @@ class KernelFacts:
 
 
 def examine_kernels() -> KernelFacts:
-    """Try the layouts, if that was not done yet or ended in something that may have passed."""
+    """Try the layouts, unless that was done before with a lasting result."""
     from edgespec.kernels.layouts import available_layouts
     from edgespec.kernels.rebuild import rebuild_command
     from edgespec.kernels.report import ROWS

@@ -1,4 +1,4 @@
-"""Try llama.cpp's kernels now and say what works: python -m edgespec.doctor.kernels_check
+"""Tries llama.cpp's kernels and prints what works: python -m edgespec.doctor.kernels_check
 
 Exit status 1 if llama.cpp does not work here at all. scripts/setup.py ends with this.
 """
@@ -18,7 +18,7 @@ def main() -> int:
         return facts.error.exit_code
     for layout in facts.layouts:
         if layout.problem:
-            print(f"{layout.name} is not used: {layout.problem}. To mend it: {layout.remedy}")
+            print(f"{layout.name} is not used: {layout.problem}. To fix it: {layout.remedy}")
         else:
             print(f"{layout.name} works{f', {layout.speed_text}' if layout.speed_text else ''}")
     if not facts.layouts:

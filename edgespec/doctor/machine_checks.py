@@ -33,7 +33,7 @@ def _cores(facts: Facts) -> Iterator[Finding]:
             WARNING,
             "processor",
             f"Other programs keep the processor busy: {busy:.0%} of all cores just now.",
-            "Close them, or ask for fewer --threads: a thread that waits for its core holds up the others.",
+            "Close them, or ask for fewer --threads: a thread that waits for a core holds up the others.",
         )
 
 
@@ -60,15 +60,15 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             HINT,
             "memory",
-            "There is no swap: if memory runs out, the system ends a program, and not always the right one.",
-            "Add some, or leave room with --memory.",
+            "There is no swap: if memory runs out, the system kills a program, and not always the right one.",
+            "Add some, or leave some free with --memory.",
         )
     elif memory.swap_used > memory.swap_total / 2:
         yield Finding(
             WARNING,
             "memory",
-            f"{readable(memory.swap_used)} of {readable(memory.swap_total)} swap are in use: programs have "
-            "taken more memory than there is.",
+            f"{readable(memory.swap_used)} of {readable(memory.swap_total)} swap are in use: programs need "
+            "more memory than there is.",
             "Close some, or take less with --memory.",
         )
     if memory.available < _LITTLE_MEMORY:
@@ -83,7 +83,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
 def _disks(facts: Facts) -> Iterator[Finding]:
     disk, cache = facts.machine.disk, facts.cache
     if disk.kind in (HDD, NETWORK):
-        what = "turns" if disk.kind == HDD else "is on the network"
+        what = "is a hard disk" if disk.kind == HDD else "is on the network"
         yield Finding(
             WARNING,
             "disk",
@@ -112,7 +112,8 @@ def _disks(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "cache",
-            f"The cache folder {cache.path} lies in memory: packed layers there take what they should spare.",
+            f"The cache folder {cache.path} is in memory itself, so packed layers there take up the memory "
+            "that they should save.",
             "Set XDG_CACHE_HOME to a folder on an SSD.",
         )
     elif _SLOWNESS.get(cache.kind, _UNKNOWN_SLOWNESS) > _SLOWNESS.get(disk.kind, _UNKNOWN_SLOWNESS):
@@ -142,7 +143,7 @@ def _disks(facts: Facts) -> Iterator[Finding]:
 
 
 def _packed(facts: Facts) -> int:
-    """Bytes of the packed file that loading the model would make."""
+    """Bytes of the packed file that loading the model would write."""
     model = facts.model
     return int(model.described["bytes"]) if model and model.memory["verdict"] == "streams" else 0
 

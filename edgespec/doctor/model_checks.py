@@ -22,7 +22,7 @@ def check_model(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             ERROR,
             "model",
-            f"{readable(memory['least_bytes'])} of memory are needed at the least, and {available} are free.",
+            f"{readable(memory['least_bytes'])} of memory are needed at least, and {available} are free.",
             "Close other programs, or take a smaller quantization or a smaller model.",
         )
     elif memory["verdict"] == "streams":
@@ -33,7 +33,7 @@ def check_model(facts: Facts) -> Iterator[Finding]:
             "model",
             f"It needs {needed} of memory, and {available} are free: {readable(a_pass)} are read from disk "
             f"in every pass{seconds}. Drafting makes each pass yield several tokens.",
-            "See what is said about streaming." if facts.no_streaming else "",
+            "See the finding about streaming." if facts.no_streaming else "",
         )
     else:
         yield Finding(OK, "model", f"It fits into memory: {needed} of {available}.")
@@ -41,14 +41,14 @@ def check_model(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             HINT,
             "drafter",
-            "No drafter is known for this model: it is drafted for from the text itself.",
+            "No drafter is known for this model: drafts come from the text itself.",
             f"edgespec draft make {model.name}",
         )
     if model.path is not None and not model.profiled:
         yield Finding(
             HINT,
             "profile",
-            "This model was not measured on this machine with care yet: its first trees are sized by a quick "
-            "look.",
+            "This model has no full profile on this machine yet: its first trees are sized by a quick "
+            "measurement.",
             f"edgespec profile {model.name}",
         )

@@ -9,7 +9,8 @@ from edgespec.doctor.finding import ERROR, HINT, OK, WARNING, Finding
 from edgespec.machine.cores import FEATURES
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
 
-_COSTLY = {"AVX2", "FMA", "AVX512", "AVX512_VNNI", "NEON", "DOTPROD", "MATMUL_INT8"}  # to do without
+# Features whose absence costs much speed.
+_COSTLY = {"AVX2", "FMA", "AVX512", "AVX512_VNNI", "NEON", "DOTPROD", "MATMUL_INT8"}
 _GPU_BUILDS = {NVIDIA: "-DGGML_CUDA=on", AMD: "-DGGML_HIP=on", INTEL: "-DGGML_VULKAN=on"}
 
 
@@ -25,12 +26,12 @@ def _surroundings(facts: Facts) -> Iterator[Finding]:
             "Unset it to pull models.",
         )
     if facts.token:
-        yield Finding(OK, "hub", f"A token of the Hub is there; it is sent to {facts.endpoint} alone.")
+        yield Finding(OK, "hub", f"There is a token for the Hub; it is sent to {facts.endpoint} only.")
     if not facts.compiler:
         yield Finding(
             HINT,
             "compiler",
-            "There is no C++ compiler. It is needed only to install llama.cpp anew.",
+            "There is no C++ compiler. It is only needed to reinstall llama.cpp.",
             "On Debian and Ubuntu: sudo apt install build-essential",
         )
 

@@ -1,1 +1,1 @@
-"""Drafters for a target: how well they agree with it, and how to make one."""
+"""Measures how well drafters agree with a target, and makes drafters."""

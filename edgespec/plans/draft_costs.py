@@ -83,7 +83,7 @@ class DraftCosts:
         elif top1 is not None:
             source = f"derived from an agreement of {top1:.2f}"
         else:
-            source = f"as of pairs that agree on {_USUAL_AGREEMENT:.0%} of tokens, which is usual"
+            source = f"assumed for a typical agreement on {_USUAL_AGREEMENT:.0%} of tokens"
         return Drafting(
             name=model.path.name if model.path else draft,
             yields=yields or expected_yields(top1 or _USUAL_AGREEMENT),

@@ -87,7 +87,9 @@ class _Planning:
         room = memory_room(None)
         budget = request.memory or room
         if budget > room:
-            self._notes.append(f"{readable(budget)} are planned with, and {readable(room)} are free now.")
+            self._notes.append(
+                f"The plan is for {readable(budget)} of memory; {readable(room)} are free now."
+            )
         target = replace(self._footprint(header), weights=files.tensor_bytes)
         without_drafter = predict_memory([target], files, budget, streams=request.streams)
         threads = request.threads or known_threads(header.fingerprint, self._store)

@@ -57,7 +57,7 @@ class PassCosts:
         source = "Passes: measured with this model here" if own else "Passes: derived from another model's"
         overlap = profile.overlap if profile.streamed else USUAL_OVERLAP
         if own and own.quick:
-            source += ", in a hurry"
+            source += ", quickly"
         if profile.disturbed:
             source += ", while other programs kept the processor busy (so they may be faster)"
         passes = Passes(
@@ -95,14 +95,14 @@ class PassCosts:
     def _read_rate(self, model: InspectedModel, own: PassProfile | None) -> tuple[float, str]:
         """Bytes of weights that will arrive per second, and where that figure comes from."""
         if own is not None and own.read_rate:
-            return own.read_rate, ", reading included"
+            return own.read_rate, ", including reading"
         place = model.path or _nearest_existing(user_cache_path("edgespec"))
         disk = self._store.disk(disk_key(place))
         if disk is None and model.path is not None:
             disk = self._measured_disk(model.path)
         if disk is None:
             disk = self._measured_disk(catalog.find(None))
-        return disk.speed * _DIRECT_SHARE, f"; the disk gives {disk.speed / 1e9:.2f} GB/s"
+        return disk.speed * _DIRECT_SHARE, f"; the disk reads {disk.speed / 1e9:.2f} GB/s"
 
     def _measured_disk(self, path: Path) -> DiskProfile:
         disk = measure_reading(path, _DISK_S, self._on_progress)

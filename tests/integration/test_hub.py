@@ -185,7 +185,7 @@ def test_a_connection_that_is_always_lost_ends_with_a_message(server: HubServer,
         hub,
         f"{REPO}:Q4_K_M",
         f"The download of {Q4} stopped at 0 B of 256.0 KiB: the connection was lost.",
-        "Ask for it again, and it goes on from there.",
+        "Try again, and the download resumes.",
     )
 
 
@@ -196,7 +196,7 @@ def test_a_body_that_is_too_short_is_no_model(server: HubServer, hub: Hub) -> No
         hub,
         f"{REPO}:Q4_K_M",
         f"The download of {Q4} stopped at 4.9 KiB of 256.0 KiB: the connection ended early.",
-        "Ask for it again, and it goes on from there.",
+        "Try again, and the download resumes.",
     )
     server.failures.clear()
     assert pull(name(f"{REPO}:Q4_K_M"), hub=hub).path.read_bytes() == DATA
@@ -207,7 +207,7 @@ def test_a_server_that_hangs_is_left_and_tried_again(server: HubServer, hub: Hub
     server.failures.append(on_bytes(hang(DATA, 65_536, seconds=2)))
     told: list[str] = []
     assert pull(name(f"{REPO}:Q4_K_M"), lambda what, _: told.append(what), hub=hub).path.read_bytes() == DATA
-    assert f"{Q4}: the server fell silent; trying again in 1 s" in told
+    assert f"{Q4}: the server stopped responding; trying again in 1 s" in told
     assert server.downloads()[-1].range == "bytes=65536-"
 
 

@@ -98,7 +98,7 @@ def test_list_show_and_remove(server: HubServer, tmp_path: Path, capsys: pytest.
 
     code, _, err = run(capsys, "models", "remove", f"{REPO}:Q8_0")
     assert code == 2
-    assert "There is nobody to ask." in err
+    assert "Standard input is not a terminal, so nothing can be confirmed." in err
     assert path.exists()
     code, out, _ = run(capsys, "models", "remove", f"{REPO}:Q8_0", "--yes")
     assert (code, out) == (0, f"{size} bytes freed ({size / 1024:.1f} KiB).\n")
@@ -136,7 +136,7 @@ def test_removing_a_model_forgets_its_pairs(
         drafter.unlink()
     path = str(target if removed == "target" else drafter)
     code, _, err = run(capsys, "models", "remove", path)
-    assert (code, "There is nobody to ask." in err) == (2, True)
+    assert (code, "Standard input is not a terminal, so nothing can be confirmed." in err) == (2, True)
     assert "drafter.gguf drafts for target.gguf: forgotten" in " ".join(err.split())
     code, out, _ = run(capsys, "models", "remove", path, "--yes", "--json")
     assert code == 0
@@ -192,7 +192,7 @@ def test_widen_from_the_command_line(
         "widened_from": str(smol_path),
     }
     code, _, err = run(capsys, "models", "widen", str(smol_path), str(wide), "--size", "150MB")
-    assert (code, "is there already." in err) == (2, True)
+    assert (code, "already exists." in err) == (2, True)
     code, out, _ = run(capsys, "models", "show", str(wide))
     assert f"from {smol_path.name}: larger, with the same answers" in out
 

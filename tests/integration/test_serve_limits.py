@@ -54,7 +54,7 @@ def impatient(smol_path: Path) -> Iterator[Running]:
         (
             CHAT,
             {"messages": HI, "grammar": 'root ::= "a"', "json_schema": {}},
-            "Several formats were requested",
+            "Several formats",
         ),
         (CHAT, {"messages": HI, "grammar": ["a"]}, "grammar is a list"),
         (CHAT, {"messages": [{"role": [], "content": "Hi"}]}, "It must have a role"),

@@ -177,5 +177,5 @@ def test_results_of_something_else_are_no_bug(
     code, err = run(TWO)
     assert (code, err.splitlines()[0]) == (
         1,
-        f"Error: {answers} holds something else than results, on line 1.",
+        f"Error: {answers} holds something other than results on line 1.",
     )

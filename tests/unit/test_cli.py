@@ -227,7 +227,7 @@ def test_wrong_sizes(text: str) -> None:
         ("generate -p Hi --input x", "Both --prompt and --input were given.\nGive one of them."),
         (
             "generate -p Hi --raw --system x",
-            "With --raw there is no place for --system.\nLeave one of them out.",
+            "--system cannot be used with --raw.\nLeave one of them out.",
         ),
         (
             "generate --input no.jsonl",

@@ -194,7 +194,7 @@ def test_a_file_of_something_else_is_left_alone(
     assert main(["generate", "-p", "Hi", "--output", str(precious)]) == 1
     assert precious.read_text() == content
     assert engine.loaded_with == {}
-    what = f"{precious} holds something else than results, on line 1."
+    what = f"{precious} holds something other than results on line 1."
     assert capsys.readouterr().err.startswith(f"Error: {what}\n")
 
 

@@ -232,7 +232,7 @@ def test_a_binary_file_is_not_attached(typed: Any, tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"a\ncaf\xe9")
     _, err, _ = typed(f"/file {tmp_path / 'x.png'}", f"/file {tmp_path / 'latin'}")
     assert err == [
-        f"{tmp_path / 'x.png'} is no text. Only text files can be attached, in UTF-8.",
+        f"{tmp_path / 'x.png'} is not a text file. Only text files can be attached, in UTF-8.",
         f"{tmp_path / 'latin'} is not valid UTF-8: byte 0xe9 at offset 5, on line 2. {CONVERT}",
     ]
 

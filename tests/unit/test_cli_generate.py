@@ -165,7 +165,7 @@ def test_lossless_rules_say_nothing(engine: TalkingEngine, capsys: pytest.Captur
         ),
         (
             "--verify block --temperature 1 --exact",
-            "The text depends on the drafter with --verify block, and with --exact it must not.\n"
+            "With --verify block the text depends on the drafter, which --exact excludes.\n"
             "Leave out one of them.",
         ),
     ],

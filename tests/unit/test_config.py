@@ -34,11 +34,11 @@ def test_flags_then_environment_then_file(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('memry = "1GiB"', "There is no setting 'memry', and {file} has one.\nDid you mean memory?"),
-        ("[chat]\nfoo = 1", "There is no setting 'chat.foo', and {file} has one."),
+        ('memry = "1GiB"', "There is no setting 'memry', but {file} has it.\nDid you mean memory?"),
+        ("[chat]\nfoo = 1", "There is no setting 'chat.foo', but {file} has it."),
         ("context = 'few'", "context is 'few' in {file}.\nInvalid value for '--context': "),
         ("[context]\na = 1", "context is {{'a': 1}} in {file}.\nit is a table"),
-        ("a = ", "{file} is no TOML: "),
+        ("a = ", "{file} is not valid TOML: "),
     ],
 )
 def test_what_is_wrong_with_it(
@@ -56,7 +56,7 @@ def test_config_shows_where_values_come_from(
     assert main(["config", "--init"]) == 0
     assert main(["config", "--init"]) == 1
     _, err = capsys.readouterr()
-    assert err.endswith(f"Error: {file} is there already.\nEdit it, or move it away first.\n")
+    assert err.endswith(f"Error: {file} already exists.\nEdit it, or move it away first.\n")
     file.write_text(file.read_text() + "temperature = 0.5\n")
     monkeypatch.setenv("EDGESPEC_CONTEXT", "99")
     monkeypatch.setenv("EDGESPEC_API_KEY", "hush")

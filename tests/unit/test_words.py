@@ -75,7 +75,7 @@ def test_what_is_a_prompt(word: str) -> None:
     ("word", "what"),
     [
         ("lama3.2-3b", "There is no model 'lama3.2-3b'. Did you mean llama3.2-3b?"),
-        ("notes.txt", "'notes.txt' is a file, but no GGUF model."),
+        ("notes.txt", "'notes.txt' is a file, but not a GGUF model."),
         ("models", "'models' could be a model or a prompt."),
         ("mixtral:8x7b", "'mixtral:8x7b' could be a model or a prompt."),
     ],
@@ -210,7 +210,7 @@ def test_a_pipe_that_nobody_writes_to_is_told(
     with os.fdopen(reader, encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         assert main(["generate", "-p", "Hi"]) == 0
-    assert told == ["Waiting for text on standard input; where none is meant to come, add: </dev/null"]
+    assert told == ["Waiting for text on standard input. If there is none, add: </dev/null"]
     assert engine.asked[0][0] == "Hi"
 
 
@@ -248,8 +248,8 @@ def test_a_model_without_a_template_is_told_once(
     engine: TalkingEngine, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine.has_chat_template = False
-    note = "The model has no chat template, so it goes on with the prompt as plain text. "
-    note += "With --raw this note is left out.\n"
+    note = "The model has no chat template, so it continues the prompt as plain text. "
+    note += "--raw leaves out this note.\n"
     assert main(["generate", "-p", "Hi", "--n", "2"]) == 0
     assert capsys.readouterr().err == note
     (folder / "in.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')

@@ -1,4 +1,4 @@
-"""The lines of a batch: what each asks for, or why it cannot be done."""
+"""The input lines of a batch: the request in each, or why it is invalid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig, Grammar, shortened
 
 MOST_ANSWERS = 1000
-MOST_DEEP = 200  # levels of JSON in a line; Python's own limit is a few times that
+MOST_DEEP = 200  # levels of JSON in a line; Python's own limit is a few times higher
 
 Messages = list[dict[str, str]]
 
@@ -28,11 +28,11 @@ class Job:
     Attributes:
         line: its number, from 1.
         identifier: its "id", or else the line number.
-        prompt: what was asked; None if the line could not be read.
+        prompt: None if the line could not be read.
         settings: fields of GenerationConfig that this line overrides.
-        answers: how many it wants, if it says so.
-        error: why the line cannot be done; empty if it can.
-        duplicate_of: the earlier line that has the same id; 0 if none has.
+        answers: its "n"; None if it has none.
+        error: why the line is invalid; empty if it is valid.
+        duplicate_of: the earlier line with the same id; 0 if there is none.
     """
 
     line: int
@@ -45,7 +45,7 @@ class Job:
 
 
 def read_jobs(lines: Iterable[bytes]) -> Iterator[Job]:
-    """The jobs of an input, one a line; blank lines are none."""
+    """The jobs of an input, one per line; blank lines are skipped."""
     seen: dict[str | int, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -82,7 +82,7 @@ def _parse_object(line: bytes) -> dict[str, Any]:
         raise UsageError(f"It is not valid JSON: {error.msg} at column {error.colno}.") from error
     except RecursionError as error:
         raise _too_deep() from error
-    except ValueError as error:  # Python's limit, as the time to read digits grows with their square
+    except ValueError as error:  # Python's limit: parsing digits takes quadratic time
         raise UsageError("It holds a number of too many digits.") from error
     if _depth_exceeds(values, MOST_DEEP):
         raise _too_deep()
@@ -98,14 +98,14 @@ def _identifier(value: object) -> str | int:
 
 
 def _grammar(values: dict[str, Any]) -> dict[str, Grammar]:
-    """The form a line asks for: "json_schema" (an object) or "grammar" (a text)."""
+    """The grammar that a line requests: "json_schema" (an object) or "grammar" (text)."""
     if "json_schema" in values and "grammar" in values:
         raise UsageError('It has both "json_schema" and "grammar".')
     if (schema := values.pop("json_schema", None)) is not None:
         return {"grammar": Grammar.of_schema(schema)}
     if (text := values.pop("grammar", None)) is not None:
         if not isinstance(text, str):
-            raise UsageError("The field 'grammar' is no text.")
+            raise UsageError("The field 'grammar' is not text.")
         return {"grammar": Grammar("grammar", _unicode(text))}
     return {}
 
@@ -154,7 +154,7 @@ def _unicode(text: str) -> str:
 
 
 def _depth_exceeds(value: object, most: int) -> bool:
-    """Whether lists and objects are nested deeper; without recursion, which ends at a depth of its own."""
+    """Whether lists and objects are nested deeper; found without recursion, which has its own limit."""
     level: list[object] = [value]
     for _ in range(most + 1):
         inner: list[object] = []
@@ -174,7 +174,7 @@ def _too_deep() -> UsageError:
 
 
 def _shown(value: object) -> str:
-    """A value in a message, as JSON."""
+    """A value for a message, as JSON."""
     return shortened(json.dumps(value))
 
 

@@ -1,4 +1,4 @@
-"""The file that batch results are appended to: what is there already, and order at the end."""
+"""The file to which batch results are appended: earlier results, and the final order."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
 
-Key = tuple[str | int, int]  # the id of a line, and which of its answers; below 0 as in `refused_key`
+Key = tuple[str | int, int]  # the id of a line and the index of the answer; negative as in `refused_key`
 
 _START = b'{"id": '  # how every result begins
 
 
 def refused_key(identifier: str | int, line: int) -> Key:
-    """The key of a line that was refused because an earlier line, which has the usual key, has its id."""
+    """The key of a line that was refused because an earlier line has the same id."""
     return identifier, -line
 
 
 class ResultFile:
-    """An output file that results are appended to, and which of them are in it.
+    """An output file and the results in it.
 
-    A last line that an earlier run left half-written is cut off. A failed line is tried again by the next
+    A last line that an earlier run left incomplete is removed. A failed line is tried again by the next
     run; if it then has an answer, or fails differently, `tidy` removes the old result.
 
     Attributes:
         results: where to write.
-        done: results that need no second answer, and the compact fingerprint of each; None for those of
-            versions that recorded none.
-        failed: results that are errors, and what they say.
+        done: finished results, with the compact fingerprint of each; None for results of versions that did
+            not record it.
+        failed: results that are errors, with their messages.
 
     Raises:
-        OutputError: the file cannot be written, or holds something else than results.
+        OutputError: the file cannot be written, or holds something other than results.
     """
 
     def __init__(self, name: str, input_name: str | None = None) -> None:
@@ -76,7 +76,7 @@ class ResultFile:
         self._file.close()
 
     def record(self, record: dict[str, Any], key: Key) -> None:
-        """Append a result, unless it says what is there already, or is an error where an answer is."""
+        """Append a result, unless it repeats an error, or is an error for a line that has an answer."""
         if key in self.done:
             if record["finish_reason"] == "error":
                 return
@@ -88,15 +88,15 @@ class ResultFile:
         self.results.record(record)
 
     def tidy(self, order: Iterable[Key]) -> None:
-        """Leave one result each, the latest, in this order; results of other lines come first.
+        """Keep only the latest result of each key, in this order; results of other lines come first.
 
-        The file is replaced as a whole, and only if something is out of place.
+        The file is replaced as a whole, and only if necessary.
 
         Raises:
-            OutputError: it cannot be written; then it is as it was.
+            OutputError: it cannot be written; it is then unchanged.
         """
         known = dict.fromkeys(order)
-        # The second of two lines with one id; there is no such line any more.
+        # Errors about duplicate ids whose lines no longer exist.
         outdated = {key for key in self.failed if key[1] < 0 and key not in known}
         if not (self._untidy or outdated) or not self._regular:
             return
@@ -115,7 +115,7 @@ class ResultFile:
         self._untidy = False
 
     def find(self, wanted: Key) -> dict[str, Any]:
-        """The latest result with a key of `done`, whole."""
+        """The latest result with a key of `done`."""
         return [record for key, _, record in self._earlier_results() if key == wanted][-1]
 
     def _read_earlier_results(self) -> None:
@@ -132,7 +132,8 @@ class ResultFile:
                 self.done[key] = compact(record.get("fingerprint"))
 
     def _earlier_results(self) -> Iterator[tuple[Key, int, dict[str, Any]]]:
-        """Key, place in the file, and content of each result that has an id; cuts off half a line."""
+        """Key, position in the file and content of each result with an id; removes an incomplete last
+        line."""
         at = 0
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -148,7 +149,7 @@ class ResultFile:
                     hash(key)
                 except (ValueError, OverflowError, RecursionError, TypeError, LookupError) as error:
                     raise OutputError(
-                        f"{self._path} holds something else than results, on line {number}.",
+                        f"{self._path} holds something other than results on line {number}.",
                         "Give another name to --output, or move that file away.",
                     ) from error
                 if identifier is not None:

@@ -1,4 +1,4 @@
-"""Answers that an earlier run left in the output file: which of them still count."""
+"""Resumes a batch: which answers of an earlier run can be kept."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from edgespec.errors import UsageError
 
 
 class EarlierAnswers:
-    """Tells whether a line has an answer already, made with the same model, prompt and settings.
+    """Knows which lines already have an answer that was made with the same model, prompt and settings.
 
     Args:
-        file: where answers go; None if that is no file, and nothing is there.
-        overwrite: answers that were made with something else are made again, instead of being refused.
+        file: the output file; None if answers do not go to a file.
+        overwrite: make answers again that were made differently, instead of refusing to go on.
     """
 
     def __init__(self, file: ResultFile | None, terminal: Terminal, *, overwrite: bool) -> None:
         self._file = file
         self._terminal = terminal
         self._overwrite = overwrite
-        self._told = False
+        self._noted = False
 
     @property
     def exist(self) -> bool:
@@ -30,14 +30,14 @@ class EarlierAnswers:
         return self._file is not None and bool(self._file.done)
 
     def check(self, lines: Iterable[tuple[int, Key, Origin]]) -> None:
-        """Go through all lines at once, before the model is loaded.
+        """Check all lines before the model is loaded.
 
         Args:
-            lines: line number, key and origin of each answer that is wanted.
+            lines: line number, key and origin of each requested answer.
 
         Raises:
-            UsageError: the file holds answers to them that were made with something else, and --overwrite was
-                not given; says how many, and what differs for the first.
+            UsageError: the file holds answers to them that were made differently, and --overwrite was not
+                given; says how many, and what differs for the first.
         """
         if self._overwrite:
             return
@@ -50,7 +50,7 @@ class EarlierAnswers:
             raise self._made_otherwise(first, changed)
 
     def has(self, line: int, key: Key, origin: Origin) -> bool:
-        """Whether the answer is there.
+        """Whether the file has the answer.
 
         Raises:
             UsageError: as `check`, for one line.
@@ -67,8 +67,8 @@ class EarlierAnswers:
         if self._file is None or key not in self._file.done:
             return False
         was = self._file.done[key]
-        if was is None and not self._told:
-            self._told = True
+        if was is None and not self._noted:
+            self._noted = True
             self._terminal.note(
                 f"Some answers in {self._file.results.name} do not say which model, prompt and settings they "
                 "were made with; they are kept as they are."

@@ -1,8 +1,8 @@
 """JSONL in, JSONL out: many prompts with one loaded model.
 
-Each input line is an object with "prompt" (a text) or "messages" (a list), and if wanted "id", "n" and any
-field of GenerationConfig. Each gives one result, or n, in order. A line that cannot be done gives a result
-that says why, and the rest goes on. With an output file, a second run does only what is missing there.
+Each input line is an object with "prompt" (text) or "messages" (a list), and optionally "id", "n" and any
+field of GenerationConfig. Each gives one result, or n, in order. A line that fails gives a result that says
+why, and the others are still answered. With an output file, a second run does only what is missing there.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from edgespec.generation.result import Generation
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
 
-_TELL_S = 60.0
-# Failures that would meet the next line as well: of the machine, the model, or where results go. All others
-# belong to one line, and end nothing else.
-_EVERY_LINES_FAULT = (BackendError, HubError, MemoryLimitError, ModelFileError, OutputError, StreamError)
-_EVERY_LINES_FAULT += (OSError, MemoryError)  # type: ignore[assignment]
+_NOTE_S = 60.0
+# Failures of the machine, the model or the output, which would affect the next line as well. All others
+# concern only one line.
+_FATAL = (BackendError, HubError, MemoryLimitError, ModelFileError, OutputError, StreamError)
+_FATAL += (OSError, MemoryError)  # type: ignore[assignment]
 
 
 class BatchRun:
-    """Answers every line of an input, and counts how it went.
+    """Answers every line of an input, and counts the outcomes.
 
     Args:
         results: where answers go.
         file: the same, if it is a file that may hold earlier results.
-        answers: how many each line gets, unless it says so itself.
-        overwrite: answer lines again whose answers in the file were made with something else.
+        answers: how many each line gets, unless it has an "n".
+        overwrite: answer lines again whose answers in the file were made differently.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class BatchRun:
 
         Raises:
             typer.Exit: with 1 if a line failed, or with the code of the signal that stopped the run.
-            UsageError: the input cannot be read, or what is in the file was made with something else.
+            UsageError: the input cannot be read, or answers in the file were made differently.
             OutputError: a result cannot be written.
         """
         keys: list[Key] = []
@@ -139,7 +139,7 @@ class BatchRun:
                 config = config.with_(seed=(config.seed + index) % (MAX_SEED + 1))
             with cancelling(engine, signal.SIGTERM) as interruption:
                 answer = self._answer(job, config, engine)
-        except _EVERY_LINES_FAULT:
+        except _FATAL:
             raise
         except Exception as error:
             reason = str(error) if isinstance(error, EdgeSpecError) else _bug(error)
@@ -155,7 +155,7 @@ class BatchRun:
         if answer.finish_reason != "cancelled":
             self._answered += 1
             self._record(record, key, several)
-        elif self._file is None:  # a file gets the whole answer from the next run
+        elif self._file is None:  # the next run writes the whole answer to the file
             self._record(record, key, several)
         return interruption
 
@@ -169,7 +169,7 @@ class BatchRun:
                         yield job.line, _key(job, index), origin
 
     def _origin(self, job: Job) -> Origin | None:
-        """What the line's answers are made with; None if it cannot have any."""
+        """The origin of the line's answers; None if the line is invalid."""
         if job.error or job.prompt is None:
             return None
         try:
@@ -201,7 +201,7 @@ class BatchRun:
         answer = engine.last_generation
         place = self._progress.place(job.line)
         status.say(f"{place}: {len(answer.tokens) if answer else 0} tokens. {self._summary()}")
-        if not status.shown and self._progress.is_time_to_tell():
+        if not status.shown and self._progress.is_time_for_a_note():
             self._terminal.note(f"{place}. {self._summary()}")
 
     def _summary(self) -> str:
@@ -217,16 +217,16 @@ class Progress:
     """How far a batch is, and how long the rest will take.
 
     Args:
-        lines: of the input; 0 if nobody knows.
+        lines: of the input; 0 if unknown.
     """
 
     def __init__(self, lines: int = 0) -> None:
         self._lines = lines
         self._passed = self._done = 0
-        self._start = self._told = time.monotonic()
+        self._start = self._noted = time.monotonic()
 
     def line_done(self, *, begun: bool) -> None:
-        """Another line is through, or was found to be done already, which takes no time worth counting."""
+        """Count a line that is finished; `begun` is False if all its answers were there already."""
         self._passed += 1
         self._done += begun
 
@@ -240,11 +240,11 @@ class Progress:
             text += f", {format_seconds(seconds / self._done * (self._lines - self._passed))} left"
         return text
 
-    def is_time_to_tell(self) -> bool:
-        """Whether a log should hear of it: once in a while."""
-        if time.monotonic() - self._told < _TELL_S:
+    def is_time_for_a_note(self) -> bool:
+        """Whether to print a note in a log: once in a while."""
+        if time.monotonic() - self._noted < _NOTE_S:
             return False
-        self._told = time.monotonic()
+        self._noted = time.monotonic()
         return True
 
 
@@ -257,7 +257,7 @@ def _bug(error: Exception) -> str:
 
 
 def with_system(prompt: str | Messages, system: str | None) -> str | Messages:
-    """The prompt with a system prompt before it, unless it has one of its own."""
+    """The prompt with a system prompt before it, unless it already has one."""
     if system is None:
         return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -278,7 +278,7 @@ def _open_input(name: str) -> IO[bytes]:
 
 
 def _count_lines(name: str) -> int:
-    """Lines with something on them; 0 if the input is no file."""
+    """Lines that are not blank; 0 if the input is not a file."""
     if not Path(name).is_file():
         return 0
     with Path(name).open("rb") as lines:

@@ -1,4 +1,4 @@
-"""`edgespec chat`: a conversation, typed at a terminal; or one question, piped in."""
+"""`edgespec chat`: a conversation at a terminal, or one question from a pipe."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def chat(
         prompt = whole_prompt(prompt, terminal, "Pipe the question in, or give it with -p TEXT.")
     terminal.rule(config.rule)
     with ExitStack() as stack:
-        if typed:  # what is typed ahead, while the model is loaded too, shows when its turn comes
+        if typed:  # what is typed ahead, even while the model is loaded, shows when its turn comes
             stack.enter_context(without_echo())
         file = None
         if session is not None:
@@ -88,7 +88,7 @@ def chat(
         if not engine.has_chat_template:
             raise TemplateError(
                 "The model has no chat template, so it cannot chat.",
-                "Let it go on with a text instead: edgespec generate --raw -p TEXT.",
+                "Have it continue a text instead: edgespec generate --raw -p TEXT.",
             )
         from edgespec.engine.session import Session
 
@@ -112,7 +112,7 @@ def chat(
 
 
 def _answer_once(turns: Chat, question: str, *, as_json: bool) -> None:
-    """Without a terminal: all of standard input is one question, whatever its lines begin with."""
+    """Without a terminal, all of standard input is one question, whatever its lines begin with."""
     interruption = turns.ask(question, as_json=as_json)
     if turns.last_answer is not None and turns.last_answer.context_full:
         turns.terminal.warn(

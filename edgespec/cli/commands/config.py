@@ -1,4 +1,4 @@
-"""`edgespec config`: every setting, its value, and where that came from; and what the file says."""
+"""`edgespec config`: every setting, its value and where it comes from."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgespec.cli import config_file as settings
 from edgespec.cli.options.declaration import option
 from edgespec.errors import EdgeSpecError, OutputError, UsageError
 
-# What an answer or a place is for one time only.
+# Options that belong to a single run.
 _NOT_SETTINGS = {"prompt", "word", "words", "input_name", "output_name", "overwrite", "answers", "session"}
-# What `bench` calls the same as others, and means in another way.
+# Options of `bench` that share a name with others but mean something else.
 _NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets"}
 _SECRET = ("api-key",)
-WITHOUT_SETTINGS = ("config", "doctor")  # commands that a damaged file must not stop
+WITHOUT_SETTINGS = ("config", "doctor")  # these must work even if the file is damaged
 
 
 def config(
@@ -37,7 +37,7 @@ def config(
         return
     if init:
         _make(file)
-        typer.echo(f"{file} is there now; every line in it is a comment.", err=True)
+        typer.echo(f"{file} was made; every line in it is a comment.", err=True)
         return
     assert context.parent is not None
     commands: Any = context.parent.command
@@ -46,15 +46,15 @@ def config(
     if as_json:
         typer.echo(json.dumps({"file": str(file), "settings": found}, ensure_ascii=False))
         return
-    typer.echo(f"File: {file}" + ("" if file.exists() else " (not there; --init makes it)"))
+    typer.echo(f"File: {file}" + ("" if file.exists() else " (does not exist; --init makes it)"))
     _print(found)
 
 
 def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
-    """What the file says, by command and parameter, as the `default_map` of the command line.
+    """The values in the file by command and parameter, as the `default_map` of the command line.
 
     Raises:
-        UsageError: a name is none of an option, or a value is of the wrong kind.
+        UsageError: a name is not that of an option, or a value is of the wrong kind.
     """
     everywhere = settings.read_config(file)
     result: dict[str, dict[str, Any]] = {}
@@ -79,7 +79,7 @@ def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
 
 
 def settings_problem(context: typer.Context) -> EdgeSpecError | None:
-    """What is wrong with the configuration file; None if nothing is."""
+    """What is wrong with the configuration file; None if it is valid."""
     assert context.parent is not None
     commands: Any = context.parent.command
     try:
@@ -102,7 +102,7 @@ def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> 
 def _unknown(shown: str, key: str, known: list[str], file: Path) -> UsageError:
     close = difflib.get_close_matches(_dashed(key), known, n=1)
     hint = f"Did you mean {close[0]}?" if close else "'edgespec config' lists the names."
-    return UsageError(f"There is no setting '{shown}', and {file} has one.", hint)
+    return UsageError(f"There is no setting '{shown}', but {file} has it.", hint)
 
 
 def _dashed(name: str) -> str:
@@ -110,7 +110,7 @@ def _dashed(name: str) -> str:
 
 
 def _options(command: Any) -> dict[str, Any]:
-    """The parameters of a command that a file may set, by the name people type."""
+    """The parameters of a command that a file may set, by the name of the option."""
     return {
         parameter.opts[-1].removeprefix("--"): parameter
         for parameter in command.params
@@ -135,17 +135,19 @@ def _sources(command: Any, from_file: dict[str, Any], file: Path) -> dict[str, d
 
 
 def _print(found: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """The settings that several commands share first, and then what differs by command."""
+    """Print each setting once if all its commands agree, or else for each command."""
     names = list(dict.fromkeys(name for settings_ in found.values() for name in settings_))
     width = max(map(len, names)) + 2
     for name in names:
-        told = {command: s[name] for command, s in found.items() if name in s}
-        first = next(iter(told.values()))
-        if all(entry == first for entry in told.values()):
-            where = "" if len(told) == len(found) or len(told) > 1 else f" ({next(iter(told))})"
+        by_command = {command: s[name] for command, s in found.items() if name in s}
+        first = next(iter(by_command.values()))
+        if all(entry == first for entry in by_command.values()):
+            where = (
+                "" if len(by_command) == len(found) or len(by_command) > 1 else f" ({next(iter(by_command))})"
+            )
             typer.echo(f"{name + where:<{width + 10}}{_text(first['value']):<24}{first['from']}")
         else:
-            for command, entry in told.items():
+            for command, entry in by_command.items():
                 typer.echo(f"{f'{name} ({command})':<{width + 10}}{_text(entry['value']):<24}{entry['from']}")
 
 
@@ -160,6 +162,6 @@ def _make(file: Path) -> None:
         with file.open("x", encoding="utf-8") as new:
             new.write(settings.TEMPLATE)
     except FileExistsError as error:
-        raise OutputError(f"{file} is there already.", "Edit it, or move it away first.") from error
+        raise OutputError(f"{file} already exists.", "Edit it, or move it away first.") from error
     except OSError as error:
         raise OutputError(f"{file} cannot be written: {error.strerror}.", "Set EDGESPEC_CONFIG.") from error

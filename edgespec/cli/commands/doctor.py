@@ -1,4 +1,5 @@
-"""`edgespec doctor`: what this machine is, what is wrong with it for running models, and how to mend it."""
+"""`edgespec doctor`: facts about this machine, what is wrong with it for running models, and how to fix
+it."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def doctor(
 
 
 def describe(facts: Facts) -> list[tuple[str, str]]:
-    """The facts for people: a name and a text in each line."""
+    """The facts for people: lines of a name and a text."""
     from edgespec.units import readable
 
     record = facts.to_json()
@@ -102,7 +103,7 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
 
 
 def format_findings(found: Sequence[Finding], width: int | None = None) -> list[str]:
-    """Lines about the findings, the worst last, where the eye is."""
+    """Lines about the findings; the worst come last, just above the prompt."""
     from edgespec.doctor.finding import OK
 
     rows = []

@@ -1,4 +1,4 @@
-"""`edgespec draft`: make drafters, and see which are known."""
+"""`edgespec draft`: makes and lists drafters."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make(
     terminal.note(
         f"Made from {made.target.name}: {made.recipe}. It has {readable(made.n_bytes)}, takes "
         f"{made.step_s * 1000:.1f} ms a step, and agrees on {made.agreement.top1:.0%} of tokens at once and "
-        f"{made.agreement.top4:.0%} within four ({made.agreement.tokens} tokens). --draft auto takes it."
+        f"{made.agreement.top4:.0%} within four ({made.agreement.tokens} tokens). --draft auto uses it."
     )
 
 
@@ -95,7 +95,7 @@ def list_drafters(
         results().record({"pairs": [pair.to_json() for pair in pairs]})
         return
     if not pairs:
-        Terminal().note("None yet. Make one: edgespec draft make TARGET")
+        Terminal().note("There are none yet. Make one: edgespec draft make TARGET")
         return
     rows = [
         (

@@ -1,4 +1,4 @@
-"""`edgespec generate`: one answer to a prompt, or one for every line of a JSONL file."""
+"""`edgespec generate`: answers a prompt, or every line of a JSONL file."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def generate(
     if prompt is not None and input_name is not None:
         raise UsageError("Both --prompt and --input were given.", "Give one of them.")
     if system is not None and raw:
-        raise UsageError("With --raw there is no place for --system.", "Leave one of them out.")
+        raise UsageError("--system cannot be used with --raw.", "Leave one of them out.")
     if not 1 <= answers <= MOST_ANSWERS:
         raise UsageError(f"--n is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
     if overwrite and (input_name is None or output_name is None):
@@ -134,7 +134,7 @@ def generate(
 
 @dataclass(frozen=True)
 class _SinglePrompt:
-    """One prompt, answered as text that streams or as one JSON object."""
+    """One prompt, answered as streamed text or as a JSON object."""
 
     terminal: Terminal
     results: ResultStream
@@ -144,7 +144,7 @@ class _SinglePrompt:
     answers: int
 
     def run(self, prompt: str | None, loading: LoadOptions, sampling: SamplingOptions) -> None:
-        """Answer the prompt, or standard input if there is none; a JSON object is also made of a failure."""
+        """Answer the prompt, or standard input if there is none; with JSON, a failure gives an object too."""
         try:
             text = prompt = whole_prompt(prompt, self.terminal, _HOW)
             config = sampling.config_for(loading)

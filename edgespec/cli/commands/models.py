@@ -46,7 +46,7 @@ def pull(
         name = catalog.hub_name_of(model)
         if name is None:
             found = catalog.resolve(model, progress)
-            read_header(found.path)  # a path may lead nowhere
+            read_header(found.path)  # the path may not exist
         else:
             found = pulling.pull(name, progress, refresh=refresh)
     for note in found.notes:
@@ -106,16 +106,16 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
 
     terminal = Terminal(quiet=quiet)
     with terminal.working() as progress:
-        seen = inspect_model(model, progress)
-    for note in seen.notes:
+        inspected = inspect_model(model, progress)
+    for note in inspected.notes:
         terminal.note(note)
     facts = {
         "name": model,
-        "here": seen.path is not None,
-        "path": str(seen.path) if seen.path else None,
-        **describe(seen.headers, memory=fit_report(seen.headers)),
-        "drafters": drafters_of(seen),
-        "plan": _plan(model, seen.headers[0].fingerprint),
+        "here": inspected.path is not None,
+        "path": str(inspected.path) if inspected.path else None,
+        **describe(inspected.headers, memory=fit_report(inspected.headers)),
+        "drafters": drafters_of(inspected),
+        "plan": _plan(model, inspected.headers[0].fingerprint),
     }
     if as_json:
         results().record(facts)
@@ -134,7 +134,7 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
 
 
 def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
-    """What is expected of the model here, if its passes were measured."""
+    """The plan for the model here, if its passes were measured."""
     from edgespec.errors import MemoryLimitError
     from edgespec.plans.model_plan import plan_for
     from edgespec.plans.plan import PlanRequest
@@ -196,7 +196,7 @@ def widen(
     terminal = Terminal(quiet=quiet)
     output = Path(destination).expanduser()
     if output.exists() and not force:
-        raise UsageError(f"{output} is there already.", "Choose another name, or give --force.")
+        raise UsageError(f"{output} already exists.", "Choose another name, or give --force.")
     with terminal.working() as progress:
         path = catalog.find(source, progress)
         read_header(path)  # refuses what is damaged
@@ -233,7 +233,9 @@ def remove(
             if file.n_bytes:
                 terminal.note(f"{file.kind:<12}{readable(file.n_bytes):>11}  {file.path}")
         if not is_terminal(sys.stdin):
-            raise UsageError("There is nobody to ask.", "Give --yes to remove it.")
+            raise UsageError(
+                "Standard input is not a terminal, so nothing can be confirmed.", "Give --yes to remove it."
+            )
         typer.confirm(f"Remove {readable(removal.n_bytes)}?", abort=True, err=True)
     freed = removal.carry_out()
     if as_json:

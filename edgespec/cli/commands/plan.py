@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from edgespec.costs.planner import Prediction, PromptTime
     from edgespec.plans.plan import Plan
 
-
 _LOADED = {"model", "draft", "memory", "context", "threads"}
 _SAMPLED = {"temperature"}
 _LEFT_OUT = ({f.name for f in fields(LoadOptions)} - _LOADED) | (
@@ -42,7 +41,7 @@ def plan(*, loading: LoadOptions, sampling: SamplingOptions, output: OutputOptio
     from edgespec.plans.plan import PlanRequest
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
-    wish = PlanRequest(
+    request = PlanRequest(
         load.get("model"),
         load.get("draft", "auto"),
         load.get("memory"),
@@ -51,7 +50,7 @@ def plan(*, loading: LoadOptions, sampling: SamplingOptions, output: OutputOptio
         config.temperature,
     )
     with terminal.working() as progress:
-        found = plan_for(wish, progress)
+        found = plan_for(request, progress)
     if output.as_json:
         results().record(found.to_json())
     else:

@@ -1,4 +1,4 @@
-"""`edgespec profile`: measure this machine with a model, and keep what was found."""
+"""`edgespec profile`: measures this machine with a model, and keeps the figures."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ def profile(
             found = measure_full_profile(engine, seconds, progress)
     if found.noisy:
         terminal.warn(
-            "The machine was busy with other things, twice: the figures may be too slow. Close other "
-            "programs and "
-            "measure again."
+            "The machine was busy during both attempts, so the figures may be too slow. Close other "
+            "programs, and measure again."
         )
     if output.as_json:
         results().record(found.to_json())

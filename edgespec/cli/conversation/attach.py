@@ -1,4 +1,4 @@
-"""Files in a question: `@notes.md` in what was typed, or /file before it."""
+"""Files attached to a question: by `@notes.md` in it, or by /file before it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MENTION = re.compile(r'(?<!\S)@(?:"([^"]+)"|(\S+))')
 
 
 def read_attachment(name: str) -> tuple[Path, str]:
-    """A text file's path and what is in it.
+    """A text file's path and content.
 
     Raises:
-        UsageError: it cannot be read, is too large, or is no text.
+        UsageError: it cannot be read, is too large, or is not text.
     """
     path = Path(name).expanduser()
     try:
@@ -27,25 +27,25 @@ def read_attachment(name: str) -> tuple[Path, str]:
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.", "Check the path.") from error
     if b"\0" in data:
-        raise UsageError(f"{name} is no text.", "Only text files can be attached, in UTF-8.")
+        raise UsageError(f"{name} is not a text file.", "Only text files can be attached, in UTF-8.")
     return path, decoded(data, name)
 
 
 def with_attachments(text: str, files: list[tuple[Path, str]]) -> tuple[str, list[Path]]:
-    """The question with `files`, and the files that it mentions by @path, in front, each once.
+    """The question after the contents of `files` and of the files it mentions by @path, each once.
 
-    A mention of something that is no file stays what it is.
+    A mention of something that is not a file stays as it is.
 
     Returns:
         The whole text, and the files in it.
 
     Raises:
-        UsageError: a file that is mentioned cannot be attached.
+        UsageError: a mentioned file cannot be attached.
     """
     files = list(files)
     for match in _MENTION.finditer(text):
         name = match[1] or match[2]
-        # What ends a sentence ends no path, unless there is such a file.
+        # Punctuation after a path is not part of it, unless there is such a file.
         for spelled in dict.fromkeys([name, name.rstrip(".,;:!?)")]):
             if spelled and Path(spelled).expanduser().is_file():
                 if not any(path.samefile(Path(spelled).expanduser()) for path, _ in files if path.exists()):

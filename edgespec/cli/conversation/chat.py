@@ -26,9 +26,9 @@ class Chat:
 
     Attributes:
         config: how answers are generated.
-        budget: the tree budget; None is auto.
+        budget: the tree budget; None means auto.
         exact: exact decoding was requested.
-        last_answer: the latest answer of this program.
+        last_answer: the latest answer; None before the first one.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Chat:
         return self._engine.description
 
     def ask(self, text: str, *, as_json: bool = False) -> Interruption:
-        """One turn; returns whether a signal cut it short.
+        """Do one turn; returns whether a signal cut it short.
 
         Raises:
             EdgeSpecError: there is no answer; the conversation is as it was.
@@ -94,7 +94,7 @@ class Chat:
         return interruption
 
     def set_config(self, config: GenerationConfig) -> None:
-        """Generate so from now on.
+        """Change the settings from now on.
 
         Raises:
             UsageError: the rule of `verify` contradicts --exact.
@@ -139,7 +139,7 @@ class Chat:
 
 
 def _window() -> os.terminal_size:
-    try:  # what is so now; the variables COLUMNS and LINES do not follow a window that changes its size
+    try:  # the current size; the variables COLUMNS and LINES do not follow a window that is resized
         return os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):
         return shutil.get_terminal_size()

@@ -1,4 +1,4 @@
-"""Text to the clipboard: by the system's program, or by asking the terminal."""
+"""Copies text to the clipboard, by the system's program or through the terminal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import sys
 from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
 
-_MOST_BYTES = 74_994  # what xterm takes in one sequence
+_MOST_BYTES = 74_994  # what xterm accepts in one sequence
 
 
 def copy(text: str, terminal: ResultStream) -> str:
-    """Copy the text; says how.
+    """Copy the text; returns how.
 
     Raises:
-        OutputError: there is no program for it, and the text is too long for the terminal.
+        OutputError: there is no such program, and the text is too long for the terminal.
     """
     for command in _commands():
         if shutil.which(command[0]):
@@ -32,7 +32,7 @@ def copy(text: str, terminal: ResultStream) -> str:
         raise OutputError(
             "The text is too long for the terminal's clipboard.", "Install xclip or wl-clipboard."
         )
-    # OSC 52: the terminal at a person's desk copies it, also from a distant machine.
+    # OSC 52: the user's terminal copies it, even from a remote machine.
     terminal.raw(f"\x1b]52;c;{data.decode()}\x07")
     return "by the terminal, if it allows that"
 

@@ -1,4 +1,4 @@
-"""The terminal's modes: no echo while answers are shown, and the shell's own while we are suspended."""
+"""Terminal modes: no echo while answers are shown, and the shell's modes while the program is suspended."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 from edgespec.cli.screen.terminal import is_terminal
 
-# The modes in which the shell left the terminal, while `without_echo` is in force.
-_found: list[Any] | None = None
+# The terminal's modes before `without_echo`; None outside of it.
+_shell_modes: list[Any] | None = None
 
 
 @contextlib.contextmanager
 def without_echo() -> Iterator[None]:
-    """While this lasts, keys pressed are kept for later and do not mix with what is being shown.
+    """Keep typed keys for later while the block runs, so that they do not mix with the output.
 
-    Ctrl-Z stops the program at once, and shells then set their own modes; when `fg` brings the program
-    back, echo is switched off again.
+    Ctrl-Z stops the program at once, and shells then set their own modes; when `fg` resumes the program,
+    echo is switched off again.
     """
-    global _found
+    global _shell_modes
     if not is_terminal(sys.stdin) or os.name != "posix":
         yield
         return
@@ -31,16 +31,16 @@ def without_echo() -> Iterator[None]:
 
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)
-    outermost = _found is None
+    outermost = _shell_modes is None
     if outermost:
-        _found = before
+        _shell_modes = before
 
     def silence(*_: object) -> None:
         after = termios.tcgetattr(keys)
         after[3] &= ~termios.ECHO
         termios.tcsetattr(keys, termios.TCSADRAIN, after)
 
-    in_main = threading.current_thread() is threading.main_thread()  # Python delivers signals nowhere else
+    in_main = threading.current_thread() is threading.main_thread()  # the only one that receives signals
     earlier = signal.signal(signal.SIGCONT, silence) if in_main else None
     silence()
     try:
@@ -50,20 +50,20 @@ def without_echo() -> Iterator[None]:
             signal.signal(signal.SIGCONT, signal.SIG_DFL if earlier is None else earlier)
         termios.tcsetattr(keys, termios.TCSADRAIN, before)
         if outermost:
-            _found = None
+            _shell_modes = None
 
 
 def suspend() -> None:
-    """Stop as Ctrl-Z does, with the terminal as it was found; returns once `fg` has brought the program back.
+    """Stop as Ctrl-Z does, with the shell's terminal modes; returns when `fg` resumes the program.
 
-    For programs that read keys one by one, where the terminal does not turn Ctrl-Z into a signal.
+    For programs that read single keys, where the terminal does not turn Ctrl-Z into a signal.
     """
     import termios
 
     keys = sys.stdin.fileno()
     now = termios.tcgetattr(keys)
-    if _found is not None:
-        termios.tcsetattr(keys, termios.TCSADRAIN, _found)
-    # The whole group: a program that started this one, and waits for it, has to stop as well.
+    if _shell_modes is not None:
+        termios.tcsetattr(keys, termios.TCSADRAIN, _shell_modes)
+    # The whole group: a program that started this one and waits for it must stop as well.
     os.killpg(0, signal.SIGTSTP)
     termios.tcsetattr(keys, termios.TCSADRAIN, now)

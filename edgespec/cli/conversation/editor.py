@@ -1,4 +1,4 @@
-"""A question written in the user's own editor."""
+"""Edits a question in the user's editor."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _EDITORS = ("/usr/bin/editor", "nano", "vi", "emacs")
 async def edit_message(buffer: Buffer) -> None:
     """Open the buffer's text in an editor, and send what was written there.
 
-    Nothing is sent if the editor fails (`:cq`), or leaves the file as it was (`:q!`) or empty: the line
-    then stays as it was typed, and Enter sends it.
+    Nothing is sent if the editor fails (`:cq`), or leaves the file unchanged (`:q!`) or empty: what was typed
+    then stays, and Enter sends it.
     """
     from prompt_toolkit.application import run_in_terminal
     from prompt_toolkit.document import Document
@@ -33,7 +33,7 @@ async def edit_message(buffer: Buffer) -> None:
 
 
 def edited(text: str) -> str | None:
-    """The text as an editor leaves it, without the newline at its end; None if the editor failed."""
+    """The text after editing, without its final newline; None if the editor failed."""
     with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
         path = Path(folder) / "question.md"
         path.write_text(text + "\n" if text else "", encoding="utf-8", errors="replace")
@@ -42,7 +42,7 @@ def edited(text: str) -> str | None:
                 continue
             try:
                 status = subprocess.call([*shlex.split(name), str(path)])
-            except (OSError, ValueError):  # there is none of that name, or its quotes do not match
+            except (OSError, ValueError):  # there is no such editor, or its quotes do not match
                 continue
             if status != 0:
                 return None

@@ -45,10 +45,10 @@ class InteractiveChat:
         return Completer(self._commands.completions)
 
     def run(self, keyboard: Keyboard, first: str | None = None) -> None:
-        """Until Ctrl-D or /bye.
+        """Run until Ctrl-D or /bye.
 
         Args:
-            first: a question from the command line, asked before anything is read.
+            first: a question from the command line, asked first.
         """
         self._keyboard = keyboard
         if first is not None:
@@ -86,7 +86,7 @@ class InteractiveChat:
         self.answer(text)
 
     def answer(self, text: str) -> None:
-        """Ask, and ask what to drop if there is no room."""
+        """Have a question answered; if there is no room, offer to drop turns."""
         self.last_question = text
         try:
             interruption = self.chat.ask(text)

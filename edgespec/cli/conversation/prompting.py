@@ -1,4 +1,4 @@
-"""What a person types: lines with history, completion and editing, until Ctrl-D."""
+"""Reads messages from the keyboard, with history, completion and editing, until Ctrl-D."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Keyboard(Protocol):
     """Where messages come from."""
 
     def messages(self) -> Iterator[str]:
-        """What is typed, until the end; lines that belong together are one message."""
+        """The messages, until the end; a message may have several lines."""
 
     def confirm(self, question: str) -> bool:
         """Whether the answer is yes."""
@@ -41,7 +41,7 @@ class TypedKeyboard:
     """A person at a terminal, with history, completion and editing.
 
     Args:
-        complete: what Tab offers for the text before the cursor.
+        complete: gives the completions for the text before the cursor.
     """
 
     def __init__(self, complete: Complete) -> None:
@@ -78,8 +78,7 @@ class TypedKeyboard:
 class PlainKeyboard:
     """A person at a terminal whose answers go elsewhere, as in `edgespec chat | tee answers.txt`.
 
-    Lines are read as they are typed, and prompts are on standard error, so that nothing but answers is on
-    standard output.
+    Prompts go to standard error, so that standard output has nothing but answers.
     """
 
     def messages(self) -> Iterator[str]:
@@ -117,7 +116,7 @@ class PlainKeyboard:
 
 
 def keyboard(complete: Complete) -> Keyboard:
-    """The keyboard of whoever sits at standard input, which must be a terminal."""
+    """A keyboard for standard input, which must be a terminal."""
     return TypedKeyboard(complete) if is_terminal(sys.stdout) else PlainKeyboard()
 
 
@@ -134,14 +133,14 @@ def join_lines(read_line: Callable[[str], str]) -> str:
 
 
 def unfinished(text: str) -> str | None:
-    r"""What the next line is appended to, if more belongs to the message; None if it is whole."""
+    r"""The text to which the next line is appended; None if the message is complete."""
     if text.lstrip().startswith(_QUOTES):
         return None if _QUOTES in text.lstrip()[len(_QUOTES) :] else text + "\n"
     return text[:-1] + "\n" if text.endswith("\\") else None
 
 
 def unquoted(text: str) -> str:
-    r"""A whole message without the `\"\"\"` around it."""
+    r"""A complete message without the `\"\"\"` around it."""
     if not text.lstrip().startswith(_QUOTES):
         return text
     return text.lstrip()[len(_QUOTES) :].replace(_QUOTES, "", 1).strip("\n")
@@ -174,7 +173,7 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
         begun = unfinished(buffer.text)
         if begun is None:
             buffer.validate_and_handle()
-        else:  # in the same buffer, so that the history has the message as one entry
+        else:  # in the same buffer, so that the message is one entry of the history
             buffer.document = Document(begun, len(begun))
 
     @keys.add("escape", "enter")
@@ -194,7 +193,7 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
     try:
         history = FileHistory(str(_history_file()))
     except OSError:
-        history = InMemoryHistory()  # a home that cannot be written must not stop a chat
+        history = InMemoryHistory()  # a home folder that cannot be written must not prevent a chat
     return PromptSession(
         history=history,
         completer=Offers(),
@@ -202,7 +201,7 @@ def _prompt_session(complete: Complete) -> PromptSession[str]:
         complete_style=CompleteStyle.READLINE_LIKE,
         key_bindings=keys,
         multiline=True,  # for pasted text and Alt-Enter; Enter sends
-        # Not before a line that is only folded.
+        # Not before a line that is only wrapped.
         prompt_continuation=lambda _width, _line, folded: "" if folded else "... ",
         style=Style.from_dict({"hint": "ansibrightblack"}),
     )

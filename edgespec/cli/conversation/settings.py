@@ -1,4 +1,4 @@
-"""Settings by name, as people type them in a chat."""
+"""Settings of a chat by name, for /set and /show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgespec.generation.rules import KINDS
 
 _DEFAULTS = {name: value for name, value in asdict(GenerationConfig()).items() if name != "grammar"}
 _BUDGET = ("budget", "tree_budget")
-# What other programs call them.
+# Names from other programs.
 _ALIASES = {"num_predict": "max_tokens", "n_predict": "max_tokens", "repeat_last_n": "penalty_window"}
 _NOTHING = ("none", "off", "auto", "random", "default")
 
@@ -21,15 +21,15 @@ NAMES = (*_DEFAULTS, "budget", "system")
 
 
 def is_budget(name: str) -> bool:
-    """Whether the name is that of the tree budget, which belongs to the engine."""
+    """Whether this is the tree budget, which is a setting of the engine."""
     return name.replace("-", "_") in _BUDGET
 
 
 def parse_budget(value: str) -> int | None:
-    """Nodes a pass; None is auto.
+    """Nodes a pass; None means auto.
 
     Raises:
-        UsageError: it is no number.
+        UsageError: it is not a number.
     """
     if value.strip().lower() in _NOTHING:
         return None
@@ -55,7 +55,7 @@ def changed(config: GenerationConfig, name: str, value: str) -> GenerationConfig
 
 
 def shown(config: GenerationConfig) -> dict[str, str]:
-    """Every setting as a text, in the words of `changed`."""
+    """Every setting as text that `changed` accepts."""
     return {name: _text(name, getattr(config, name)) for name in _DEFAULTS}
 
 

@@ -30,11 +30,11 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class Command:
-    """What follows a slash.
+    """A slash command.
 
     Attributes:
-        value: what it takes, for people; empty if nothing.
-        offers: what Tab completes the value with.
+        value: its value, as /help shows it; empty if it takes none.
+        offers: completions of the value.
     """
 
     value: str

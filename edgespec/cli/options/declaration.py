@@ -1,4 +1,4 @@
-"""How options are declared: each with its environment variable, and groups of them shared by commands."""
+"""Declares options, each with its environment variable, and groups of options that commands share."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool
     Args:
         panel: the heading of `--help` under which it is listed; None is the general one.
         flags: the flag, or several, separated by spaces; the last one gives the variable its name.
-        variable: False for what belongs to a single run, such as the name of its output file, and for
-            what must be confirmed anew each time. A variable that is set once for all commands would write
-            over a file, or remove one, that nobody named.
+        variable: False for options of a single run, such as the name of its output file, and for those that
+            must be confirmed each time. A variable that is set once for all commands could overwrite or
+            remove a file that nobody named.
     """
     if variable:
         name = flags.split()[-1].split("/")[0].removeprefix("--").replace("-", "_").upper()
@@ -27,7 +27,7 @@ def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool
 
 
 def is_on_command_line(context: typer.Context, name: str) -> bool:
-    """Whether a parameter was given by a flag, and not by the environment or the configuration file."""
+    """Whether a parameter was given on the command line, not by the environment or the configuration file."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -36,7 +36,7 @@ def with_options(command: Callable[..., None], leave_out: Collection[str] = ()) 
     """Let a command take groups of options as parameters; the groups come after its own options.
 
     Args:
-        leave_out: fields of groups that the command has no option for; they keep their defaults.
+        leave_out: fields of the groups that are not options of this command; they keep their defaults.
     """
     hints = get_type_hints(command, include_extras=True)
     hints.pop("return")

@@ -79,7 +79,7 @@ class SamplingOptions:
     ] = _DEFAULTS.verify
 
     def config(self) -> GenerationConfig:
-        """The same, checked.
+        """The settings, checked.
 
         Raises:
             UsageError: a value is out of its range, or a file cannot be read.
@@ -96,7 +96,7 @@ class SamplingOptions:
         return GenerationConfig(**values)
 
     def config_for(self, loading: LoadOptions) -> GenerationConfig:
-        """The same, for a model that is loaded so.
+        """The settings, checked against the options for loading.
 
         Raises:
             UsageError: a value is out of its range, or --exact and --verify contradict each other.
@@ -108,9 +108,9 @@ class SamplingOptions:
 
 
 def exact_contradicts(rule: str) -> UsageError:
-    """Why a rule of --verify cannot be had together with --exact."""
+    """The error for a rule of --verify that cannot be combined with --exact."""
     return UsageError(
-        f"The text depends on the drafter with --verify {rule}, and with --exact it must not.",
+        f"With --verify {rule} the text depends on the drafter, which --exact excludes.",
         "Leave out one of them.",
     )
 

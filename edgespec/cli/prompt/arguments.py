@@ -1,11 +1,11 @@
-"""What people type without a flag: a model, a prompt, or both.
+"""Arguments without a flag: a model, a prompt, or both.
 
     edgespec generate "Why is the sky blue?"
     edgespec generate big.gguf "Why is the sky blue?"
 
-A word is a model if it is the path of a GGUF file, or written as only a model is: ending in .gguf, beginning
-like a path, a name of the catalog, or org/repo. Everything else is a prompt. What could be either is refused:
-a typing error in a model's name must not become a question to another model.
+An argument is a model if it is the path of a GGUF file, or can only be a model: it ends in .gguf, begins
+like a path, or is a catalog name or org/repo. Everything else is a prompt. What could be either is refused:
+a typo in a model's name must not become a question to another model.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ _PATH_STARTS = ("/", "./", "../", "~")
 
 
 def words_of(first: str | None, more: Sequence[str] | None) -> list[str]:
-    """All that stands on the command line without a flag."""
+    """All arguments without a flag."""
     return [*([] if first is None else [first]), *(more or ())]
 
 
 def model_and_prompt(
     words: Sequence[str], *, model: str | None, prompt: str | None, model_is_given: bool, asks: bool = True
 ) -> tuple[str | None, str | None]:
-    """Which of the words is the model, and which the prompt.
+    """Which of the arguments is the model, and which the prompt.
 
     Args:
-        model: that of --model, the environment or the configuration file.
-        prompt: that of -p.
-        model_is_given: --model stands on the command line, so no word can be another one.
+        model: from --model, the environment or the configuration file.
+        prompt: from -p.
+        model_is_given: --model is on the command line, so no argument can be another model.
         asks: whether the command takes a prompt this time; with --input it does not.
 
     Raises:
-        UsageError: there are too many words, or one could be a model and a prompt.
+        UsageError: there are too many arguments, or one could be either.
     """
     open_places = (0 if model_is_given else 1) + (1 if prompt is None and asks else 0)
     if len(words) > open_places:
@@ -88,7 +88,7 @@ def model_and_prompt(
 
 
 def is_model(word: str) -> bool:
-    """Whether a word names a model, and is no prompt.
+    """Whether an argument names a model, rather than being a prompt.
 
     Raises:
         UsageError: it could be either.
@@ -106,7 +106,7 @@ def is_model(word: str) -> bool:
         return ends_as_model and word.startswith(_PATH_STARTS)
     if is_file:
         raise UsageError(
-            f"'{word}' is a file, but no GGUF model.",
+            f"'{word}' is a file, but not a GGUF model.",
             f"To ask about it: edgespec generate -p TEXT <{word}. As a prompt of one word: -p {word}",
         )
     if ends_as_model or (word.startswith(_PATH_STARTS) and len(word) > 1):
@@ -148,12 +148,12 @@ def _short(text: str) -> str:
 def _as_path(word: str) -> Path:
     try:
         return Path(word).expanduser()
-    except RuntimeError:  # "~somebody", whom the system does not know
+    except RuntimeError:  # "~name" of an unknown user
         return Path(word)
 
 
 def _holds(question: Callable[[], bool]) -> bool:
-    """The answer to a question about a path; False if a file cannot have such a name, as most prompts."""
+    """The answer to a question about a path; False if no file can have that name, as with most prompts."""
     try:
         return question()
     except (OSError, ValueError):

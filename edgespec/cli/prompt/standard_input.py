@@ -1,8 +1,8 @@
-"""Text on standard input, beside the prompt of the command line: `cat notes | edgespec generate -p TEXT`.
+"""Text on standard input together with a prompt: `cat notes | edgespec generate -p TEXT`.
 
-What comes from a pipe or a file is put before the prompt, as `llm` and `ollama` do, with an empty line
-between. Other kinds of standard input are left alone where there is a prompt: a service or a container may
-inherit one on which nothing ever arrives.
+Text from a pipe or a file goes before the prompt, separated by an empty line, as in `llm` and `ollama`. Other
+kinds of standard input are not read if there is a prompt: a service or a container may inherit one on which
+nothing ever arrives.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _PATIENCE_S = 2.0
 
 
 def whole_prompt(prompt: str | None, terminal: Terminal, how: str) -> str:
-    """The prompt of the command line, behind what is piped in.
+    """The prompt, after the text that is piped in.
 
     Args:
-        prompt: None if the command line has none: then all is read, whatever standard input is.
-        how: the ways to give one, for the message where there is none.
+        prompt: that of the command line; None reads all of standard input, whatever its kind.
+        how: how to give a prompt, for the message if there is none.
 
     Raises:
         UsageError: there is no prompt, it is empty, or it is not valid UTF-8.
@@ -50,15 +50,15 @@ def _is_pipe_or_file() -> bool:
 
 
 def _mode() -> int:
-    """The kind of file that standard input is; 0 if it is none."""
+    """The file mode of standard input; 0 if it has none."""
     try:
         return os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError, io.UnsupportedOperation):
-        return 0  # closed, or an object of Python's in its place
+        return 0  # closed, or replaced by a Python object
 
 
 def _read(terminal: Terminal) -> str:
-    _say_what_is_waited_for(terminal)
+    _note_waiting(terminal)
     try:
         data = sys.stdin.buffer.read()
     except OSError as error:
@@ -68,10 +68,10 @@ def _read(terminal: Terminal) -> str:
     return decoded(data, "The text on standard input").removesuffix("\n").removesuffix("\r")
 
 
-def _say_what_is_waited_for(terminal: Terminal) -> None:
-    """A pipe that nobody writes to and nobody closes would otherwise look like a program that hangs."""
+def _note_waiting(terminal: Terminal) -> None:
+    """Without a note, a pipe that is neither written nor closed would look like a program that hangs."""
     if os.name != "posix" or not stat.S_ISFIFO(_mode()):
         return
     ready, _, _ = select.select([sys.stdin], [], [], _PATIENCE_S)
     if not ready:
-        terminal.note("Waiting for text on standard input; where none is meant to come, add: </dev/null")
+        terminal.note("Waiting for text on standard input. If there is none, add: </dev/null")

@@ -8,7 +8,7 @@ from edgespec.generation.result import Generation
 
 
 def format_gigabytes(n_bytes: float) -> str:
-    """Such as 1.84 GB, of 10^9 bytes, as disks are sold."""
+    """Such as 1.84 GB, with 10^9 bytes per GB."""
     return f"{n_bytes / 1e9:.2f} GB"
 
 
@@ -59,7 +59,7 @@ def _mode(generation: Generation) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns, for results; nothing is cut, so that a path can be copied."""
+    """Rows in columns, for results; nothing is truncated, so that paths can be copied."""
     lines = [tuple(headings), *map(tuple, rows)] if headings else [tuple(row) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = (
@@ -70,10 +70,10 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def in_columns(rows: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
-    """Lines with a name and a text each; a text is broken between words to the right of the names.
+    """Lines with a name and a text each; texts are wrapped to the right of the names.
 
     Args:
-        width: of the window; None breaks nothing, so that it can be piped on.
+        width: of the window; None does not wrap, for pipes.
     """
     import textwrap
 

@@ -1,9 +1,9 @@
-"""Markdown on a terminal while it is still being written.
+"""Renders Markdown on a terminal while it is being generated.
 
-The text is cut into its top-level blocks. Blocks that are complete are printed once and never touched again.
-The last one is drawn anew as it grows, but only from the first line that differs, each line overwritten in
-place before the rest of it is erased: so nothing ever vanishes and comes back. Lines that have left the
-screen at the top stay as they are.
+The text is split into its top-level blocks. Complete blocks are printed once and never touched again.
+The last one is redrawn as it grows, but only from the first line that differs, and each line is overwritten
+in place before its rest is erased, so that nothing flickers. Lines that have scrolled off the top stay as
+they are.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from edgespec.cli.screen.results import ResultStream, printable
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
-# Drawing takes at most this share of the time.
+# The share of the time that drawing may take.
 _SHARE = 0.2
-# The end of a text that may yet turn out to be a list, a rule, a heading or a fence.
+# An end of the text that may still become a list, a rule, a heading or a fence.
 _UNDECIDED = re.compile(r"(?:^|\n)[ \t]*(?:[-*+_=#>`~|:]+|\d{1,9}[.)]?)?[ \t]*\Z")
 _TRAILING_SPACE = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class MarkdownWriter:
-    """Takes pieces of Markdown and keeps the screen showing them.
+    """Takes pieces of Markdown and keeps the screen up to date.
 
     Args:
         results: the terminal.
@@ -39,15 +39,15 @@ class MarkdownWriter:
     def __init__(self, results: ResultStream, size: Callable[[], os.terminal_size]) -> None:
         self._results = results
         self._size = size
-        self._open = ""  # the text of the block that is not complete, held-back end included
-        self._drawn: list[str] = []  # the lines that show it, on the screen above the cursor
+        self._open = ""  # the text of the incomplete block, including the end that is held back
+        self._drawn: list[str] = []  # its lines on the screen, above the cursor
         self._columns = 0  # the width they were drawn for
-        self._printed = False  # a block stands above
+        self._printed = False  # there is a block above
         self._busy_until = 0.0
         self._parser: Any = None
 
     def text(self, text: str) -> None:
-        """Take a piece and show it, soon."""
+        """Take a piece and show it soon."""
         self._open += printable(text)
         if time.monotonic() >= self._busy_until:
             start = time.monotonic()
@@ -56,7 +56,7 @@ class MarkdownWriter:
             self._busy_until = now + (now - start) * (1 / _SHARE - 1)
 
     def end(self) -> None:
-        """Show everything; what follows is another text."""
+        """Show everything; the next piece begins another text."""
         self._draw(self._open, final=True)
         self._open, self._drawn, self._printed = "", [], False
 
@@ -64,7 +64,8 @@ class MarkdownWriter:
         tokens = self._parse(text if final else _closed(text))
         starts = [t.map[0] for t in tokens if t.map and t.level == 0 and t.nesting >= 0]
         if len(starts) > 1:
-            # Everything before the last block is complete. It is parsed again, without what closed the last.
+            # Everything before the last block is complete. Parse it again without the closing marks of the
+            # last.
             lines = [f"{line}\n" for line in text.split("\n")]
             lines[-1] = lines[-1][:-1]
             for start, end in zip([0, *starts[1:]], starts[1:], strict=False):
@@ -77,20 +78,20 @@ class MarkdownWriter:
             self._show(tokens)
 
     def _show(self, tokens: list[Token]) -> None:
-        """Bring the screen from what was drawn of the open block to what it is now."""
+        """Update the open block on the screen."""
         columns, rows = self._size()
         lines = self._lines(tokens, max(columns - 1, 10))
         if self._printed and lines:
             lines.insert(0, "")
         up = len(self._drawn)
         if columns != self._columns and self._drawn:
-            # Another width: the terminal has folded the old lines its own way.
+            # The width has changed: the terminal has wrapped the old lines in its own way.
             up = sum(_rows(line, columns) for line in self._drawn)
             same = 0
         else:
             same = next((i for i, (a, b) in enumerate(zip(self._drawn, lines, strict=False)) if a != b), None)  # type: ignore[assignment]
             same = min(len(self._drawn), len(lines)) if same is None else same
-            # What has left the screen cannot be drawn again.
+            # What has scrolled off cannot be redrawn.
             same = min(max(same, len(self._drawn) - (rows - 2)), len(lines))
             up -= same
         self._columns = columns
@@ -104,12 +105,12 @@ class MarkdownWriter:
         if self._parser is None:
             from markdown_it import MarkdownIt
 
-            # A model's HTML is text: nobody renders it here, and it must not vanish.
+            # HTML is shown as text: nothing renders it here, and it must not vanish.
             self._parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
         tokens: list[Token] = self._parser.parse(text)
         for token in tokens:
             for child in token.children or ():
-                if child.type == "softbreak":  # a poem's lines are meant
+                if child.type == "softbreak":  # line breaks in poems are intended
                     child.type = "hardbreak"
         return tokens
 
@@ -123,13 +124,13 @@ class MarkdownWriter:
         )
         console.print(document)
         lines = [_TRAILING_SPACE.sub(r"\1", line) for line in file.getvalue().split("\n")]
-        # Rich leaves room around some blocks, and one line between blocks is enough.
+        # Rich adds space around some blocks, and one line between blocks is enough.
         filled = [i for i, line in enumerate(lines) if _ESCAPES.sub("", line).strip()]
         return lines[filled[0] : filled[-1] + 1] if filled else []
 
 
 def _document(tokens: list[Token]) -> Any:
-    """What Rich prints for parsed Markdown: headings at the left, code in the terminal's own colours."""
+    """Parsed Markdown for Rich: headings on the left, code in the terminal's colours."""
     from rich.markdown import CodeBlock, Heading, Markdown
     from rich.syntax import Syntax
 
@@ -155,15 +156,15 @@ def _document(tokens: list[Token]) -> Any:
 
 
 def _certain(text: str) -> int:
-    """Up to where the text can be shown without having to take it back."""
+    """Up to where the text can be shown without having to be undone."""
     match = _UNDECIDED.search(text)
     return match.start() if match else len(text)
 
 
 def _closed(text: str) -> str:
-    """The text with an open code span or bold passage at its end closed, as it will be in a moment."""
+    """The text with an open code span or bold passage at its end closed."""
     paragraph = text.rpartition("\n\n")[2]
-    if "```" in text:  # then stars and ticks may stand in code
+    if "```" in text:  # stars and ticks may be part of code
         return text
     if paragraph.count("`") % 2:
         return text + "`"

@@ -18,11 +18,11 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class ResultStream:
-    """Results on their way to stdout or a file: each write arrives at once, and failures are named.
+    """Writes results to stdout or a file at once, and reports failures by the destination's name.
 
     Args:
-        stream: where they go; None if that is closed.
-        name: what the destination is called in messages.
+        stream: where they go; None if it is closed.
+        name: the destination, for messages.
 
     Attributes:
         name: the same.
@@ -43,11 +43,11 @@ class ResultStream:
             self._at_line_start = text.endswith("\n")
 
     def raw(self, text: str) -> None:
-        """Write what steers the terminal; `text` must have been made here, and end a line."""
+        """Write control sequences; `text` must not come from a model, and must end a line."""
         self._write(text)
 
     def end_line(self) -> None:
-        """End the line if something stands on it."""
+        """End the line if it is not empty."""
         if not self._at_line_start:
             self.text("\n")
 
@@ -61,7 +61,7 @@ class ResultStream:
         self._write(line + "\n")
 
     def failure(self, prompt: object, identifier: str | int | None, error: str) -> None:
-        """Write the JSON object of a prompt that got no answer."""
+        """Write the JSON object of a prompt without an answer."""
         empty = Generation(finish_reason="error").to_json(prompt, identifier)
         self.record(empty | NO_ORIGIN | {"error": error})
 
@@ -83,12 +83,12 @@ def results() -> ResultStream:
 
 
 def printable(text: str) -> str:
-    """A model's text without what would steer a terminal."""
+    """A model's text without control characters."""
     return _CONTROLS.sub("\ufffd", text)
 
 
 def _discard_buffer(stream: TextIO) -> None:
-    """What a full disk refused stays in the buffer; let it go nowhere, not fail again when Python ends."""
+    """Discard the buffer after a failed write, so that it does not fail again when Python exits."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

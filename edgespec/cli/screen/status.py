@@ -1,4 +1,4 @@
-"""A line at the bottom of the terminal that says what is going on, and is gone when that is done."""
+"""The status line: shows at the bottom of the terminal what is going on, and disappears afterwards."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _BAR = 20  # characters
 _WIDE = 70
 
-_shown: Status | None = None  # the one that has the line, if any
+_shown: Status | None = None  # the one whose line is shown
 
 
 class Status:
-    """The line, with a turning wheel, cut to whatever width the window has at the time."""
+    """The line, with a spinner, cut to the current width of the window."""
 
     def __init__(self, *, shown: bool) -> None:
         self.shown = shown
@@ -44,17 +44,17 @@ class Status:
         self._show(text, 0.0)
 
     def waiting(self, text: str) -> None:
-        """Show a text if nothing else happens in a moment: what is done at once needs no word."""
+        """Show a text if nothing else happens within a moment."""
         self._show(text, _A_MOMENT_S)
 
     def prefill(self, done: int, total: int) -> None:
-        """Show how much of the prompt was read, and how long the rest takes."""
+        """Show how much of the prompt was read, and how long the rest will take."""
         if not done:
             self._prefill_from = time.monotonic()
         self.say(format_prefill(done, total, time.monotonic() - self._prefill_from, _columns()))
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         global _shown
         if self._thread is None:
             return
@@ -66,7 +66,7 @@ class Status:
             self.erase()
 
     def erase(self) -> None:
-        """Take the line away until it is drawn the next time."""
+        """Erase the line until it is drawn again."""
         with self._lock:
             if self._drawn:
                 _write(self._back(_columns()))
@@ -74,7 +74,7 @@ class Status:
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
-        """While this lasts, the line is away, and is not drawn."""
+        """Hide the line while the block runs."""
         with self._lock:
             self.erase()
             yield
@@ -100,10 +100,10 @@ class Status:
         if self._thread is None:
             _shown = self
             self._ended.clear()
-            self._thread = threading.Thread(target=self._turn, daemon=True)
+            self._thread = threading.Thread(target=self._spin, daemon=True)
             self._thread.start()
 
-    def _turn(self) -> None:
+    def _spin(self) -> None:
         while True:
             with self._lock:
                 if time.monotonic() >= self._not_before:
@@ -120,8 +120,8 @@ class Status:
         _write(f"{back}{self._drawn}")
 
     def _back(self, columns: int) -> str:
-        """To the beginning of what is drawn, and that taken away."""
-        # A window that became narrower has folded the line.
+        """The escape sequence that moves to the beginning of the line and erases it."""
+        # A window that became narrower has wrapped the line.
         narrower = bool(self._drawn) and 0 < columns < self._columns
         folds = (_width(self._drawn) - 1) // columns if narrower else 0
         return (f"\x1b[{folds}A" if folds else "") + "\r\x1b[J"
@@ -129,7 +129,7 @@ class Status:
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """While this lasts, the line is away, so that something else can be printed where it was."""
+    """Hide the line while the block runs, so that something else can be printed in its place."""
     status = _shown
     if status is None:
         yield
@@ -139,7 +139,7 @@ def aside() -> Iterator[None]:
 
 
 def format_prefill(done: int, total: int, seconds: float, columns: int = 80) -> str:
-    """How far the prompt was read: figures, the time left, and a bar if there is room for it."""
+    """How much of the prompt was read: figures, the time left, and a bar if there is room."""
     full = round(_BAR * done / total) if total else _BAR
     bar = "━" * full + "─" * (_BAR - full) + " " if columns >= _WIDE else ""
     text = f"Reading the prompt {bar}{done} of {total}"
@@ -169,13 +169,13 @@ def _width(text: str) -> int:
 
 
 def _columns() -> int:
-    try:  # what is so now; the variable COLUMNS does not follow a window that changes its size
+    try:  # the current width; the variable COLUMNS does not follow a window that is resized
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80
     except (AttributeError, OSError, ValueError):
         return shutil.get_terminal_size().columns
 
 
 def _write(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone ends nothing
+    with contextlib.suppress(OSError, ValueError):  # a closed terminal must not end the program
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Terminal:
-    """Everything besides results: notes, statistics, and what is going on.
+    """Prints everything but results: notes, statistics and progress.
 
     Args:
         quiet: only warnings and errors.
-        verbose: statistics and notes even if stderr is no terminal.
+        verbose: details and statistics too, even if stderr is not a terminal.
     """
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
@@ -38,32 +38,32 @@ class Terminal:
         self._quiet = quiet
 
     def note(self, text: str) -> None:
-        """Say something that a person may want to know."""
+        """Print something that a person may want to know."""
         if not self._quiet:
             _print(text)
 
     def rows(self, rows: Mapping[str, str]) -> None:
-        """Say things with a name each, in two columns."""
+        """Print names and texts in two columns."""
         if not self._quiet:
             width = shutil.get_terminal_size().columns if is_terminal(sys.stderr) else None
             for line in in_columns([*rows.items()], width):
                 _print(line)
 
     def detail(self, text: str) -> None:
-        """Say something that only `--verbose` wants to know."""
+        """Print something only with `--verbose`."""
         if self.verbose:
             _print(text, style="dim")
 
     def warn(self, text: str) -> None:
-        """Say something that went wrong while the rest goes on."""
+        """Print a warning."""
         _print(text, style="yellow")
 
     def load(self, loading: LoadOptions) -> Engine:
-        """Load what was asked for, telling how far it is; raises what `edgespec.load` raises.
+        """Load the models and show the progress; raises what `edgespec.load` raises.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C, at the next sign of progress. Raised from the signal handler itself
-                it would be lost inside llama.cpp's callbacks, where ctypes swallows exceptions.
+            KeyboardInterrupt: on Ctrl-C, at the next report of progress. Raised by the signal handler, it
+                would be lost inside llama.cpp's callbacks, where ctypes swallows exceptions.
         """
         engine = None
         try:
@@ -81,10 +81,10 @@ class Terminal:
 
     @contextlib.contextmanager
     def working(self, engine: Cancellable | None = None) -> Iterator[Progress]:
-        """A line that shows what is told to it; Ctrl-C ends the work at the next thing told.
+        """A status line for some work, as a progress callback; Ctrl-C ends the work at its next report.
 
         Args:
-            engine: whose pass Ctrl-C ends too.
+            engine: Ctrl-C ends its pass too.
         """
         with self.status() as status, cancelling(engine or _NothingToCancel()) as interruption:
 
@@ -96,7 +96,7 @@ class Terminal:
             try:
                 yield report
             except Exception:
-                if interruption:  # what was ended in the middle looks like a failure
+                if interruption:  # interrupted work looks like a failure
                     raise KeyboardInterrupt from None
                 raise
             if interruption:
@@ -108,37 +108,37 @@ class Terminal:
             _console().print(line, soft_wrap=True)
 
     def rule(self, rule: Rule) -> None:
-        """Say it, if the rule by which drafted tokens are accepted is lossy."""
+        """Warn if the verification rule is lossy."""
         if rule.kind.lossy:
             self.warn(f"--verify {rule} is lossy: the text may differ from the model's own.")
 
     def template(self, engine: Engine, *, raw: bool) -> None:
-        """Say it, if a prompt is gone on with as plain text and nobody asked for that."""
+        """Note if a prompt is continued as plain text without --raw."""
         if not raw and not engine.has_chat_template:
             self.note(
-                "The model has no chat template, so it goes on with the prompt as plain text. "
-                "With --raw this note is left out."
+                "The model has no chat template, so it continues the prompt as plain text. "
+                "--raw leaves out this note."
             )
 
     def statistics(self, generation: Generation) -> None:
-        """One line about an answer, for people who watch."""
+        """Print one line about an answer, if a person is watching."""
         if self.verbose or (is_terminal(sys.stderr) and not self._quiet):
             _print(format_statistics(generation), style="dim")
 
     def status(self) -> Status:
-        """A line for what is going on."""
+        """A status line."""
         return Status(shown=is_terminal(sys.stderr) and not self._quiet)
 
 
 class _NothingToCancel:
-    """Loading is stopped by what its progress is told to."""
+    """For work that is stopped by its progress callback alone."""
 
     def cancel(self) -> None:
         pass
 
 
 def print_error(what: str, hint: str) -> None:
-    """Say what failed, and what to do on a line of its own."""
+    """Print what failed and, on a separate line, what to do."""
     from rich.text import Text
 
     message = Text.assemble(("Error:", "bold red"), " ", what)
@@ -149,20 +149,20 @@ def print_error(what: str, hint: str) -> None:
 
 
 def shows_colour(stream: TextIO | None) -> bool:
-    """Whether a person sits there whose terminal can be steered, and who wants that (https://no-color.org)."""
+    """Whether this is a terminal that shows colours, and colours are wanted (https://no-color.org)."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
     return is_terminal(stream) and not plain
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person sits at the other end."""
+    """Whether this is an open terminal."""
     return stream is not None and not stream.closed and stream.isatty()
 
 
 def _print(text: str, style: str = "") -> None:
     from rich.text import Text
 
-    # A terminal's lines are broken between words; what is piped on is not broken at all.
+    # Lines are wrapped between words on a terminal, and not at all in a pipe.
     with aside():
         _console().print(Text(text, style=style), soft_wrap=not is_terminal(sys.stderr))
 

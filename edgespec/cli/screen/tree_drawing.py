@@ -1,8 +1,8 @@
-"""A picture of a token tree: what was drafted, what the target took, and what it took instead.
+"""Draws a token tree: what was drafted, what the target accepted, and its own choice at the end.
 
-The accepted path runs down the left edge, so that depth takes no room to the right. What was drafted beside
-it and rejected hangs off it, a run of tokens on one line. The figures are the drafter's: its chance for each
-token after the ones before it.
+The accepted path runs down the left edge, so that depth takes no horizontal space. Rejected drafts branch off
+it, with a run of tokens on one line. The percentages are the drafter's: the chance of each token after those
+before it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgespec.speculation.verification import Acceptance
 
 _ACCEPTED, _REJECTED, _BONUS = "green", "dim", "bold cyan"
-_MOST_BRANCHES = 4  # rejected ones drawn at a node
+_MOST_BRANCHES = 4  # rejected branches drawn per node
 
 
 def draw_tree(
@@ -83,7 +83,7 @@ class _Drawing:
         return lines
 
     def _branch(self, node: int, edge: str, corner: str, below: str) -> list[Text]:
-        """A rejected node: the run down to where it forks on one line, and what follows below."""
+        """A rejected node: its run down to the next fork on one line, and what follows below."""
         run = [node]
         while len(self._children[run[-1]]) == 1:
             run.append(self._children[run[-1]][0])
@@ -108,7 +108,7 @@ class _Drawing:
 
 
 def _shown(piece: bytes) -> str:
-    """A token for people: no leading space, line ends and lone spaces as signs."""
+    """A token for people: no leading space; line ends and lone spaces as symbols."""
     from edgespec.cli.screen.results import printable
 
     text = printable(piece.decode("utf-8", "replace").replace("\n", "⏎").replace("\t", "⇥"))

@@ -1,9 +1,9 @@
-"""Fetch files of a repository into the Hub's cache: resumed after a kill, checked against their checksums.
+"""Downloads files of a repository into the Hub's cache; resumes interrupted downloads and verifies checksums.
 
-huggingface-hub gives the addresses, the session, the locks and the cache's layout. The transfer itself is
-here, because its own begins anew after a kill, waits without a word, and checks lengths only. A file grows
-beside its place in the cache under a name of ours; once its checksum is right it is renamed, and
-huggingface-hub links it into the snapshot.
+The session, the locks and the layout of the cache are those of huggingface-hub. The transfer itself is
+implemented here, because the library's starts over after a kill, waits silently, and checks only lengths. A
+file is written beside its place in the cache under a temporary name. Once its checksum is verified it is
+renamed, and huggingface-hub links it into the snapshot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgespec.progress import Progress
 from edgespec.units import readable, readable_time
 
 _ATTEMPTS = 5  # in a row without a new byte
-_LONGEST_WAIT = 300  # seconds; if the Hub asks for more, people should know at once
+_LONGEST_WAIT = 300  # seconds; a longer wait is reported as an error at once
 _CHUNK = 1 << 20
 _SPARE_DISK = 64 << 20
 _BUSY = (408, 429, 500, 502, 503, 504)
@@ -33,15 +33,15 @@ _BUSY = (408, 429, 500, 502, 503, 504)
 def download(
     hub: Hub, repository: Repository, files: Sequence[HubFile], on_progress: Progress | None = None
 ) -> list[Path]:
-    """Bring files into the cache, those that are missing; returns their paths there, in order.
+    """Download the files that are missing in the cache; returns all their paths there, in order.
 
     Raises:
-        HubError: the network or the Hub failed, or what came has another checksum.
+        HubError: the network or the Hub failed, or a checksum is wrong.
         OutputError: the disk is too small, or the cache cannot be written.
     """
     from huggingface_hub.utils import logging as hub_logging
 
-    hub_logging.get_logger("huggingface_hub").setLevel(logging.ERROR)  # addresses, on stderr
+    hub_logging.get_logger("huggingface_hub").setLevel(logging.ERROR)  # it prints addresses on stderr
     with translated(hub, repository.repo):
         _check_room(hub, repository, files)
         paths = [
@@ -53,14 +53,14 @@ def download(
 
 
 def _make_newest(hub: Hub, repository: Repository) -> None:
-    """Note in the cache that this commit is the newest one known, as huggingface-hub does."""
+    """Record in the cache that this is the newest known commit, as huggingface-hub does."""
     reference = hub.folder(repository.repo) / "refs" / "main"
     reference.parent.mkdir(parents=True, exist_ok=True)
     reference.write_text(repository.commit)
 
 
 class _Report:
-    """Tells how far a file is, how fast it comes and how long it will take, five times a second."""
+    """Reports the progress of a file, its speed and the time left, five times a second."""
 
     def __init__(self, on_progress: Progress | None, file: HubFile, number: int, count: int) -> None:
         self._on_progress = on_progress
@@ -112,12 +112,12 @@ class _File:
             with WeakFileLock(lock):
                 if not blob.exists():
                     self._fetch_blob(blob)
-        # The blob is there, so this only links it into the snapshot.
+        # The blob exists, so this only links it into the snapshot.
         return Path(
             hf_hub_download(
                 self.repository.repo,
                 self.file.path,
-                revision=self.repository.commit,  # the one that was asked about, whatever has come since
+                revision=self.repository.commit,  # not a newer one
                 cache_dir=self.hub.cache,
                 endpoint=self.hub.endpoint,
                 token=self.hub.token or False,
@@ -132,7 +132,7 @@ class _File:
         with partial.open("ab+") as out:
             out.seek(0)
             done = 0
-            while chunk := out.read(_CHUNK):  # what an earlier run has fetched
+            while chunk := out.read(_CHUNK):  # from an earlier run
                 digest.update(chunk)
                 done += len(chunk)
             if done > self.file.n_bytes:
@@ -145,12 +145,12 @@ class _File:
             raise HubError(
                 f"The download of {self.file.path} is corrupted: its checksum is "
                 f"{digest.hexdigest()[:12]}... instead of {self.file.digest[:12]}...",
-                "It was removed. Ask for it again; if that repeats, a proxy may change what comes through.",
+                "It was removed. Try again; if that repeats, a proxy may be changing the data.",
             )
         partial.replace(blob)
 
     def _transfer(self, out: Any, digest: Any, done: int) -> tuple[Any, int]:
-        """Fetch the rest, going on where it stopped until nothing new comes."""
+        """Download the rest, resuming until no new bytes arrive."""
         failures = 0
         while done < self.file.n_bytes:
             before = done
@@ -170,7 +170,7 @@ class _File:
                 raise HubError(
                     f"The download of {self.file.path} stopped at {readable(done)} of "
                     f"{readable(self.file.n_bytes)}: {problem}.",
-                    "Ask for it again, and it goes on from there."
+                    "Try again, and the download resumes."
                     if wait <= _LONGEST_WAIT
                     else f"The Hub asks to wait {readable_time(wait)}.",
                 )
@@ -195,12 +195,14 @@ class _File:
                 if response.status_code in _BUSY:
                     raise _Busy(response.status_code, response.headers.get("retry-after", ""))
                 hf_raise_for_status(response)
-                if done and response.status_code != 206:  # the server sends all of it again
+                if done and response.status_code != 206:  # the server ignores the range
                     done = 0
                     out.truncate(0)
                     digest = _new_digest(self.file)
                 self.report.at(done)
-                for chunk in response.iter_bytes():  # as it comes: what waits to fill a chunk would be lost
+                for (
+                    chunk
+                ) in response.iter_bytes():  # without a chunk size: a partly filled chunk would be lost
                     chunk = chunk[: self.file.n_bytes - done]
                     out.write(chunk)
                     digest.update(chunk)
@@ -208,7 +210,7 @@ class _File:
                     self.report.at(done)
         except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
             silent = isinstance(error, httpx2.TimeoutException)
-            reason = "the server fell silent" if silent else "the connection was lost"
+            reason = "the server stopped responding" if silent else "the connection was lost"
             raise _Lost(digest, done, reason) from None
         finally:
             out.flush()
@@ -216,7 +218,7 @@ class _File:
 
 
 class _Lost(Exception):
-    """The connection broke; what came until then counts."""
+    """The connection broke; what arrived before is kept."""
 
     def __init__(self, digest: Any, done: int, reason: str) -> None:
         super().__init__(reason)
@@ -224,7 +226,7 @@ class _Lost(Exception):
 
 
 class _Busy(Exception):
-    """The server asks to come again."""
+    """The server asks to retry later."""
 
     def __init__(self, status: int, retry_after: str) -> None:
         self.wait = float(retry_after) if retry_after.isdigit() else 0.0

@@ -82,7 +82,7 @@ class Encoder:
         if self._template is None:
             raise TemplateError(
                 "The model has no chat template, so it cannot hold a conversation.",
-                "Let it go on with a text instead: edgespec generate --raw -p TEXT.",
+                "Have it continue a text instead: edgespec generate --raw -p TEXT.",
             )
         for message in messages:
             for value in message.values():

@@ -15,8 +15,8 @@ from edgespec.cli.batch.lines import read_jobs
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.text.forms import check, is_plain
 from edgespec.models.text.grammar import _KEPT, _KEPT_BYTES, Grammars, _Compiled
+from edgespec.models.text.grammar_checks import check, is_plain
 
 # Run in a process of its own: where a form is not bounded, compiling it ends that process.
 HOSTILE = """
@@ -150,7 +150,7 @@ def test_what_is_taken_for_plain_is_far_from_the_limits(name: str) -> None:
     assert is_plain(form)
     request = {"kind": form.kind, "text": form.text, "limits": _LIMITS}
     verdict = attempt_in_child(
-        "edgespec.models.text.form_trial",
+        "edgespec.models.text.grammar_trial",
         request,
         cpu_s=20,
         memory_bytes=MOST_COMPILED_BYTES,
@@ -164,7 +164,7 @@ def test_a_child_that_dies_is_a_verdict() -> None:
 
     for form, why in ((chained_terminals(10_000), "crash"), (schema({"multipleOf": 99_999_989}), "time")):
         request = {"kind": form.kind, "text": form.text, "limits": {}}
-        verdict = attempt_in_child("edgespec.models.text.form_trial", request, cpu_s=2)
+        verdict = attempt_in_child("edgespec.models.text.grammar_trial", request, cpu_s=2)
         assert (verdict.answer, verdict.why) == (None, why)
 
 
