@@ -103,13 +103,13 @@ class StoreReader:
             jobs += [(piece, end) for piece in layer.pieces]
             end += layer.n_bytes
 
-        def bring(job: tuple[Piece, int]) -> None:
+        def read(job: tuple[Piece, int]) -> None:
             piece, start = job
             with memory.view(start + piece.at, piece.n_bytes) as view:
                 self.read(piece, view)
 
         with ThreadPoolExecutor(n_threads) as pool:
-            for number, _ in enumerate(pool.map(bring, jobs)):
+            for number, _ in enumerate(pool.map(read, jobs)):
                 on_progress((number + 1) / len(jobs))
         return {index: memory.address + start for index, start in starts.items()}
 

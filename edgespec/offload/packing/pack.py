@@ -127,7 +127,7 @@ def build_pack(
     layers: tuple[Layer, ...],
     on_progress: Callable[[float], None] | None = None,
 ) -> Store:
-    """Write the packed file of a model, replacing one that is there.
+    """Write the packed file of a model, replacing an existing one.
 
     Raises:
         OutputError: the disk is full, or the folder cannot be written to.
