@@ -31,7 +31,7 @@ class Conversation:
     """What a saved session holds.
 
     Attributes:
-        identity: what the states beside it depend on; see models.identity.
+        identity: what the states beside it depend on; see models.llama.cache.identity.
         system: the system prompt.
         messages: {"role", "content"} of each turn, without the system prompt.
         pending: a question that got no answer yet.

@@ -1,4 +1,4 @@
-"""The child process of trial.py: computes with every kernel layout, and compares with the plain one.
+"""The child process of kernels.trial: computes with every kernel layout, and compares with the plain one.
 
     python -m edgespec.measure.kernel_worker SKIPPED
 

@@ -1,6 +1,6 @@
 """The child's part of trying a form out: compile it over single bytes, and go some steps in it.
 
-Run by `trial.py`, for `grammar.py`.
+Run by `processes.trial`, for `grammar`.
 """
 
 from __future__ import annotations
