@@ -38,7 +38,8 @@ from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.offload.packing.pack import build_pack, pack_path
+from edgespec.offload.packing.build import build_pack
+from edgespec.offload.packing.pack import pack_path
 
 ROWS = (1, 32, 64)
 PROMPT = "Write a short story about a fox and a crow who share a house."

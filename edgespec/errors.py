@@ -66,7 +66,7 @@ class MemoryLimitError(EdgeSpecError):
     """More memory is needed than there is, or than the budget allows.
 
     Attributes:
-        least: bytes that are needed at the least, where that is known.
+        least: bytes that are needed at least, if known.
     """
 
     def __init__(self, what: str, hint: str = "", least: int | None = None) -> None:

@@ -89,7 +89,7 @@ def layouts_in_use(available: Sequence[str], report: Report | None) -> tuple[str
         raise BackendError(
             f"{VARIABLE} asks for llama.cpp's {faulty[0]} kernels, and they cannot be used: "
             f"{problems[faulty[0]]}.",
-            f"Set {VARIABLE}={AUTO}. To mend it: {rebuild_command(faulty[0])}",
+            f"Set {VARIABLE}={AUTO}. To fix it: {rebuild_command(faulty[0])}",
         )
     return tuple(name for name in allowed if name not in problems)
 
@@ -100,7 +100,7 @@ def report_notes(report: Report) -> list[str]:
         return []  # leaving a layout out was intended, and asking for a faulty one is an error
     return [
         f"llama.cpp's {layout} kernels are not used: {problem}. Answers are right, but slower than they "
-        f"could be. To mend it: {rebuild_command(layout)}"
+        f"could be. To fix it: {rebuild_command(layout)}"
         for layout, problem in report.problems.items()
     ]
 

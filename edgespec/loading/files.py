@@ -31,7 +31,7 @@ def find_drafter(target: ModelFiles, state: LoadState) -> ModelFiles | None:
 
     Raises:
         UsageError: the kind of drafter and its name contradict each other, or no drafter is known.
-        ModelFileError, HubError: the drafter cannot be had.
+        ModelFileError, HubError: the drafter cannot be read or downloaded.
     """
     options = state.options
     options.check_drafter()
@@ -45,7 +45,7 @@ def _known_drafter(target: ModelFiles, state: LoadState) -> Path | None:
     """The best drafter on this machine for the target, and a note that says which."""
     options = state.options
     state.notes += (
-        f"The drafter {gone.path} of this target is not there any more. "
+        f"The drafter {gone.path} of this target no longer exists. "
         f"'edgespec models remove {gone.path}' forgets it."
         for gone in Registry().missing(target.headers[0].fingerprint)
     )

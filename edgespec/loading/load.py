@@ -49,34 +49,33 @@ def load(
 
     Args:
         model: path of a GGUF file, a catalog name, or org/repo[:quant] on the Hub, which is downloaded if
-            it is not here; None is the default model.
-        draft: path or name of a small model, best one with the same vocabulary; "lookup" drafts from the
-            text itself; "auto" takes the best that is here (registered, of the same family, made, or else
-            the text itself); "none" decodes plainly.
-        drafter: the kind: "model" or "lookup" alone, or "merged"; None merges what is there.
+            necessary; None is the default model.
+        draft: path or name of a small model, preferably with the same vocabulary; "lookup" drafts from the
+            text itself; "auto" takes the best drafter on this machine (registered, of the same family, made,
+            or else the text itself); "none" decodes without drafting.
+        drafter: the kind: "model" or "lookup" alone, or "merged"; None merges what is available.
         context: most tokens of prompt and answer together.
         threads: CPU threads; None takes one for each physical core that this process may use, or one for each
-            hardware thread where that was measured to be faster.
+            hardware thread if that was measured to be faster.
         memory: bytes EdgeSpec may use; None means what is available.
         tree: the policy by which trees grow; see speculation.policies.
-        tree_budget: most nodes a pass; None sizes trees by measured cost.
+        tree_budget: most nodes per pass; None sizes trees by measured cost.
         tree_depth: most drafted tokens on a path; None leaves it to the policy and to measured cost.
-        tree_width: most nodes the drafter reads at a time; None as for the depth.
-        exact: hold the kernels to one row rule, so that the text is the same bit for bit whatever the
-            drafter and tree; None does so where it costs next to nothing. With True, rules that let the
-            drafter take part in the text are refused.
-        gpu_layers: layers for the GPU, where the llama.cpp build has one.
+        tree_width: most nodes that the drafter reads at a time; None as for the depth.
+        exact: decode under a row rule, so that the text is bit-identical whatever the drafter and tree; None
+            does so where it costs next to nothing. With True, verification rules by which the drafter
+            influences the text are refused.
+        gpu_layers: layers for the GPU, if the llama.cpp build supports one.
         offload: "none" keeps all weights in memory, "stream" reads those that do not fit from disk in
             every pass, "mmap" lets the system page them, "auto" keeps or streams them.
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
             the disk has room for it, "always" or "never".
-        slots: layers in memory at a time of those that are streamed; None plans it.
-        prompt_cache: keep what prompts were read as on disk, so that the same beginning is read once.
-        on_progress: told (what is being done, fraction done).
+        slots: streamed layers in memory at a time; None lets the plan decide.
+        prompt_cache: save the states of prompts on disk, so that equal beginnings are read only once.
+        on_progress: called with what is being done and the fraction done.
 
     Raises:
-        EdgeSpecError: its kinds say what is wrong: UsageError, ModelFileError, HubError,
-            MemoryLimitError, BackendError.
+        EdgeSpecError: by kind: UsageError, ModelFileError, HubError, MemoryLimitError, BackendError.
     """
     options = LoadOptions(
         draft=os.fspath(draft),
@@ -153,10 +152,10 @@ def _try_kernels(state: LoadState) -> None:
 
 
 def _check_gpu(layers: int) -> None:
-    """Refuse layers for a GPU that is not there; llama.cpp would compute them on the processor.
+    """Refuse layers for a GPU that does not exist; llama.cpp would compute them on the CPU.
 
     Raises:
-        UsageError: layers are asked for, and llama.cpp has nothing to give them to.
+        UsageError: there are layers for a GPU, and llama.cpp has none.
     """
     if layers == 0:
         return

@@ -50,7 +50,7 @@ class LoadOptions:
 
     @property
     def n_cells(self) -> int:
-        """Cells of the cache: for the text, and for the tree behind it."""
+        """Cells of the cache: for the text, and for the tree after it."""
         return self.context + SPARE_CELLS + (self.tree_budget or 0)
 
     @property

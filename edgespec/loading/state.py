@@ -76,6 +76,6 @@ class LoadState:
     def _with_figures(self, error: MemoryLimitError) -> MemoryLimitError:
         return MemoryLimitError(
             f"{error.what} About {readable(self.needed_bytes)} are needed, and "
-            f"{readable(available_memory())} are there, unless the process is held to less.",
+            f"{readable(available_memory())} are available, unless the process has a lower limit.",
             "Ask for a smaller --context or --tree-budget, close other programs, or take a smaller model.",
         )

@@ -22,7 +22,7 @@ from edgespec.models.text.template import ChatTemplate
 from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.paging import try_paging
 from edgespec.offload.planning.stream_plan import open_streamed_model
-from edgespec.offload.ring import DamagedPack
+from edgespec.offload.store_reader import DamagedPack
 
 
 def open_target(

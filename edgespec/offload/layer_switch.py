@@ -17,7 +17,7 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.offload.ring import LayerRing
 
-_VIEW, _VIEW_OFFSET, _NAME = 10, 11, 13  # behind the ten sources
+_VIEW, _VIEW_OFFSET, _NAME = 10, 11, 13  # after the ten sources
 _FAR = 8  # nodes between a layer's last use and the next streamed layer that justify a stop
 
 

@@ -9,114 +9,16 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
-from edgespec.errors import StreamError
-from edgespec.files.direct_reader import FileReader
-from edgespec.files.state import FileState
 from edgespec.kernels.ggml import Address
 from edgespec.models.llama.runtime.abort import DecodeAborted
-from edgespec.offload.layout import Piece, Store, StoredLayer
+from edgespec.offload.layout import Piece, StoredLayer
+from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory
 
 _POLL_S = 0.05  # how often a wait checks whether it should end
-
-
-class DamagedPack(StreamError):
-    """The packed file is corrupted; it has been removed."""
-
-
-class StoreReader:
-    """Reads pieces of a store's layers, and verifies them.
-
-    A piece of a packed file is compared with its checksum the first time it is read. A piece of the model's
-    own files has no checksum, so one is computed then. Both are compared again if the file's state has
-    changed since (see files.state): the file may have been renamed only, but it may also have been written
-    to.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._files: list[FileReader] = []
-        self._checked: dict[Piece, tuple[int, FileState | None]] = {}  # checksum, and the file's state
-        try:
-            for path in store.paths:
-                self._files.append(FileReader(path))
-        except StreamError:
-            self.close()
-            raise
-
-    @property
-    def direct(self) -> bool:
-        """Whether reads bypass the page cache."""
-        return all(file.direct for file in self._files)
-
-    def read(self, piece: Piece, memory: memoryview) -> None:
-        """Read one piece.
-
-        Raises:
-            StreamError: see FileReader; or the file's content has changed.
-            DamagedPack: the bytes do not match their checksum.
-        """
-        file = self._files[piece.file]
-        before = file.check_unchanged()
-        n_bytes = file.read_into(memory, piece.offset)
-        now = file.check_unchanged()
-        known, state = self._checked.get(piece, (piece.checksum, None))
-        if before == state == now:
-            return
-        with memory[:n_bytes] as read:
-            checksum = zlib.crc32(read)
-        if self.store.packed and checksum != known:
-            path = self.store.paths[piece.file]
-            with suppress(OSError):
-                path.unlink()
-            raise DamagedPack(
-                f"The packed layer file '{path}' is damaged, and was removed.",
-                "Load the model again, which creates the file again. Check the disk if this happens twice.",
-            )
-        if not self.store.packed and (now != file.opened if known is None else checksum != known):
-            raise file.changed()
-        self._checked[piece] = checksum, now if before == now else None
-
-    def read_layers(
-        self,
-        layers: Sequence[StoredLayer],
-        memory: WeightMemory,
-        n_threads: int,
-        on_progress: Callable[[float], None],
-    ) -> dict[int, Address]:
-        """Read layers one after the other into `memory`. Returns where each begins.
-
-        Raises:
-            StreamError: as `read`.
-        """
-        starts: dict[int, int] = {}
-        jobs: list[tuple[Piece, int]] = []
-        end = 0
-        for layer in layers:
-            starts[layer.index] = end
-            jobs += [(piece, end) for piece in layer.pieces]
-            end += layer.n_bytes
-
-        def bring(job: tuple[Piece, int]) -> None:
-            piece, start = job
-            with memory.view(start + piece.at, piece.n_bytes) as view:
-                self.read(piece, view)
-
-        with ThreadPoolExecutor(n_threads) as pool:
-            for number, _ in enumerate(pool.map(bring, jobs)):
-                on_progress((number + 1) / len(jobs))
-        return {index: memory.address + start for index, start in starts.items()}
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files:
-            file.close()
 
 
 class _Load:

@@ -17,7 +17,8 @@ from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.models.llama.runtime.residency import BufferTypes
 from edgespec.offload.layer_switch import LayerSwitch
 from edgespec.offload.layout import Store
-from edgespec.offload.ring import LayerRing, StoreReader
+from edgespec.offload.ring import LayerRing
+from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory
 
 N_READERS = 2

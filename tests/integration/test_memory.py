@@ -141,13 +141,13 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.kernels.layouts import kernel_layout
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.packing import pack
+from edgespec.offload.packing import build
 start_backend()
 files = ModelFiles.of(read_header(Path({str(wide_path)!r})))
 layers = files.layers()
 places = [kernel_layout(t.type_id, t.shape) for layer in layers for t in layer.tensors]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-pack.build_pack(Path({str(tmp_path)!r}) / "x.pack", files, layers)
+build.build_pack(Path({str(tmp_path)!r}) / "x.pack", files, layers)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
     files = ModelFiles.of(read_header(wide_path))

@@ -26,7 +26,8 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.offload.layout import Store
 from edgespec.offload.packing import pack
-from edgespec.offload.packing.pack import StalePack, build_pack, open_pack
+from edgespec.offload.packing.build import build_pack
+from edgespec.offload.packing.pack import StalePack, open_pack
 from tests.tamper import rearrange
 
 LAYERS = 3  # of the model's; packing all of them in every test would show no more
@@ -219,7 +220,7 @@ from pathlib import Path
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.packing.pack import build_pack
+from edgespec.offload.packing.build import build_pack
 
 def hold(fraction):
     print(fraction, flush=True)

@@ -13,7 +13,7 @@ import pytest
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import BLOCK
 from edgespec.offload.layout import Piece, Store
-from edgespec.offload.ring import DamagedPack, StoreReader
+from edgespec.offload.store_reader import DamagedPack, StoreReader
 from tests.tamper import time_put_back
 
 SIZE = 3 * BLOCK + 100  # as the model's own files, it does not end at a block

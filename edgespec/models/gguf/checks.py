@@ -39,7 +39,7 @@ def find_fault(metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> st
         return f"it claims {layers} layers; from 1 to {_MOST_LAYERS} make sense"
     extra = setting("nextn_predict_layers")
     if _is_count(extra) and _is_count(layers) and extra > layers:
-        return f"it claims {extra} layers that predict further tokens, of {layers} in all"
+        return f"it claims that {extra} of {layers} layers predict further tokens"
     fault = _vocabulary_fault(metadata) or _expert_fault(
         setting("expert_count"), setting("expert_used_count")
     )

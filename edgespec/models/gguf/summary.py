@@ -89,7 +89,7 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("context", f"{facts['context']} tokens" if facts["context"] else "?"))
     vocabulary = f"{facts['vocabulary']} tokens ({facts['tokenizer']})" if facts["vocabulary"] else "none"
     rows.append(("vocabulary", vocabulary))
-    rows.append(("chat template", "yes" if facts["template"] else "no: it goes on with a text"))
+    rows.append(("chat template", "yes" if facts["template"] else "no: it continues texts"))
     if facts["widened_from"]:
         rows.append(("widened", f"from {facts['widened_from']}: larger, with the same answers"))
     rows.append(("memory", _verdict(facts["memory"])))
@@ -102,10 +102,10 @@ def _verdict(memory: dict[str, Any]) -> str:
         return f"{needed} of {available}: all of it stays in memory"
     if memory["verdict"] == "streams":
         return (
-            f"{needed}, and {available} are there: {readable(memory['resident_bytes'])} stay, "
+            f"{needed} of {available}: {readable(memory['resident_bytes'])} stay in memory, "
             f"{readable(memory['streamed_bytes_per_pass'])} are read from disk in every pass"
         )
-    return f"{readable(memory['least_bytes'])} are needed at the least, and {available} are there"
+    return f"at least {readable(memory['least_bytes'])} are needed, and {available} are available"
 
 
 def type_name(type_id: int) -> str:

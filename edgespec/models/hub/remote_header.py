@@ -12,7 +12,7 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.repository import Hub, HubFile, Repository, translated
 
 _FIRST = 2 << 20
-_MOST = 256 << 20  # the limit of models/gguf/header.py
+_MOST = 256 << 20  # the limit of `models.gguf.cursor`
 
 
 def read_remote_header(hub: Hub, repository: Repository, file: HubFile) -> GGUFHeader:

@@ -39,7 +39,7 @@ class Build:
     """A llama.cpp build.
 
     Attributes:
-        version: of llama-cpp-python, which brings it.
+        version: of llama-cpp-python, which includes it.
         features: of the processor, used by its kernels, by llama.cpp's names: AVX2, NEON ...
         devices: empty if ggml does not list them.
         offloads: whether it was compiled for handing layers to a GPU.

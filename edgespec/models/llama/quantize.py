@@ -39,7 +39,7 @@ def make_drafter(
     drop_layers: Sequence[int] = (),
     threads: int | None = None,
 ) -> Path:
-    """Write a drafter made from `target` to `output`, replacing a file that is there.
+    """Write a drafter made from `target` to `output`, replacing an existing file.
 
     Vocabulary and chat template are the target's, so the two always pair.
 

@@ -20,15 +20,8 @@ from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.layout import Store, plain_store
-from edgespec.offload.packing.pack import (
-    StalePack,
-    build_pack,
-    cannot_write,
-    gains_from_packing,
-    open_pack,
-    pack_path,
-    packed_bytes,
-)
+from edgespec.offload.packing.build import build_pack, cannot_write
+from edgespec.offload.packing.pack import StalePack, gains_from_packing, open_pack, pack_path, packed_bytes
 from edgespec.offload.packing.sources import States, check_unchanged, current_states
 from edgespec.offload.planning.placement import Placement, place
 from edgespec.offload.weights import StreamedWeights

@@ -84,7 +84,7 @@ class BranchingCache:
             path: an id that holds the branch.
             n_tokens: tokens of it to keep.
             used_paths: ids 0 .. used_paths - 1 were tried.
-            n_rows: rows that were tried in all.
+            n_rows: rows that were tried in total.
         """
         start, end = self.length, self.length + n_tokens
         if n_tokens < n_rows:

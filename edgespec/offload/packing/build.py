@@ -1,0 +1,221 @@
+"""Writing the packed layer file of a model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+from edgespec.errors import OutputError
+from edgespec.files.direct_reader import BLOCK, FileReader
+from edgespec.files.writing import atomic_large_write
+from edgespec.kernels.ggml import address_of_map
+from edgespec.kernels.layouts import weight_layout
+from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
+from edgespec.models.llama.runtime.backend import build_identity
+from edgespec.offload.layout import PIECE_BYTES, Store, pieces, round_up
+from edgespec.offload.packing.pack import HEAD, MAGIC, VERSION, packed_bytes, store_of, tensor_places
+from edgespec.offload.packing.sources import (
+    LayerHash,
+    Sources,
+    check_unchanged,
+    current_states,
+    header_fingerprint,
+)
+
+_SYNC_EVERY = 256 << 20
+
+
+def build_pack(
+    path: Path,
+    files: ModelFiles,
+    layers: tuple[Layer, ...],
+    on_progress: Callable[[float], None] | None = None,
+) -> Store:
+    """Write the packed file of a model, replacing an existing one.
+
+    Raises:
+        OutputError: the disk is full, or the folder cannot be written to.
+        StreamError: the model's files cannot be read, or change while they are read.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    states = current_states(files)
+    settled = all(state.settled for state in states)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_large_write(path, partial) as file:
+            _reserve(file, packed_bytes(layers))
+            index = _write_layers(file, files, layers, on_progress or (lambda _fraction: None))
+            sources = Sources(index.pop("hashes"), (states,) if settled else ())
+            check_unchanged(files, states)
+            names = {"model": header_fingerprint(files), "build": build_identity()}
+            _write_index(file, {**names, "sources": sources.to_json(), **index})
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return store_of(path, index)
+
+
+def cannot_write(path: Path, error: OSError) -> OutputError:
+    """The error for a packed file that the system refuses to write."""
+    return OutputError(
+        f"The packed layer file '{path}' cannot be written: {error.strerror or error}.",
+        "Make room on the disk, or use --pack never.",
+    )
+
+
+def _reserve(file: IO[bytes], n_bytes: int) -> None:
+    """Notice a full disk before the work begins."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(file.fileno(), 0, n_bytes)
+    except OSError as error:
+        import errno
+
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise  # other errors only mean that this file system cannot reserve space
+
+
+def _write_layers(
+    file: IO[bytes], files: ModelFiles, layers: tuple[Layer, ...], on_progress: Callable[[float], None]
+) -> dict[str, Any]:
+    stored: list[dict[str, Any]] = []
+    kernels: dict[str, str] = {}
+    hashes: dict[int, str] = {}
+    total = sum(layer.n_bytes for layer in layers)
+    done, synced, at = 0, 0, BLOCK
+    with _TensorReader(files, layers) as weights, ThreadPoolExecutor(1) as hashing:
+        file.write(bytes(BLOCK))
+        for layer in layers:
+            places, n_bytes = tensor_places(layer)
+            writer = _PieceWriter(file)
+            source = LayerHash(hashing)
+            for tensor in layer.tensors:
+                layout = weight_layout(tensor.name, tensor.type_id, tensor.shape)
+                address, view = weights.read(tensor)
+                source.add(view)
+                writer.pad_to(places[tensor.name])
+                if layout:
+                    kernels[tensor.name] = layout.name
+                    with layout.packed(tensor.type_id, tensor.shape, address, tensor.n_bytes) as rearranged:
+                        writer.write(rearranged)
+                else:
+                    writer.write(view)
+                source.wait()
+                view.release()
+                done += tensor.n_bytes
+                on_progress(done / total)
+            writer.pad_to(n_bytes)
+            hashes[layer.index] = source.finish()
+            stored.append(
+                {
+                    "index": layer.index,
+                    "offset": at,
+                    "n_bytes": n_bytes,
+                    "places": places,
+                    "checksums": writer.finish(),
+                }
+            )
+            at += n_bytes
+            if at - synced > _SYNC_EVERY:
+                _flush(file)
+                synced = at
+    return {"piece_bytes": PIECE_BYTES, "kernels": kernels, "layers": stored, "hashes": hashes}
+
+
+def _write_index(file: IO[bytes], index: dict[str, Any]) -> None:
+    raw = json.dumps(index).encode()
+    at = file.tell()
+    file.write(raw)
+    file.truncate()
+    file.seek(0)
+    file.write(HEAD.pack(MAGIC, VERSION, at, len(raw), zlib.crc32(raw)))
+    _flush(file)
+
+
+def _flush(file: IO[bytes]) -> None:
+    """Write everything to the disk, and free the pages it took in the page cache."""
+    file.flush()
+    os.fsync(file.fileno())
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class _PieceWriter:
+    """Writes one layer, with a checksum for each piece of it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._written = 0
+        self._checksum = 0
+        self._checksums: list[int] = []
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        view = memoryview(data)
+        while len(view):
+            room = PIECE_BYTES - self._written % PIECE_BYTES
+            part, view = view[:room], view[room:]
+            self._checksum = zlib.crc32(part, self._checksum)
+            self._written += len(part)
+            if self._written % PIECE_BYTES == 0:
+                self._close_piece()
+
+    def pad_to(self, offset: int) -> None:
+        self.write(bytes(offset - self._written))
+
+    def finish(self) -> list[int]:
+        if self._written % PIECE_BYTES:
+            self._close_piece()
+        return self._checksums
+
+    def _close_piece(self) -> None:
+        self._checksums.append(self._checksum)
+        self._checksum = 0
+
+
+class _TensorReader:
+    """Reads single tensors from a model's files."""
+
+    def __init__(self, files: ModelFiles, layers: tuple[Layer, ...]) -> None:
+        self._readers = [FileReader(path) for path in files.paths]
+        largest = max(tensor.n_bytes for layer in layers for tensor in layer.tensors)
+        self._memory = mmap.mmap(-1, round_up(largest, BLOCK) + 2 * BLOCK)
+        self._address = address_of_map(self._memory)
+
+    def read(self, tensor: FileTensor) -> tuple[int, memoryview]:
+        """The address and a view of the tensor's bytes, valid until the next call."""
+        start = tensor.offset // BLOCK * BLOCK
+        lead = tensor.offset - start
+        with memoryview(self._memory) as memory:
+            size = round_up(lead + tensor.n_bytes, BLOCK)
+            for piece in pieces(tensor.file, start, 0, size):
+                with memory[piece.at : piece.at + piece.n_bytes] as part:
+                    self._readers[tensor.file].read_into(part, piece.offset)
+            return self._address + lead, memory[lead : lead + tensor.n_bytes]
+
+    def __enter__(self) -> _TensorReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for reader in self._readers:
+            reader.close()
+        with contextlib.suppress(BufferError):  # an exception's traceback may still hold a view
+            self._memory.close()
