@@ -13,12 +13,13 @@ import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from tests.abuse.actions import ACTIONS
-from tests.abuse.subjects import subjects
+from tests.abuse.subjects import Subject, subjects
 
 MIB = 1 << 20
 WARM_UP = 40  # actions after which everything that is kept for good is there
@@ -61,9 +62,9 @@ def abuse(seed: int, deadline: float) -> int:
             return 1
         counts[f"{action.__name__} ({subject.kind.split(',')[0]})"] += 1
         if number == WARM_UP:
-            before = held()
+            before = held(engines)
     print_counts(counts)
-    problem = grown(before, held()) if before else "The run was too short to see whether anything grows."
+    problem = grown(before, held(engines)) if before else "The run was too short to see whether anything grows."
     print(problem or "No descriptors, threads or memory were left behind.")
     for subject in engines:
         subject.engine.close()
@@ -82,8 +83,10 @@ def models() -> tuple[Path, Path]:
     return model, drafter
 
 
-def held() -> tuple[int, int, int]:
-    """Descriptors, threads and bytes of memory."""
+def held(engines: Sequence[Subject]) -> tuple[int, int, int]:
+    """Descriptors, threads and bytes of memory, without the compiled grammars that each engine caches."""
+    for subject in engines:
+        subject.engine._grammars._compiled.clear()
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # what was freed and only kept back for later is no leak
