@@ -64,7 +64,8 @@ def abuse(seed: int, deadline: float) -> int:
         if number == WARM_UP:
             before = held(engines)
     print_counts(counts)
-    problem = grown(before, held(engines)) if before else "The run was too short to see whether anything grows."
+    too_short = "The run was too short to see whether anything grows."
+    problem = grown(before, held(engines)) if before else too_short
     print(problem or "No descriptors, threads or memory were left behind.")
     for subject in engines:
         subject.engine.close()
