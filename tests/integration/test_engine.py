@@ -177,7 +177,7 @@ except edgespec.EdgeSpecError as error:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("MemoryLimitError llama.cpp cannot set up a context of 60")
-    assert re.search(r"About \d\.\d GiB are needed, and .* are there", done.stdout)
+    assert re.search(r"About \d\.\d GiB are needed, and .* are available", done.stdout)
 
 
 def test_a_model_without_a_template_completes_but_does_not_converse(gemma_path: Path) -> None:
