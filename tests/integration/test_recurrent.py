@@ -93,7 +93,7 @@ def test_the_state_of_a_longer_text_is_filed_under_no_shorter_name(engine: Engin
     assert engine.target.keep(store, text) == 0
     assert list(tmp_path.iterdir()) == [path], "what is kept of a beginning stays"
     assert isinstance(engine.target.cache, ChainCache)
-    with pytest.raises(ValueError, match="no state of 0"):
+    with pytest.raises(ValueError, match=f"not that of 0 .. {len(text)}"):
         engine.target.cache.save(0, len(text))
     # What was kept is the state of the text in its name.
     engine.target.rewind(0)
