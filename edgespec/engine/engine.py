@@ -6,22 +6,22 @@ The decoding loop itself is in `loop.py`.
 from __future__ import annotations
 
 import secrets
-import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import TracebackType
 
 from edgespec.costs.pass_time import Costs
-from edgespec.engine.answer import AnswerBuilder
+from edgespec.engine.in_progress import AnswerInProgress
 from edgespec.engine.loop import Loop, Sizer
+from edgespec.engine.requests import Event, Request, RequestList, RequestSource
+from edgespec.engine.shared_passes import SharedPasses
 from edgespec.engine.target import Target
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
-from edgespec.machine.probe import peak_rss
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.text.encoding import Encoder, Prompt
 from edgespec.models.text.grammar import Grammars
@@ -35,6 +35,8 @@ from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification.base import Acceptance
+
+_NO_MORE = object()
 
 
 class Engine:
@@ -178,22 +180,7 @@ class Engine:
         raw: bool,
         on_prefill: Callable[[int, int], None] | None,
     ) -> Generator[Chunk, None, None]:
-        if self._exact and not config.rule.kind.invariant:
-            raise UsageError(
-                f"The text depends on the drafter with the rule '{config.rule.name}', and in exact decoding "
-                "it must not.",
-                "Choose another rule, or load the model without exact=True (--exact).",
-            )
-        with self._usage.held():
-            tokens = self.encoder.encode(prompt, raw=raw)
-        room = self.context - len(tokens)
-        if not tokens:
-            raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
-        if room < 1:
-            raise ContextLengthError(
-                f"The prompt has {len(tokens)} tokens, and the context holds {self.context}.",
-                f"Shorten it, or ask for --context {_round_up(len(tokens) + 512, 1024)}.",
-            )
+        tokens, room = self._checked(prompt, config, raw)
         me = own[0]()
         assert me is not None, "a running generator exists"
         self._usage.begin(me)
@@ -210,6 +197,26 @@ class Engine:
             with self._usage.held_for_cleanup():
                 steps.close()
 
+    def _checked(self, prompt: Prompt, config: GenerationConfig, raw: bool) -> tuple[list[int], int]:
+        """The tokens of a prompt, and the room that the context has behind them."""
+        if self._exact and not config.rule.kind.invariant:
+            raise UsageError(
+                f"The text depends on the drafter with the rule '{config.rule.name}', and in exact decoding "
+                "it must not.",
+                "Choose another rule, or load the model without exact=True (--exact).",
+            )
+        with self._usage.held():
+            tokens = self.encoder.encode(prompt, raw=raw)
+        room = self.context - len(tokens)
+        if not tokens:
+            raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
+        if room < 1:
+            raise ContextLengthError(
+                f"The prompt has {len(tokens)} tokens, and the context holds {self.context}.",
+                f"Shorten it, or ask for --context {_round_up(len(tokens) + 512, 1024)}.",
+            )
+        return tokens, room
+
     def generate(
         self,
         prompt: Prompt,
@@ -224,6 +231,100 @@ class Engine:
             generation = chunk.generation
         assert generation is not None
         return generation
+
+    def stream_many(
+        self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
+    ) -> Generator[Event, None, None]:
+        """Answer many requests in shared passes, yielding what each pass adds to each answer.
+
+        Every answer is the one that `generate` would give: texts that share passes do not change each other
+        in exact decoding, and otherwise differ no more than trees of other sizes would make them.
+
+        Args:
+            source: requests, taken as there is room for them.
+            parallel: most answers at once; None for as many as one pass can serve.
+
+        Raises:
+            UsageError: `parallel` is not positive, or the engine is busy with another answer.
+            BackendError: the engine is closed, or another thread closes it in the meantime.
+        """
+        if parallel is not None and parallel < 1:
+            raise UsageError(f"The number of parallel texts is {parallel}.", "It must be 1 or more.")
+        requests = RequestList(source) if isinstance(source, Iterable) else source
+        own: list[weakref.ref[Generator[Event, None, None]]] = []
+        answers = self._stream_many(own, requests, parallel)
+        own.append(weakref.ref(answers))
+        return answers
+
+    def _stream_many(
+        self,
+        own: Sequence[weakref.ref[Generator[Event, None, None]]],
+        source: RequestSource,
+        parallel: int | None,
+    ) -> Generator[Event, None, None]:
+        me = own[0]()
+        assert me is not None, "a running generator exists"
+        self._usage.begin(me)
+        del me
+        self._usage.clear_abort()
+        threads = self.target.context.n_threads
+        passes = SharedPasses(
+            self.target,
+            self.loop,
+            source,
+            begin=lambda request: self._begin(
+                *self._checked(request.prompt, request.config, request.raw), request.config
+            ),
+            finish=self._finish,
+            stopped=lambda: self._abort.is_set,
+            on_pass=lambda rows, record: self.profile_updates.add_pass(replace(record, nodes=rows), threads),
+            most_texts=parallel or self.target.max_texts,
+        )
+        events = passes.events()
+        try:
+            while True:
+                with self._usage.held():
+                    event = next(events, _NO_MORE)
+                if event is _NO_MORE:
+                    return
+                if isinstance(event, Event):
+                    yield event
+                elif not source.wait():
+                    return
+        finally:
+            with self._usage.held_for_cleanup():
+                events.close()
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        config: GenerationConfig | None = None,
+        *,
+        raw: bool = False,
+        parallel: int | None = None,
+        on_result: Callable[[int, Generation], None] = lambda index, answer: None,
+    ) -> list[Generation]:
+        """Answer many prompts in shared passes; see `stream_many`.
+
+        Args:
+            on_result: called with each prompt's index and answer, as soon as it is finished.
+
+        Returns:
+            The answers, in the order of the prompts.
+
+        Raises:
+            EdgeSpecError: a prompt cannot be answered; see `stream`.
+        """
+        config = config or GenerationConfig()
+        requests = (Request(prompt, config, raw, key=index) for index, prompt in enumerate(prompts))
+        answers: dict[int, Generation] = {}
+        for event in self.stream_many(requests, parallel=parallel):
+            if event.error is not None:
+                raise event.error
+            if event.chunk is not None and event.chunk.generation is not None:
+                answers[event.request.key] = event.chunk.generation
+                on_result(event.request.key, event.chunk.generation)
+        return [answers[index] for index in sorted(answers)]
 
     def cancel(self) -> None:
         """End the running answer; may be called from other threads and from signal handlers."""
@@ -290,26 +391,19 @@ class Engine:
         config: GenerationConfig,
         on_prefill: Callable[[int, int], None] | None,
     ) -> Generator[Chunk, None, None]:
-        seed = secrets.randbits(32) if config.seed is None else config.seed
-        constraint = self._new_constraint(len(prompt), config)
-        n_vocab = self.target.model.vocabulary.n_tokens
-        method = method_for(config, n_vocab, seed, self.drafter, constraint, policy=self.policy)
-        answer = self._new_answer(len(prompt), config, seed)
-        builder = AnswerBuilder(answer, self.target.model.vocabulary, config.stop)
-        timings = answer.timings
-        text = list(prompt)
-        most = room if config.max_tokens is None else min(config.max_tokens, room)
+        self._usage.clear_abort()
+        answer = self._begin(prompt, room, config)
+        decoding = answer.decoding
         reason: FinishReason = "cancelled"
-        start = time.perf_counter()
         try:
             try:
-                self.target.prefill(text[:-1], on_prefill)
+                self.target.prefill(decoding.tokens[:-1], on_prefill)
             finally:
-                timings.prefill_s = time.perf_counter() - start
+                answer.prompt_was_read()
             self._usage.check()  # the progress callback may have closed the engine
-            for record in self.loop.passes(text, method, most, self._sizer_for(method)):
-                yield self._add_pass(record, text[len(prompt) + builder.count :], builder, config)
-                if builder.ended or self._abort.is_set:
+            while not answer.is_full:
+                yield self._add_pass(answer, self.loop.next_pass(decoding))
+                if answer.builder.ended or self._abort.is_set:
                     break
             else:
                 reason = "length"
@@ -319,38 +413,42 @@ class Engine:
             reason = "error"
             raise
         finally:
-            rest = builder.finish(reason)
+            last = self._finish(answer, reason)
+        if answer.generation.finish_reason == "cancelled":
+            self._usage.check()
+        yield last
+
+    def _begin(self, prompt: list[int], room: int, config: GenerationConfig) -> AnswerInProgress:
+        seed = secrets.randbits(32) if config.seed is None else config.seed
+        constraint = self._new_constraint(len(prompt), config)
+        vocabulary = self.target.model.vocabulary
+        method = method_for(config, vocabulary.n_tokens, seed, self.drafter, constraint, policy=self.policy)
+        generation = self._new_answer(len(prompt), config, seed)
+        return AnswerInProgress(prompt, room, config, generation, vocabulary, method, self._sizer_for(method))
+
+    def _finish(self, answer: AnswerInProgress, reason: FinishReason) -> Chunk:
+        def settle(length: int) -> None:
             with self._usage.held_for_cleanup() as is_open:
                 if is_open:
-                    self.target.settle(len(prompt) + builder.tokens_to_cache)
-            answer.plain_pass_s = self.loop.plain_s
-            self.policy.keep()
-            answer.context_full = reason == "length" and len(answer.tokens) == room
-            answer.memory.peak_rss_bytes = peak_rss()
-        if answer.finish_reason == "cancelled":
-            self._usage.check()
-        yield Chunk(rest, generation=answer)
+                    self.target.settle(length, answer.cached)
 
-    def _add_pass(
-        self, record: PassRecord, tokens: Sequence[int], builder: AnswerBuilder, config: GenerationConfig
-    ) -> Chunk:
-        """Add a pass to the answer; whatever follows the end of the answer is not counted."""
-        answer, timings = builder.generation, builder.generation.timings
-        before, known = builder.count, len(answer.tokens)
-        said = builder.take(tokens)
-        record = record.cut(builder.count - before)
-        answer.passes.append(record)
+        answer.generation.plain_pass_s = self.loop.plain_s
+        try:
+            return answer.finish(reason, settle)
+        finally:
+            self.policy.keep()
+
+    def _add_pass(self, answer: AnswerInProgress, record: PassRecord) -> Chunk:
+        """Add a pass to the answer that has the target to itself."""
+        chunk, config = answer.add(record), answer.config
+        assert chunk.record is not None
         if record.nodes > 1 and config.rule.kind.invariant and config.grammar is None:
             assert self.last_round is not None
             tree, accepted = self.last_round
-            path = accepted.path[: record.accepted + 1]
+            path = accepted.path[: chunk.record.accepted + 1]
             self.profile_updates.add_tree(tree, path, record.draft_steps, config.temperature)
         self.profile_updates.add_pass(record, self.target.context.n_threads)
-        timings.draft_s += record.draft_s
-        timings.verify_s += record.verify_s
-        timings.io_wait_s += record.wait_s
-        timings.decode_s += record.seconds
-        return Chunk(said, tuple(answer.tokens[known:]), record)
+        return chunk
 
     def _new_constraint(self, prompt_tokens: int, config: GenerationConfig) -> Constraint | None:
         grammar, grammars = config.grammar, self._grammars
@@ -360,7 +458,6 @@ class Engine:
         return Constraint(matcher, prompt_tokens, grammars.ends, lambda: grammars.forget(grammar))
 
     def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
-        self._usage.clear_abort()
         answer = Generation(
             prompt_tokens=prompt_tokens,
             seed=0 if config.greedy else seed,

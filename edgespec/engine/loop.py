@@ -11,17 +11,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from edgespec.engine.target import TargetPass, TextTree
+from edgespec.engine.target import CachedText, PromptChunk, TargetPass, TextTree, Verified
+from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.drafters.base import Drafter
-from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.verification.base import Acceptance
+from edgespec.speculation.verification.base import Acceptance, DraftedTree
 
 Sizer = FixedSizer | AdaptiveSizer
 
@@ -29,12 +29,36 @@ Sizer = FixedSizer | AdaptiveSizer
 class TreeVerifier(Protocol):
     """The part of a target that the loop uses; see `engine.target.Target`."""
 
-    def verify(self, trees: Sequence[TextTree]) -> TargetPass: ...
+    def verify(self, trees: Sequence[TextTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass: ...
     def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None: ...
 
 
+@dataclass
+class DecodingText:
+    """A text that is being extended.
+
+    Attributes:
+        tokens: the text so far; accepted tokens are appended. The target's cache holds all but the last one,
+            which becomes the root of the next tree.
+        method: how its tokens are drafted and accepted.
+        end: most tokens that it may have.
+        sizer: decides how large its trees are.
+        cached: where the target caches it; None for the target's own text.
+        last_round: its latest tree with drafted tokens, and what was accepted of it.
+        error: what went wrong with this text alone in its latest round.
+    """
+
+    tokens: list[int]
+    method: Method
+    end: int
+    sizer: Sizer
+    cached: CachedText | None = None
+    last_round: tuple[TokenTree, Acceptance] | None = None
+    error: EdgeSpecError | None = None
+
+
 class Loop:
-    """Extends a text with one target and one drafter.
+    """Extends texts with one target and one drafter.
 
     Attributes:
         drafter: grows the trees.
@@ -50,6 +74,17 @@ class Loop:
         self.plain_s = plain_s
         self.last_round: tuple[TokenTree, Acceptance] | None = None
 
+    def next_pass(self, text: DecodingText) -> PassRecord:
+        """Extend one text by a pass of its own.
+
+        Raises:
+            EdgeSpecError: the choice of the text's tokens failed; the text is as it was.
+        """
+        (record,) = self.round([text])
+        if text.error is not None:
+            raise text.error
+        return record
+
     def passes(
         self, text: list[int], method: Method, max_tokens: int, sizer: Sizer | None = None
     ) -> Iterator[PassRecord]:
@@ -62,41 +97,76 @@ class Loop:
             max_tokens: most tokens to append.
             sizer: sizes the trees of this text, instead of the loop's own.
         """
-        sizer = sizer or self.sizer
-        end = len(text) + max_tokens
-        while len(text) < end:
-            limits = sizer.limits()
-            # The bonus token follows the path, so the path may be at most one shorter than what is left.
-            limits = replace(limits, depth=min(limits.depth, end - len(text) - 1))
-            record = self._pass(text, limits, method)
-            sizer.record(record)
-            if record.nodes == 1:
-                self.plain_s = min(record.seconds, 1.05 * (self.plain_s or math.inf))
-            yield record
+        decoding = DecodingText(text, method, len(text) + max_tokens, sizer or self.sizer)
+        while len(text) < decoding.end:
+            yield self.next_pass(decoding)
 
-    def _pass(self, text: list[int], limits: TreeLimits, method: Method) -> PassRecord:
+    def round(self, texts: Sequence[DecodingText], chunks: Sequence[PromptChunk] = ()) -> list[PassRecord]:
+        """One pass: each text is extended, and chunks of prompts are read with them.
+
+        Several texts fill the rows of a pass with tokens that are certain to be wanted, so trees are grown
+        for a single text only. If the choice of a text's tokens fails, its `error` says why, nothing of its
+        tree is kept, and the others go on.
+
+        Returns:
+            A record for each text. All have the times of the whole pass.
+        """
         start = time.perf_counter()
-        drafted = method.drafting.draft(self.drafter, text, limits)
-        tree = drafted.tree
+        alone = len(texts) == 1 and not chunks
+        drafted = [self._draft(text, alone=alone) for text in texts]
 
         draft_end = time.perf_counter()
-        trees = [TextTree(text, tree)]
-        result = self._target.verify(trees)
+        trees = [TextTree(text.tokens, d.tree, text.cached) for text, d in zip(texts, drafted, strict=True)]
+        result = self._target.verify(trees, chunks)
 
         verify_end = time.perf_counter()
-        accepted = method.accept(drafted, result.verified[0].logits, text)
-        self.drafter.learn(text)
-        self._target.commit(trees, [accepted.path])
-        if len(tree) > 1:
-            self.last_round = tree, accepted
-        return PassRecord(
-            nodes=len(tree),
-            accepted=len(accepted.path) - 1,
-            promised=tree.expected_accepted,
-            draft_s=draft_end - start,
-            verify_s=verify_end - draft_end,
-            accept_s=time.perf_counter() - verify_end,
-            wait_s=result.waited_s,
-            draft_steps=self.drafter.steps,
-            draft_rows=self.drafter.rows,
-        )
+        paths = [
+            self._accept(text, d, verified, learns=alone)
+            for text, d, verified in zip(texts, drafted, result.verified, strict=True)
+        ]
+        self._target.commit(trees, paths)
+        accept_end = time.perf_counter()
+        records = []
+        for text, d, path in zip(texts, drafted, paths, strict=True):
+            record = PassRecord(
+                nodes=len(d.tree),
+                accepted=max(len(path) - 1, 0),
+                promised=d.tree.expected_accepted,
+                draft_s=draft_end - start,
+                verify_s=verify_end - draft_end,
+                accept_s=accept_end - verify_end,
+                wait_s=result.waited_s,
+                draft_steps=self.drafter.steps if alone else 0,
+                draft_rows=self.drafter.rows if alone else 0,
+            )
+            records.append(record)
+            if alone:
+                text.sizer.record(record)
+                if record.nodes == 1:
+                    self.plain_s = min(record.seconds, 1.05 * (self.plain_s or math.inf))
+        return records
+
+    def _draft(self, text: DecodingText, *, alone: bool) -> DraftedTree:
+        if not alone:
+            return DraftedTree(TokenTree.root_only(text.tokens[-1]))
+        limits = text.sizer.limits()
+        # The bonus token follows the path, so the path may be at most one shorter than what is left.
+        limits = replace(limits, depth=min(limits.depth, text.end - len(text.tokens) - 1))
+        return text.method.drafting.draft(self.drafter, text.tokens, limits)
+
+    def _accept(
+        self, text: DecodingText, drafted: DraftedTree, verified: Verified, *, learns: bool
+    ) -> Sequence[int]:
+        """The accepted path; the accepted tokens and the bonus token are appended to the text."""
+        length = len(text.tokens)
+        try:
+            accepted = text.method.accept(drafted, verified.logits, text.tokens)
+        except EdgeSpecError as error:
+            del text.tokens[length:]
+            text.error = error
+            return ()
+        if learns:
+            self.drafter.learn(text.tokens)
+        if len(drafted.tree) > 1:
+            self.last_round = text.last_round = drafted.tree, accepted
+        return accepted.path

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from edgespec.models.llama.cache.states import StateStore
-from edgespec.models.llama.cache.text_cache import common_prefix, open_cache
+from edgespec.models.llama.cache.text_cache import (
+    TextCache,
+    common_prefix,
+    decode_together,
+    inherit,
+    open_beside,
+    open_cache,
+)
 from edgespec.models.llama.prefill_chunks import PrefillChunks
 from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime.batch import Batch
@@ -17,12 +25,43 @@ from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.tree import TokenTree
 
 
+class CachedText:
+    """A text in the target's cache.
+
+    Attributes:
+        cache: its cells.
+        tokens: the tokens whose keys and values are in them.
+    """
+
+    def __init__(self, cache: TextCache) -> None:
+        self.cache = cache
+        self.tokens: list[int] = []
+
+    def rewind(self, length: int) -> None:
+        """Forget the text from `length` on."""
+        self.cache.rewind(length)
+        del self.tokens[self.cache.length :]
+
+
 @dataclass(frozen=True)
 class TextTree:
-    """A text, and a tree of possible continuations, whose root is the text's last token."""
+    """A text, and a tree of possible continuations, whose root is the text's last token.
+
+    Attributes:
+        cached: where the text is cached, except its last token; None for the target's own text.
+    """
 
     text: Sequence[int]
     tree: TokenTree
+    cached: CachedText | None = None
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """The next tokens of a prompt that is being read."""
+
+    cached: CachedText
+    tokens: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -50,16 +89,20 @@ class TargetPass:
 
 
 class Target:
-    """Verifies trees in one pass each, and keeps the accepted path in its cache.
+    """Verifies trees of one or more texts in one pass, and keeps the accepted paths in its cache.
 
     Every call is atomic as far as later calls can tell: whatever it raises and wherever it is interrupted,
-    the next call first discards what it left in the cache. The cached text may then be shorter than before,
-    and the missing part is read again; it is never a different text.
+    the next call first discards what it left in the cache. The cached texts may then be shorter than before,
+    and the missing parts are read again; they are never different texts.
+
+    There is always one text, the target's own, for callers that have a single one. Others are opened beside
+    it, and share its cells.
 
     Attributes:
         rule: the row rule in force; None lets the number of rows choose the kernels.
-        max_nodes: most nodes of a tree.
+        max_nodes: most rows of a pass in which logits are wanted.
         max_leaves: most leaves of a tree.
+        max_texts: most texts in the cache.
         identity: everything that the contents of the cache depend on, except the tokens.
         stores: where the states of texts are kept on disk.
         pieces: under a row rule, the longer pieces that prompts may be read in; None allows none.
@@ -69,26 +112,83 @@ class Target:
         self.model = model
         self.rule = rule
         self.context = context
-        self.cache = open_cache(context, ordered=rule is not None)
+        self.own = CachedText(open_cache(context, ordered=rule is not None))
         most = min(context.n_rows, context.n_outputs)
         self.max_nodes = min(most, rule.maximum) if rule else most
         self.max_leaves = self.cache.max_paths
+        self.max_texts = self.max_leaves
         self.identity: dict[str, str] = {}
         self.stores: list[StateStore] = []
         self.pieces: PrefillChunks | None = None
-        self._tokens: list[int] = []
+        self._texts = [self.own]
         self._changing = False  # a call has begun and not ended
-        self._guessing = False  # a tree was verified, but nothing of it is committed yet
+        self._guessing = False  # trees were verified, but nothing of them is committed yet
+
+    @property
+    def cache(self) -> TextCache:
+        """The cache of the target's own text."""
+        return self.own.cache
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The tokens whose keys and values are in the cache."""
+        """The tokens of the target's own text whose keys and values are in the cache."""
         if self._changing:
             self._recover()
-        return self._tokens
+        return self.own.tokens
 
-    def prefill(self, tokens: Sequence[int], on_progress: Callable[[int, int], None] | None = None) -> int:
+    @property
+    def texts(self) -> Sequence[CachedText]:
+        """All texts in the cache, the target's own first."""
+        if self._changing:
+            self._recover()
+        return self._texts
+
+    def open_text(self, tokens: Sequence[int]) -> CachedText:
+        """A new text in the cache, which holds as much of the beginning of `tokens` as is known already.
+
+        The cells of the longest beginning that another text has in common are shared.
+
+        Raises:
+            ValueError: there are `max_texts` texts already.
+        """
+        self._begin()
+        cached = CachedText(open_beside(self.cache))
+        self._texts.append(cached)
+        source, shared = self._longest_prefix(cached, tokens)
+        if shared:
+            inherit(cached.cache, source.cache, shared)
+            cached.tokens[:] = tokens[:shared]
+        self._changing = False
+        return cached
+
+    def close_text(self, cached: CachedText) -> None:
+        """Forget a text that was opened."""
+        self._begin()
+        cached.tokens.clear()
+        cached.cache.close()
+        self._texts.remove(cached)
+        self._changing = False
+
+    def shared_prefix(self, cached: CachedText, tokens: Sequence[int]) -> int:
+        """The longest beginning of `tokens` that another text in the cache has."""
+        return self._longest_prefix(cached, tokens)[1]
+
+    def _longest_prefix(self, cached: CachedText, tokens: Sequence[int]) -> tuple[CachedText, int]:
+        others = [other for other in self._texts if other is not cached]
+        lengths = [common_prefix(other.tokens, tokens) for other in others]
+        best = max(range(len(others)), key=lengths.__getitem__)
+        return others[best], lengths[best]
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        on_progress: Callable[[int, int], None] | None = None,
+        cached: CachedText | None = None,
+    ) -> int:
         """Make the cache hold exactly `tokens`, reusing what it already has of them.
+
+        Args:
+            cached: the text to read into; None for the target's own.
 
         Returns:
             How many tokens had to be decoded.
@@ -97,29 +197,47 @@ class Target:
             DecodeAborted: stopped from outside; what was read until then is kept, except by models with a
                 recurrent state.
         """
-        self.recall(tokens)
-        self._begin()
-        missing = tokens[self.cache.length :]
-        # Under a row rule, prompts too are read in pieces that it allows. A token's keys and values then do
-        # not depend on how the text was split into passes, so a reused cache gives the same text as an empty
-        # one. Longer pieces are used only where they have been shown to give the same bits.
-        start = 0
-        while start < len(missing):
-            n_tokens, rows = self._next_piece(len(missing) - start)
-            if on_progress is not None and start == 0 and n_tokens < len(missing):
-                on_progress(0, len(missing))
-            piece = missing[start : start + n_tokens]
-            if self.pieces is None or self.rule is None or self.pieces.is_proven(rows):
-                self._read(piece, rows)
-            else:
-                self._try_long(piece, rows, self.pieces, self.rule)
-            start += n_tokens
-            for store in self.stores:
-                store.keep(self.cache, self._tokens, tail=False)
+        cached = cached or self.own
+        self.recall(tokens, cached)
+        missing = len(tokens) - cached.cache.length
+        read = 0
+        while read < missing:
+            if on_progress is not None and read == 0 and self._next_piece(missing)[0] < missing:
+                on_progress(0, missing)
+            read += self.read_chunk(tokens, cached)
             if on_progress is not None:
-                on_progress(start, len(missing))
+                on_progress(read, missing)
+        return missing
+
+    def read_chunk(self, tokens: Sequence[int], cached: CachedText) -> int:
+        """Read the next tokens of a text whose beginning is cached, in as large a chunk as possible.
+
+        Under a row rule, prompts too are read in chunks that it allows. A token's keys and values then do not
+        depend on how the text was split into passes, so a reused cache gives the same text as an empty one.
+        Longer chunks are used only where they have been shown to give the same bits.
+
+        Returns:
+            How many tokens were read.
+
+        Raises:
+            DecodeAborted: as `prefill`.
+        """
+        self._begin()
+        start = cached.cache.length
+        n_tokens, rows = self._next_piece(len(tokens) - start)
+        piece = tokens[start : start + n_tokens]
+        if self.pieces is None or self.rule is None or self.pieces.is_proven(rows):
+            self._read(cached, piece, rows)
+        else:
+            self._try_long(cached, piece, rows, self.pieces, self.rule)
+        self.store_blocks(cached)
         self._changing = False
-        return len(missing)
+        return n_tokens
+
+    def store_blocks(self, cached: CachedText) -> None:
+        """Write the whole blocks of a text that are not on disk yet to the stores."""
+        for store in self.stores:
+            store.keep(cached.cache, cached.tokens, tail=False)
 
     @property
     def prompt_rows(self) -> int:
@@ -139,105 +257,149 @@ class Target:
         tokens = min(missing, self.prompt_rows)
         return tokens, self._padded(tokens)
 
-    def _read(self, piece: Sequence[int], rows: int) -> None:
+    def _read(self, cached: CachedText, piece: Sequence[int], rows: int) -> None:
         """Decode the next tokens of a prompt in one pass of this many rows."""
-        self.cache.append(Batch.run(piece, self.cache.length, self.cache.open_paths), rows)
-        self._tokens.extend(piece)
+        cache = cached.cache
+        cache.append(Batch.run(piece, cache.length, cache.open_paths), rows)
+        cached.tokens.extend(piece)
 
-    def _try_long(self, piece: Sequence[int], rows: int, pieces: PrefillChunks, rule: RowRule) -> None:
+    def _try_long(
+        self, cached: CachedText, piece: Sequence[int], rows: int, pieces: PrefillChunks, rule: RowRule
+    ) -> None:
         """Read a piece in short pieces and then as a whole, and record whether both gave the same bits."""
-        start = self.cache.length
+        cache = cached.cache
+        start = cache.length
         for at in range(0, len(piece), rule.maximum):
             short = piece[at : at + rule.maximum]
-            self._read(short, rule.padded(len(short)))
-        expected = self.cache.save(start, self.cache.length)
-        self._rewind(start)
-        self._read(piece, rows)
-        same = bytes(self.cache.save(start, self.cache.length)) == bytes(expected)
+            self._read(cached, short, rule.padded(len(short)))
+        expected = cache.save(start, cache.length)
+        cached.rewind(start)
+        self._read(cached, piece, rows)
+        same = bytes(cache.save(start, cache.length)) == bytes(expected)
         pieces.found(rows, same)
         if not same:
-            self._rewind(start)
-            self.cache.restore(expected, len(piece))
-            self._tokens.extend(piece)
+            cached.rewind(start)
+            cache.restore(expected, len(piece))
+            cached.tokens.extend(piece)
 
-    def recall(self, tokens: Sequence[int]) -> int:
+    def recall(
+        self, tokens: Sequence[int], cached: CachedText | None = None, stores: Sequence[StateStore] = ()
+    ) -> int:
         """Make the cache hold as long a prefix of `tokens` as possible without a pass.
+
+        Args:
+            cached: the text that shall hold it; None for the target's own.
+            stores: where else to look for saved states.
 
         Returns:
             How many tokens it now holds.
         """
+        cached = cached or self.own
         self._begin()
-        self._rewind(common_prefix(self._tokens, tokens))
-        for store in self.stores:
-            self._tokens[:] = tokens[: store.restore(self.cache, tokens)]
+        cached.rewind(common_prefix(cached.tokens, tokens))
+        for store in [*self.stores, *stores]:
+            cached.tokens[:] = tokens[: store.restore(cached.cache, tokens)]
         self._changing = False
-        return self.cache.length
+        return cached.cache.length
+
+    def save_text(self, store: StateStore, cached: CachedText) -> None:
+        """Write the state of a whole text to a store."""
+        self._begin()
+        store.keep(cached.cache, cached.tokens, tail=True)
+        self._changing = False
 
     def keep(self, store: StateStore, text: Sequence[int]) -> int:
-        """Make a store hold the state of as much of `text` as is in the cache, and of no other text.
+        """Make a store hold the state of as much of a text as is in the cache, and of no other text.
+
+        Args:
+            text: the target's own.
 
         Returns:
             How many tokens that is. 0 if the cache holds nothing of the text, or if a recurrent state has
             already moved past it; the store is then left unchanged.
         """
         self._begin()
-        known = common_prefix(self._tokens, text)
+        held = self.own.tokens
+        known = common_prefix(held, text)
         if not self.cache.saves_parts and known < self.cache.length:
             known = 0
         if known or not text:
-            store.keep(self.cache, self._tokens[:known], tail=True)
-            store.prune(self._tokens[:known], parts=self.cache.saves_parts)
+            store.keep(self.cache, held[:known], tail=True)
+            store.prune(held[:known], parts=self.cache.saves_parts)
         self._changing = False
         return known
 
-    def verify(self, trees: Sequence[TextTree]) -> TargetPass:
-        """One pass over trees, each after its text. The cache must hold the text except its last token.
+    def verify(self, trees: Sequence[TextTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
+        """One pass over trees, each after its text, and over chunks of prompts.
 
         Args:
-            trees: trees of different texts; the cache holds one text, so exactly one for now.
+            trees: one for each of different texts. The cache must hold each text except its last token.
+            chunks: of other texts that are still being read; they are in the cache afterwards.
 
         Raises:
-            DecodeAborted: stopped from outside; the cached text is unchanged.
+            DecodeAborted: stopped from outside; the cached texts are unchanged.
         """
         self._begin()
-        (text_tree,) = trees
-        tree = text_tree.tree
         waited = self.context.waited_s
-        self.cache.open(len(tree.leaves))
-        batch = tree_batch(tree, self.cache.length)
-        self.cache.try_branches(batch, self._padded(len(tree)), certain=1)
-        logits = self.context.logits()
-        self._guessing = True
+        nodes = [len(text_tree.tree) for text_tree in trees]
+        total = sum(nodes) + sum(len(chunk.tokens) for chunk in chunks)
+        rows = self._padded(total)
+        parts: list[tuple[TextCache, Batch]] = []
+        for text_tree in trees:
+            cache = (text_tree.cached or self.own).cache
+            cache.open(len(text_tree.tree.leaves))
+            parts.append((cache, tree_batch(text_tree.tree, cache.length)))
+        # llama.cpp computes the end of the last layer only for the rows that want logits, and their number
+        # must not choose the kernels there either. Padding wants them if any row does; so must some of the
+        # prompts' rows.
+        extra = self._padded(sum(nodes) + rows - total) - (sum(nodes) + rows - total) if trees else 0
+        for chunk in chunks:
+            cache = chunk.cached.cache
+            batch = Batch.run(chunk.tokens, cache.length, cache.open_paths)
+            batch.wants_logits[:extra] = True
+            extra = max(extra - len(batch), 0)
+            parts.append((cache, batch))
+        decode_together(parts, rows, certain=1)
+        for chunk in chunks:
+            chunk.cached.cache.appended(len(chunk.tokens))
+            chunk.cached.tokens.extend(chunk.tokens)
+        verified: list[Verified] = []
+        if trees:
+            logits = self.context.logits()
+            for end, n in zip(accumulate(nodes), nodes, strict=True):
+                verified.append(Verified(logits[end - n : end]))
+        self._guessing = bool(trees)
         self._changing = False
-        return TargetPass((Verified(logits),), self.context.waited_s - waited)
+        return TargetPass(tuple(verified), self.context.waited_s - waited)
 
     def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None:
         """Keep the accepted nodes of the trees that were verified last, and discard the others.
 
         Args:
-            paths: for each tree, the nodes to keep, from its root on.
+            paths: for each tree, its accepted nodes from the root on; none of a tree that failed.
         """
         self._changing = True
         for text_tree, path in zip(trees, paths, strict=True):
-            tree = text_tree.tree
+            tree, cached = text_tree.tree, text_tree.cached or self.own
             numbers, offsets = tree.sequences
-            leaf = int(numbers[offsets[path[-1]]])
+            leaf = int(numbers[offsets[path[-1]]]) if path else 0
             accepted = [int(tree.tokens[node]) for node in path]
-            self.cache.commit(leaf, len(path), used_paths=len(tree.leaves), n_rows=len(tree))
-            self._tokens.extend(accepted)
+            cached.cache.commit(leaf, len(path), used_paths=len(tree.leaves), n_rows=len(tree))
+            cached.tokens.extend(accepted)
         self._guessing = self._changing = False
 
-    def rewind(self, length: int) -> None:
-        """Forget the cached text from `length` on."""
+    def rewind(self, length: int, cached: CachedText | None = None) -> None:
+        """Forget a cached text from `length` on: the target's own, unless another is given."""
         self._begin()
-        self._rewind(length)
+        (cached or self.own).rewind(length)
         self._changing = False
 
-    def settle(self, length: int) -> None:
+    def settle(self, length: int, cached: CachedText | None = None) -> None:
         """End an answer: forget what plain decoding would not have read by its end."""
+        cached = cached or self.own
         self._begin()
-        self.cache.settle(length)
-        del self._tokens[self.cache.length :]
+        cached.cache.settle(length)
+        del cached.tokens[cached.cache.length :]
         self._changing = False
 
     def _begin(self) -> None:
@@ -250,15 +412,22 @@ class Target:
         """Reset cache and tokens to what both are known to hold."""
         self._changing = True  # in case this is interrupted too
         self.cache.recover()
-        self._rewind(len(self._tokens))
+        for cached in self._texts:
+            cached.rewind(len(cached.tokens))
         self._changing = self._guessing = False
-
-    def _rewind(self, length: int) -> None:
-        self.cache.rewind(length)
-        del self._tokens[self.cache.length :]
 
     def _padded(self, rows: int) -> int:
         return self.rule.padded(rows) if self.rule else rows
+
+    @property
+    def n_live(self) -> int:
+        """Cells that texts hold."""
+        return self.cache.n_live
+
+    @property
+    def closed(self) -> bool:
+        """Whether the context was freed."""
+        return self.context.closed
 
     def close(self) -> None:
         """Free the context and the weights."""

@@ -23,7 +23,8 @@ from edgespec.models.gguf.footprint import work_bytes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.widen import widen
-from edgespec.models.llama.cache.tree_cache import PART, BranchingCache
+from edgespec.models.llama.cache.shared_cells import PART
+from edgespec.models.llama.cache.text_cache import open_cache
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -66,7 +67,7 @@ def test_compaction_copies_a_part_at_a_time_and_changes_no_bit(
     peaks: list[int] = []
     with Model(path) as model:
         context = Context(model, n_cells=2048, n_rows=64, n_outputs=8, n_sequences=8, n_threads=1)
-        cache = BranchingCache(context, ordered=True)
+        cache = open_cache(context, ordered=True)
 
         def logits_behind_text(cut: bool) -> np.ndarray:
             """(8, n_vocab) with rejected rows between those of the text where `cut`."""

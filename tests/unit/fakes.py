@@ -13,7 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.target import TargetPass, TextTree, Verified
+from edgespec.engine.target import PromptChunk, TargetPass, TextTree, Verified
+from edgespec.models.llama.cache.states import StateStore
+from edgespec.models.llama.cache.text_cache import common_prefix
 from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.residency import AllInMemory
@@ -51,61 +53,146 @@ def logits_after(text: Sequence[int], seed: int) -> FloatArray:
     return (3 * state.standard_normal(N_VOCAB)).astype(np.float32)
 
 
+class FakeCells:
+    """The number of cells, shared by the texts of a fake target."""
+
+    def __init__(self, n_cells: int) -> None:
+        self.n_cells = n_cells
+        self.n_threads = 1
+        self.n_rows = 24
+
+
 class FakeTarget:
     """Verifies trees by the fixed function."""
 
     max_nodes = 16
     max_leaves = 8
+    max_texts = 8
 
-    def __init__(self, seed: int, *, never_ends: bool = False, rule: RowRule | None = None) -> None:
+    def __init__(
+        self, seed: int, *, never_ends: bool = False, rule: RowRule | None = None, n_cells: int = 1 << 20
+    ) -> None:
         self.rule = rule
         self.model = SimpleNamespace(
             path=Path("fake.gguf"), vocabulary=LetterVocabulary(), weights=AllInMemory()
         )
-        self.context = SimpleNamespace(n_threads=1)
-        self.tokens: list[int] = []
+        self.context = FakeCells(n_cells)
+        self.own = FakeText()
+        self.texts: list[FakeText] = [self.own]
+        self.identity: dict[str, str] = {}
         self.passes = 0
+        self.shared_passes = 0
         self.closed = False
         self.on_pass: Callable[[], None] = lambda: None
         self._seed = seed
         self._never_ends = never_ends
         self._verified: list[TextTree] = []
+        self._saved: list[list[int]] = []
+
+    @property
+    def set_aside(self) -> int:
+        """How often a text was moved to disk."""
+        return len(self._saved)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.own.tokens
+
+    @property
+    def n_live(self) -> int:
+        return sum(len(text.tokens) for text in self.texts)
+
+    def open_text(self, tokens: Sequence[int]) -> FakeText:
+        assert len(self.texts) < self.max_texts
+        cached = FakeText()
+        shared = self.shared_prefix(cached, tokens)
+        cached.tokens = list(tokens[:shared])
+        self.texts.append(cached)
+        return cached
+
+    def close_text(self, cached: FakeText) -> None:
+        self.texts.remove(cached)
+
+    def shared_prefix(self, cached: FakeText, tokens: Sequence[int]) -> int:
+        others = [other for other in self.texts if other is not cached]
+        return max(common_prefix(other.tokens, tokens) for other in others)
+
+    def recall(self, tokens: Sequence[int], cached: FakeText, stores: Sequence[StateStore] = ()) -> int:
+        assert tokens[: len(cached.tokens)] == cached.tokens
+        for saved in self._saved if stores else ():
+            if saved == tokens[: len(saved)] and len(saved) > len(cached.tokens):
+                cached.tokens = list(saved)
+        return len(cached.tokens)
+
+    def save_text(self, store: StateStore, cached: FakeText) -> None:
+        self._saved.append(list(cached.tokens))
+
+    def read_chunk(self, tokens: Sequence[int], cached: FakeText) -> int:
+        self.on_pass()
+        start = len(cached.tokens)
+        cached.tokens += tokens[start : start + self.context.n_rows]
+        return len(cached.tokens) - start
+
+    def store_blocks(self, cached: FakeText) -> None:
+        pass
+
+    def rewind(self, length: int) -> None:
+        del self.own.tokens[length:]
 
     def prefill(self, tokens: Sequence[int], on_progress: Callable[[int, int], None] | None = None) -> int:
-        self.tokens, self._verified = list(tokens), []
+        self.own.tokens, self._verified = list(tokens), []
         if on_progress is not None:
             on_progress(len(tokens), len(tokens))
         return len(tokens)
 
-    def verify(self, trees: Sequence[TextTree]) -> TargetPass:
+    def verify(self, trees: Sequence[TextTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
         self.on_pass()
-        (only,) = trees
-        assert list(only.text[:-1]) == self.tokens
-        assert int(only.tree.tokens[0]) == only.text[-1]
-        assert len(only.tree) <= self.max_nodes
+        rows = sum(len(text.tree) for text in trees)
+        assert rows <= self.max_nodes
+        rows += sum(len(chunk.tokens) for chunk in chunks)
+        assert 0 < rows <= (self.rule.maximum if self.rule else self.context.n_rows)
+        assert self.n_live + rows <= self.context.n_cells or len(self.texts) == 2, "the cells are full"
         self.passes += 1
+        self.shared_passes += len(trees) > 1
         self._verified = list(trees)
-        text = list(only.text)
+        taking_part = [text.cached or self.own for text in trees] + [chunk.cached for chunk in chunks]
+        assert len(set(map(id, taking_part))) == len(taking_part), "a text takes part once"
+        for chunk in chunks:
+            chunk.cached.tokens.extend(chunk.tokens)
+        return TargetPass(tuple(self._verify(text) for text in trees), waited_s=0.0)
+
+    def _verify(self, text_tree: TextTree) -> Verified:
+        tree, text = text_tree.tree, list(text_tree.text)
+        assert text[:-1] == (text_tree.cached or self.own).tokens
+        assert int(tree.tokens[0]) == text[-1]
         rows = []
-        for node in range(len(only.tree)):
-            row = logits_after(
-                text + [int(only.tree.tokens[n]) for n in only.tree.path(node)[1:]], self._seed
-            )
+        for node in range(len(tree)):
+            row = logits_after(text + [int(tree.tokens[n]) for n in tree.path(node)[1:]], self._seed)
             row[END] = -np.inf if self._never_ends else row[END]
             rows.append(row)
-        return TargetPass((Verified(np.stack(rows)),), waited_s=0.0)
+        return Verified(np.stack(rows))
 
     def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None:
         assert list(trees) == self._verified, "only what was verified can be kept"
-        (only,), (path,) = trees, paths
-        self.tokens += [int(only.tree.tokens[node]) for node in path]
+        for text_tree, path in zip(trees, paths, strict=True):
+            cached = text_tree.cached or self.own
+            cached.tokens.extend(int(text_tree.tree.tokens[node]) for node in path)
         self._verified = []
 
-    def settle(self, length: int) -> None:
-        self.tokens, self._verified = self.tokens[:length], []
+    def settle(self, length: int, cached: FakeText | None = None) -> None:
+        del (cached or self.own).tokens[length:]
+        self._verified = []
 
     def close(self) -> None:
         self.closed = True
+
+
+class FakeText:
+    """A text in the cache of a fake target."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.cache = None
 
 
 class FakeDrafter(Drafter):
@@ -154,10 +241,11 @@ def fake_engine(
     tree_budget: int | None = None,
     never_ends: bool = False,
     exact: bool = False,
+    n_cells: int = 1 << 20,
 ) -> tuple[Engine, FakeTarget]:
     """An engine around a fake target."""
     rule = RowRule(multiple=4, minimum=4, maximum=16) if exact else None
-    target = FakeTarget(seed, never_ends=never_ends, rule=rule)
+    target = FakeTarget(seed, never_ends=never_ends, rule=rule, n_cells=n_cells)
     encoder = Encoder(target.model.vocabulary, None, CONTEXT)
     engine = Engine(
         target,  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.models.llama.cache.tree_cache import PART
+from edgespec.models.llama.cache.shared_cells import PART
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
 from edgespec.models.text.template import WORKER_BYTES
 from edgespec.offload.planning.budget import LEARNED_BYTES, PROCESS_BYTES, bytes_needed

@@ -30,6 +30,11 @@ class ChainCache:
         )
         self._tried: list[int] = []
 
+    @property
+    def n_live(self) -> int:
+        """Tokens of the text."""
+        return self.length
+
     def open(self, paths: int) -> None:
         """Nothing to do: there is one path."""
 
@@ -39,7 +44,11 @@ class ChainCache:
     def append(self, batch: Batch, rows: int = 0) -> None:
         """Decode consecutive tokens that belong to the text."""
         self.context.decode(batch)
-        self.length += len(batch)
+        self.appended(len(batch))
+
+    def appended(self, n_tokens: int) -> None:
+        """Note that the next tokens of the text were decoded."""
+        self.length += n_tokens
 
     def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
         """Decode a draft after the text, of which `commit` keeps the beginning.
@@ -88,6 +97,10 @@ class ChainCache:
         self._saved = None
         self._tried = []
         self.context.clear()
+
+    def close(self) -> None:
+        """Forget the text."""
+        self.clear()
 
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
         """The state after the whole text; there are no parts.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from edgespec.models.llama.cache.chain_cache import ChainCache
+from edgespec.models.llama.cache.shared_cells import SharedCells
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
@@ -19,16 +20,22 @@ class TextCache(Protocol):
     less text than there was, but never a different one.
     """
 
-    ordered: bool
-    max_paths: int
     length: int
-    compactions: int
     saves_parts: bool
 
+    @property
+    def ordered(self) -> bool: ...
+    @property
+    def max_paths(self) -> int: ...
+    @property
+    def n_live(self) -> int: ...
+    @property
+    def compactions(self) -> int: ...
     @property
     def open_paths(self) -> int: ...
     def open(self, paths: int) -> None: ...
     def append(self, batch: Batch, rows: int = 0) -> None: ...
+    def appended(self, n_tokens: int) -> None: ...
     def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None: ...
     def fork(self, path: int, new_path: int, length: int) -> None: ...
     def commit(self, path: int, n_tokens: int, used_paths: int, n_rows: int) -> None: ...
@@ -37,6 +44,7 @@ class TextCache(Protocol):
     def settle(self, length: int) -> None: ...
     def compact(self) -> None: ...
     def clear(self) -> None: ...
+    def close(self) -> None: ...
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]: ...
     def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None: ...
 
@@ -45,7 +53,42 @@ def open_cache(context: Context, *, ordered: bool) -> TextCache:
     """The cache for the model: with branches if its layers keep cells, otherwise without."""
     if context.model.keeps_recurrent_state:
         return ChainCache(context)
-    return BranchingCache(context, ordered=ordered)
+    return BranchingCache(SharedCells(context, ordered=ordered))
+
+
+def open_beside(cache: TextCache) -> TextCache:
+    """The cache of another text in the same cells.
+
+    Raises:
+        ValueError: there is no room for another text.
+    """
+    if not isinstance(cache, BranchingCache):
+        raise ValueError("recurrent states take one text at a time")
+    return cache.another()
+
+
+def inherit(cache: TextCache, source: TextCache, length: int) -> None:
+    """Make an empty text share the first `length` cells of another."""
+    assert isinstance(cache, BranchingCache)
+    assert isinstance(source, BranchingCache)
+    cache.inherit(source, length)
+
+
+def decode_together(parts: Sequence[tuple[TextCache, Batch]], rows: int, certain: int) -> None:
+    """Decode rows after the committed texts of several caches in one pass.
+
+    Args:
+        parts: caches that share their cells, and the rows of each.
+        rows: pad the pass to this many rows.
+        certain: leading rows that will be kept in any case, if there is a single text.
+    """
+    if len(parts) == 1:
+        ((cache, batch),) = parts
+        cache.try_branches(batch, rows, certain)
+        return
+    branching = [(cache, batch) for cache, batch in parts if isinstance(cache, BranchingCache)]
+    assert len(branching) == len(parts), "recurrent states take one text at a time"
+    branching[0][0].cells.decode(branching, rows)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -1,24 +1,18 @@
-"""The key-value cache of one text with branches at its end.
+"""The key-value cache of one text with branches at its end, among the texts that share a context's cells.
 
-llama.cpp distinguishes branches by sequence ids: a row attends to the cells that have its first id. Here ids
-0 .. paths - 1 all hold the committed text, and a tree's row has the ids of the leaves below it. Committing a
-path gives its cells to every id, so only the end of the text is ever updated.
-
-With `ordered`, new rows always take cells after all earlier ones, so that every query sums its cells in the
-same order as plain decoding, with the same rounding. Rejected cells are not freed, because later tokens would
-fill them out of order, but parked under a graveyard id that no query uses. When the tail is full, they are
-freed, and the text is moved to consecutive cells part by part, bit for bit. Only one part is copied at a
-time, so a long text never takes its memory twice.
+llama.cpp distinguishes branches by sequence ids (see `shared_cells`). Each of a text's ids holds its
+committed tokens, and a tree's row has the ids of the leaves below it. Committing a path gives its cells to
+every id, so only the end of the text is ever updated.
 """
 
 from __future__ import annotations
 
 import ctypes
 
-from edgespec.models.llama.runtime.batch import Batch
-from edgespec.models.llama.runtime.context import Context, NoRoomInCache
+import numpy as np
 
-PART = 128  # tokens that are moved at a time
+from edgespec.models.llama.cache.shared_cells import SharedCells
+from edgespec.models.llama.runtime.batch import Batch
 
 
 class BranchingCache:
@@ -26,149 +20,171 @@ class BranchingCache:
 
     Attributes:
         length: committed tokens.
-        max_paths: most leaves a tree may have.
-        compactions: how often the text was moved to the front.
+        cells: those of the context, shared with other texts.
+        ids: the sequence ids that hold the committed text; a branch is known to callers by its place here.
         saves_parts: the states of parts of the text can be saved, and restored one after the other.
     """
 
     saves_parts = True
 
-    def __init__(self, context: Context, *, ordered: bool) -> None:
-        self.context = context
-        self.ordered = ordered
-        # Ordered caches reserve two ids: for padding, and for rejected cells.
-        self.max_paths = context.n_sequences - (2 if ordered else 0)
+    def __init__(self, cells: SharedCells) -> None:
         self.length = 0
-        self.compactions = 0
-        self._padding_id = context.n_sequences - 2
-        self._graveyard_id = context.n_sequences - 1
-        self._open = 1  # ids 0 .. _open - 1 hold the committed text
-        self._tail = 0  # no cell from this one on is in use
+        self.cells = cells
+        self.ids = [cells.add(self)]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether new rows take cells behind all earlier ones; see SharedCells."""
+        return self.cells.ordered
+
+    @property
+    def compactions(self) -> int:
+        """How often the cells were moved to the front."""
+        return self.cells.compactions
+
+    @property
+    def n_live(self) -> int:
+        """Cells that this text and those beside it hold."""
+        return self.cells.n_live
+
+    @property
+    def max_paths(self) -> int:
+        """Most leaves that a tree may have now."""
+        return len(self.ids) + self.cells.n_free_ids
 
     @property
     def open_paths(self) -> int:
         """How many ids hold the committed text."""
-        return self._open
+        return len(self.ids)
+
+    def another(self) -> BranchingCache:
+        """An empty text in the same cells.
+
+        Raises:
+            ValueError: there are as many texts as sequence ids.
+        """
+        return BranchingCache(self.cells)
+
+    def inherit(self, source: BranchingCache, length: int) -> None:
+        """Share the first `length` cells of another text; this one must be empty."""
+        self.close_paths()
+        self.cells.context.copy(source.ids[0], self.ids[0], 0, length)
+        self.cells.inherited(self, source, length)
+        self.length = length
 
     def open(self, paths: int) -> None:
-        """Make ids 0 .. paths - 1 hold the committed text."""
-        for path in range(self._open, paths):
-            self.context.copy(0, path, 0, self.length)
-        self._open = max(self._open, paths)
+        """Make paths 0 .. paths - 1 hold the committed text."""
+        while len(self.ids) < paths:
+            path = self.cells.take_id()
+            self.cells.context.copy(self.ids[0], path, 0, self.length)
+            self.ids.append(path)
+
+    def close_paths(self) -> None:
+        """Give back all ids but the first; no branch may be in use."""
+        while len(self.ids) > 1:
+            self.close_path()
+
+    def close_path(self) -> None:
+        """Give back the last id."""
+        self.cells.context.remove(self.ids[-1])
+        self.cells.give_back([self.ids.pop()])
+
+    def numbered(self, batch: Batch) -> Batch:
+        """A batch with the text's sequence ids instead of the numbers of its paths."""
+        if self.ids[-1] == len(self.ids) - 1 and self.ids[0] == 0:
+            return batch  # the usual case: a single text, which has the first ids
+        return batch.with_sequences(np.array(self.ids, dtype=np.int32)[batch.sequence_ids])
 
     def append(self, batch: Batch, rows: int = 0) -> None:
         """Decode consecutive tokens that belong to the text, padded to `rows`."""
-        self._decode(batch, rows)
-        self.length += len(batch)
+        self.cells.decode([(self, batch)], rows)
+        self.appended(len(batch))
+
+    def appended(self, n_tokens: int) -> None:
+        """Note that the next tokens of the text were decoded."""
+        self.cells.committed(self, self.length, self.length + n_tokens)
+        self.length += n_tokens
 
     def try_branches(self, batch: Batch, rows: int = 0, certain: int = 0) -> None:
         """Decode rows after the committed text, of which `commit` keeps one path.
 
         Args:
-            batch: rows in ids 0 .. paths - 1, which must be open.
+            batch: rows in paths 0 .. paths - 1, which must be open.
             rows: pad to this many rows, so that the row count does not choose the kernels; for
                 ordered caches.
             certain: leading rows that `commit` will keep in any case.
         """
-        self._decode(batch, rows)
+        self.cells.decode([(self, batch)], rows)
 
     def fork(self, path: int, new_path: int, length: int) -> None:
         """Make `new_path`, which must be open, share the branch of `path` up to `length` tokens."""
         if length > self.length:
-            self.context.copy(path, new_path, self.length, length)
+            self.cells.context.copy(self.ids[path], self.ids[new_path], self.length, length)
 
     def commit(self, path: int, n_tokens: int, used_paths: int, n_rows: int) -> None:
         """Keep the first `n_tokens` of a branch and drop everything else that was tried.
 
         Args:
-            path: an id that holds the branch.
+            path: the branch.
             n_tokens: tokens of it to keep.
-            used_paths: ids 0 .. used_paths - 1 were tried.
+            used_paths: paths 0 .. used_paths - 1 were tried.
             n_rows: rows that were tried in total.
         """
+        context, kept = self.cells.context, self.ids[path]
         start, end = self.length, self.length + n_tokens
         if n_tokens < n_rows:
             if self.ordered:
-                for other in range(used_paths):
-                    self.context.copy(other, self._graveyard_id, start, -1)
-            for other in range(used_paths):
-                self.context.remove(other, start if other != path else end)
+                for other in self.ids[:used_paths]:
+                    self.cells.park(other, start)
+            for other in self.ids[:used_paths]:
+                context.remove(other, start if other != kept else end)
         if n_tokens:
-            for other in range(self._open):
-                if other != path:
-                    self.context.copy(path, other, start, end)
+            for other in self.ids:
+                if other != kept:
+                    context.copy(kept, other, start, end)
+        self.cells.committed(self, start, end)
         self.length = end
+        if self.cells.shared:
+            self.close_paths()  # other texts may need the ids
 
     def recover(self) -> None:
-        """Drop everything but the committed text, wherever the last call was interrupted.
-
-        Calls reduce `length` before they remove text, and increase it only after they have added some. So the
-        first `length` tokens are in id 0 whatever happened; nothing else is certain.
-        """
-        for path in range(1, self.context.n_sequences):
-            if not self.ordered or path != self._graveyard_id:
-                self.context.remove(path)
-        self.context.remove(0, self.length)
-        self._open = 1
+        """Drop everything but the committed texts, wherever the last call was interrupted."""
+        self.cells.recover()
 
     def rewind(self, length: int) -> None:
         """Forget the committed text from `length` on."""
         if length < self.length:
             self.length = length
-            for path in range(self._open):
-                self.context.remove(path, length)
+            if self.ordered and self.cells.shared:
+                self.cells.park(self.ids[0], length)  # other texts must not fill the gap
+            for path in self.ids:
+                self.cells.context.remove(path, length)
+            self.cells.truncated(self, length)
 
     def settle(self, length: int) -> None:
         """Forget what follows `length` at the end of an answer: plain decoding would not have read it."""
         self.rewind(length)
 
     def compact(self) -> None:
-        """Move the text's cells to the front, in order, and free all others; for ordered caches.
-
-        If an exception interrupts this, the text is forgotten.
-        """
-        if self._tail == self.length:
-            return
-        paths, length = self._open, self.length
-        self.length = 0  # until all of it is in place again
-        try:
-            for other in range(1, self.context.n_sequences):
-                self.context.remove(other)
-            self._open = 1
-            for start in range(0, length, PART):
-                self._move_to_front(start, min(start + PART, length))
-        except BaseException:
-            self.clear()
-            raise
-        self.length = self._tail = length
-        self.open(paths)
-        self.compactions += 1
-
-    def _move_to_front(self, start: int, end: int) -> None:
-        """Move a part of the text to the first free cells; the parts before it must be in place.
-
-        All cells between those parts and the next one are free, and enough for this part. llama.cpp fills the
-        first free cells in order.
-        """
-        state = self.save(start, end)
-        self.context.remove(0, start, end)
-        spare = self._spare_id()
-        self.context.restore(spare, state)
-        self.context.copy(spare, 0, start, end)
-        self.context.remove(spare)
+        """Make all free cells consecutive; for ordered caches."""
+        self.cells.compact()
 
     def clear(self) -> None:
-        """Forget the text."""
-        self.length = 0
-        self.context.clear()
-        self._tail = 0
+        """Forget this text and all others in the same cells."""
+        self.cells.clear()
+
+    def close(self) -> None:
+        """Forget the text, and give back its sequence ids; it cannot be used any more."""
+        self.close_paths()
+        self.rewind(0)
+        self.cells.remove(self)
 
     def save(self, start: int, end: int) -> ctypes.Array[ctypes.c_uint8]:
         """The keys and values of the text's tokens start .. end - 1, lossless."""
-        spare = self._spare_id()
-        self.context.copy(0, spare, start, end)
-        state = self.context.save(spare)
-        self.context.remove(spare)
+        context, spare = self.cells.context, self.cells.spare_id()
+        context.copy(self.ids[0], spare, start, end)
+        state = context.save(spare)
+        context.remove(spare)
         return state
 
     def restore(self, state: ctypes.Array[ctypes.c_uint8], n_tokens: int) -> None:
@@ -178,37 +194,12 @@ class BranchingCache:
             NoRoomInCache: too few free cells.
             BackendError: llama.cpp refused the state; the text is as it was.
         """
-        if self.ordered:
-            self.compact()
-        if self.length + n_tokens > self.context.n_cells:
-            raise NoRoomInCache(self.context.n_cells)
-        spare = self._spare_id()
-        self.context.restore(spare, state)
-        for path in range(self._open):
-            self.context.copy(spare, path, 0, -1)
-        self.context.remove(spare)
-        self.length += n_tokens
-        self._tail = self.length
-
-    def _spare_id(self) -> int:
-        """An id that no cell has: that of padding, or the last one, after the text has given it up."""
-        if self.ordered:
-            return self._padding_id
-        spare = self.context.n_sequences - 1
-        if self._open > spare:
-            self.context.remove(spare)
-            self._open = spare
-        return spare
-
-    def _decode(self, batch: Batch, rows: int) -> None:
-        padded = batch.padded(rows, self._padding_id)
-        # Unordered caches reuse freed cells anywhere, so only llama.cpp knows when they are full.
-        if self.ordered and self._tail + len(padded) > self.context.n_cells:
-            self.compact()
-            if self._tail + len(padded) > self.context.n_cells:
-                raise NoRoomInCache(self.context.n_cells)
-        self.context.decode(padded)
-        self._tail = min(self._tail + len(padded), self.context.n_cells)
-        if len(padded) > len(batch):
-            self.context.copy(self._padding_id, self._graveyard_id, 0, -1)
-            self.context.remove(self._padding_id)
+        context = self.cells.context
+        self.cells.make_consecutive(n_tokens)
+        spare = self.cells.spare_id()
+        context.restore(spare, state)
+        for path in self.ids:
+            context.copy(spare, path, 0, -1)
+        context.remove(spare)
+        self.cells.restored(n_tokens)
+        self.appended(n_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import llama_cpp
 import numpy as np
@@ -58,6 +58,28 @@ class Batch:
             offsets=np.arange(n + 1, dtype=np.int64) * n_sequences,
             wants_logits=wants,
         )
+
+    @classmethod
+    def joined(cls, batches: Sequence[Batch]) -> Batch:
+        """The rows of several batches without padding, in the given order."""
+        if len(batches) == 1:
+            return batches[0]
+        ends = np.cumsum([len(batch.sequence_ids) for batch in batches])
+        starts = [0, *ends[:-1].tolist()]
+        return cls(
+            tokens=np.concatenate([batch.tokens for batch in batches]),
+            positions=np.concatenate([batch.positions for batch in batches]),
+            sequence_ids=np.concatenate([batch.sequence_ids for batch in batches]),
+            offsets=np.concatenate(
+                [batch.offsets[:-1] + start for batch, start in zip(batches, starts, strict=True)]
+                + [ends[-1:]]
+            ),
+            wants_logits=np.concatenate([batch.wants_logits for batch in batches]),
+        )
+
+    def with_sequences(self, sequence_ids: IntArray) -> Batch:
+        """The same rows in other sequences."""
+        return replace(self, sequence_ids=sequence_ids)
 
     def padded(self, rows: int, sequence_id: int) -> Batch:
         """The same batch with unused rows appended, in a sequence of their own.

@@ -109,6 +109,11 @@ class Context:
         return self._handle
 
     @property
+    def closed(self) -> bool:
+        """Whether the context cannot be used any more."""
+        return not self._handle
+
+    @property
     def _memory(self) -> Any:
         if not self._memory_handle:
             raise self._closed()

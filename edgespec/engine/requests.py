@@ -1,0 +1,71 @@
+"""Prompts that are to be answered together, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edgespec.errors import EdgeSpecError
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Chunk
+from edgespec.models.text.encoding import Prompt
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt and how to answer it.
+
+    Attributes:
+        key: whatever the caller knows it by.
+        raw: continue the text as it is, without a template.
+        cancelled: set by the caller, from any thread, to end the answer.
+    """
+
+    prompt: Prompt
+    config: GenerationConfig = field(default_factory=GenerationConfig)
+    raw: bool = False
+    key: Any = None
+    cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """A piece of an answer, or the reason why there is none.
+
+    Attributes:
+        chunk: None if the request failed.
+        error: why it failed, which concerns no other request.
+    """
+
+    request: Request
+    chunk: Chunk | None = None
+    error: EdgeSpecError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the request is done."""
+        return self.chunk is None or self.chunk.generation is not None
+
+
+class RequestSource(Protocol):
+    """Where requests come from."""
+
+    def take(self) -> Request | None:
+        """The next request; None if there is none now."""
+
+    def wait(self) -> bool:
+        """Wait until there may be a request; False if there will be no more."""
+
+
+class RequestList(RequestSource):
+    """Requests that need no waiting for."""
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._requests: Iterator[Request] = iter(requests)
+
+    def take(self) -> Request | None:
+        return next(self._requests, None)
+
+    def wait(self) -> bool:
+        return False

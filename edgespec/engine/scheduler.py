@@ -1,0 +1,98 @@
+"""Which texts take part in the next pass, and with how many rows.
+
+A pass over streamed weights takes nearly as long for one row as for dozens, so its rows are filled with what
+is certain to be wanted: the next token of every text that is being answered, and then tokens of prompts that
+are still to be read. Prompts are read in the order in which they came, so that none starves, and only a
+limited number of their tokens joins a pass in which others wait for their next token (chunked prefill,
+Agrawal et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PassLimits:
+    """Limits of one pass.
+
+    Attributes:
+        texts: most texts that are extended, each by a row of logits.
+        rows: most rows.
+        prompt_rows: most rows of prompts in a pass in which texts are extended.
+    """
+
+    texts: int
+    rows: int
+    prompt_rows: int
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """What the next pass does.
+
+    Attributes:
+        extended: how many texts are extended, the oldest first.
+        chunks: for each prompt that is being read, the oldest first, how many of its tokens are read.
+    """
+
+    extended: int
+    chunks: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the pass, without padding."""
+        return self.extended + sum(self.chunks)
+
+
+def plan_pass(extendable: int, unread: Sequence[int], limits: PassLimits) -> PassPlan:
+    """The next pass.
+
+    Args:
+        extendable: texts whose prompts have been read.
+        unread: for each prompt that is being read, the oldest first, how many tokens are left.
+    """
+    extended = min(extendable, limits.texts)
+    room = limits.rows - extended
+    if extended:
+        room = min(room, limits.prompt_rows)
+    chunks = []
+    for tokens in unread:
+        chunks.append(min(tokens, room))
+        room -= chunks[-1]
+    return PassPlan(extended, tuple(chunks))
+
+
+@dataclass(frozen=True)
+class CellBudget:
+    """How many texts the cells of the cache can hold.
+
+    Every text in flight needs room to grow, or the cells would soon be full, and texts would be moved to disk
+    and back.
+
+    Attributes:
+        cells: cells of the cache.
+        spare: cells that must stay free for the rows of the next pass.
+        growth: cells that are kept free for each text in flight when another one is let in.
+    """
+
+    cells: int
+    spare: int
+    growth: int = 48
+
+    def admits(self, held: int, wanted: int, in_flight: int) -> bool:
+        """Whether another text may begin.
+
+        Args:
+            held: cells that are in use.
+            wanted: cells that it needs at once.
+            in_flight: texts that have begun; the first one is always admitted.
+        """
+        if in_flight == 0:
+            return True
+        return held + wanted + self.spare + self.growth * (in_flight + 1) <= self.cells
+
+    def overflows(self, held: int) -> bool:
+        """Whether the next pass may not find enough free cells."""
+        return held + self.spare > self.cells

@@ -1,0 +1,136 @@
+"""Which texts hold which cells, in the order of the cells; what compaction needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgespec.models.llama.cache.tree_cache import BranchingCache
+
+
+@dataclass
+class Stretch:
+    """Consecutive positions of one text, or of several that share their cells.
+
+    Attributes:
+        start, end: positions start .. end - 1.
+        holders: the texts; each has these positions in these cells.
+    """
+
+    start: int
+    end: int
+    holders: list[BranchingCache]
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+class Segments:
+    """All stretches of all texts, ordered by cell.
+
+    Attributes:
+        n_cells: cells that texts hold.
+    """
+
+    def __init__(self) -> None:
+        self.n_cells = 0
+        self._stretches: list[Stretch] = []
+        self._in_place = 0  # leading stretches that fill the first cells without gaps
+
+    def __iter__(self) -> Iterator[Stretch]:
+        return iter(self._stretches)
+
+    def add(self, text: BranchingCache, start: int, end: int) -> None:
+        """Add positions of a text behind all cells in use."""
+        self.n_cells += end - start
+        last = self._stretches[-1] if len(self._stretches) > self._in_place else None
+        if last is not None and last.holders == [text] and last.end == start:
+            last.end = end
+        elif end > start:
+            self._stretches.append(Stretch(start, end, [text]))
+
+    def truncate(self, text: BranchingCache, length: int) -> None:
+        """Drop positions `length` and later of a text; cells that others share stay theirs."""
+        kept: list[Stretch] = []
+        in_place = self._in_place
+        for index, stretch in enumerate(self._stretches):
+            if stretch.end <= length or text not in stretch.holders:
+                kept.append(stretch)
+                continue
+            others = [holder for holder in stretch.holders if holder is not text]
+            if stretch.start < length:
+                kept.append(Stretch(stretch.start, length, stretch.holders))
+            if others:
+                kept.append(Stretch(max(stretch.start, length), stretch.end, others))
+            else:
+                self.n_cells -= stretch.end - max(stretch.start, length)
+                in_place = min(in_place, index)
+        # A split of a stretch in place is in place too, but counting it is not worth the trouble.
+        self._stretches, self._in_place = kept, in_place
+
+    def share(self, source: BranchingCache, text: BranchingCache, length: int) -> None:
+        """Make a text, which has no positions yet, hold the first `length` positions of another."""
+        shared: list[Stretch] = []
+        in_place = self._in_place
+        for index, stretch in enumerate(self._stretches):
+            if stretch.start >= length or source not in stretch.holders:
+                shared.append(stretch)
+                continue
+            shared.append(Stretch(stretch.start, min(stretch.end, length), [*stretch.holders, text]))
+            if stretch.end > length:
+                in_place = min(in_place, index)
+                shared.append(Stretch(length, stretch.end, stretch.holders))
+        self._stretches, self._in_place = shared, in_place
+
+    def parts_to_move(self, size: int) -> Iterator[list[Stretch]]:
+        """The stretches that are not in place, as parts of at most `size` cells, in order.
+
+        Within a part, a text's adjacent stretches are joined. That changes the order between texts, which
+        does not matter, and keeps the order within each. Once all parts have been taken, everything is in
+        place.
+        """
+        moved = self._stretches[: self._in_place]
+        part: list[Stretch] = []
+        room = size
+        for stretch in self._stretches[self._in_place :]:
+            start = stretch.start
+            while start < stretch.end:
+                end = min(stretch.end, start + room)
+                _join(part, Stretch(start, end, stretch.holders))
+                room -= end - start
+                start = end
+                if room == 0:
+                    yield part
+                    moved += part
+                    part, room = [], size
+        if part:
+            yield part
+            moved += part
+        self._stretches = _joined(moved)
+        self._in_place = len(self._stretches)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._stretches, self._in_place, self.n_cells = [], 0, 0
+
+
+def _join(part: list[Stretch], stretch: Stretch) -> None:
+    for known in part:
+        if known.end == stretch.start and known.holders == stretch.holders:
+            known.end = stretch.end
+            return
+    part.append(stretch)
+
+
+def _joined(stretches: list[Stretch]) -> list[Stretch]:
+    """The same with neighbours of one text joined."""
+    joined: list[Stretch] = []
+    for stretch in stretches:
+        last = joined[-1] if joined else None
+        if last is not None and last.holders == stretch.holders and last.end == stretch.start:
+            last.end = stretch.end
+        else:
+            joined.append(stretch)
+    return joined

@@ -1,0 +1,248 @@
+"""The cells of one context, shared by many texts.
+
+llama.cpp distinguishes texts, and the branches of each, by sequence ids: a row attends to the cells that have
+its first id. So texts can be decoded in one pass, and texts that begin alike can share the cells of their
+beginnings.
+
+With `ordered`, new rows always take cells after all earlier ones, so that every query sums its cells in the
+same order as plain decoding, with the same rounding; the cells of other texts in between are masked and
+change nothing. Cells that are no longer needed are not freed, because later rows would fill them out of
+order, but parked under a graveyard id that no query uses. When the tail is full, they are freed, and the
+texts are moved to the front part by part, bit for bit. Only one part is copied at a time, so the texts never
+take their memory twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from edgespec.models.llama.cache.segments import Segments, Stretch
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context, NoRoomInCache
+
+if TYPE_CHECKING:
+    from edgespec.models.llama.cache.tree_cache import BranchingCache
+
+PART = 128  # cells that are moved at a time
+
+
+class SharedCells:
+    """Gives texts their sequence ids, decodes rows of several texts at once, and makes room.
+
+    Attributes:
+        context: whose cells these are.
+        ordered: whether rows take cells in the order of decoding.
+        texts: the texts that have cells, or may have them.
+        compactions: how often the texts were moved to the front.
+        padding_id: the sequence of rows that only fill up a pass; for ordered caches.
+    """
+
+    def __init__(self, context: Context, *, ordered: bool) -> None:
+        self.context = context
+        self.ordered = ordered
+        self.texts: list[BranchingCache] = []
+        self.compactions = 0
+        # Ordered caches reserve two ids: for padding, and for rejected cells.
+        self.n_ids = context.n_sequences - (2 if ordered else 0)
+        self.padding_id = context.n_sequences - 2
+        self._graveyard_id = context.n_sequences - 1
+        self._free_ids = list(range(self.n_ids))[::-1]  # the lowest is taken first
+        self._segments = Segments()
+        self._tail = 0  # no cell from this one on is in use
+
+    @property
+    def shared(self) -> bool:
+        """Whether there are several texts."""
+        return len(self.texts) > 1
+
+    @property
+    def n_free_ids(self) -> int:
+        """Sequence ids that no text has."""
+        return len(self._free_ids)
+
+    @property
+    def n_live(self) -> int:
+        """Cells that texts hold; shared ones count once. Known for ordered caches or a single text."""
+        if self.ordered:
+            return self._segments.n_cells
+        return sum(text.length for text in self.texts)
+
+    def add(self, text: BranchingCache) -> int:
+        """Let a text take part; returns its first sequence id.
+
+        Raises:
+            ValueError: there are as many texts as sequence ids.
+        """
+        if not self._free_ids:
+            for other in self.texts:
+                other.close_paths()
+        if not self._free_ids:
+            raise ValueError(f"all {self.n_ids} sequence ids are taken by texts")
+        if self.texts and self.ordered:
+            # While there was one text, what it forgot was freed and not parked.
+            self.compact()
+        self.texts.append(text)
+        return self._free_ids.pop()
+
+    def remove(self, text: BranchingCache) -> None:
+        """Take back the ids of a text that holds no cells any more."""
+        self.texts.remove(text)
+        self.give_back(text.ids)
+
+    def take_id(self) -> int:
+        """A sequence id for another branch of a text.
+
+        Raises:
+            IndexError: there is none left.
+        """
+        return self._free_ids.pop()
+
+    def give_back(self, ids: Sequence[int]) -> None:
+        """Take back ids that no cell has any more."""
+        self._free_ids.extend(reversed(ids))
+
+    def decode(self, parts: Sequence[tuple[BranchingCache, Batch]], rows: int) -> None:
+        """Decode rows of several texts in one pass, padded to `rows`.
+
+        Args:
+            parts: texts, and their rows in ids 0 .. paths - 1 of the text itself, which must be open.
+
+        Raises:
+            NoRoomInCache: too few free cells.
+        """
+        n_rows = max(sum(len(batch) for _, batch in parts), rows if self.ordered else 0)
+        # Unordered caches reuse freed cells anywhere, so only llama.cpp knows when they are full.
+        if self.ordered and self._tail + n_rows > self.context.n_cells:
+            self.compact()
+            if self._tail + n_rows > self.context.n_cells:
+                raise NoRoomInCache(self.context.n_cells)
+        batch = Batch.joined([text.numbered(batch) for text, batch in parts])
+        padded = batch.padded(n_rows, self.padding_id)
+        self.context.decode(padded)
+        self._tail = min(self._tail + n_rows, self.context.n_cells)
+        if len(padded) > len(batch):
+            self.park(self.padding_id, 0)
+            self.context.remove(self.padding_id)
+
+    def park(self, sequence: int, start: int) -> None:
+        """Keep the cells of a sequence from position `start` on from being freed."""
+        self.context.copy(sequence, self._graveyard_id, start, -1)
+
+    def committed(self, text: BranchingCache, start: int, end: int) -> None:
+        """Note that the newest cells hold these positions of a text."""
+        if self.ordered:
+            self._segments.add(text, start, end)
+
+    def truncated(self, text: BranchingCache, length: int) -> None:
+        """Note that a text is now at most this long."""
+        if self.ordered:
+            self._segments.truncate(text, length)
+
+    def inherited(self, text: BranchingCache, source: BranchingCache, length: int) -> None:
+        """Note that a text now shares the first `length` positions of another."""
+        if self.ordered:
+            self._segments.share(source, text, length)
+
+    def recover(self) -> None:
+        """Drop everything but the committed texts, wherever the last call was interrupted.
+
+        Calls reduce a text's `length` before they remove text, and increase it only after they have added
+        some. So the first `length` tokens are in its first id whatever happened; nothing else is certain.
+        """
+        homes = {text.ids[0]: text for text in self.texts}
+        for sequence in range(self.context.n_sequences):
+            if sequence not in homes and not (self.ordered and sequence == self._graveyard_id):
+                self.context.remove(sequence)
+        for home, text in homes.items():
+            self.context.remove(home, text.length)
+            self.truncated(text, text.length)
+            text.ids = [home]
+        self._free_ids = [n for n in range(self.n_ids) if n not in homes][::-1]
+        if self.shared and self.ordered:
+            self._tail = self.context.n_cells  # some freed cells may lie before kept ones
+
+    def compact(self) -> None:
+        """Move the texts' cells to the front, in order, and free all others; for ordered caches.
+
+        If an exception interrupts this, the texts are forgotten.
+        """
+        if self._tail == self._segments.n_cells:
+            return
+        lengths = [(text, text.length) for text in self.texts]
+        for text in self.texts:
+            text.length = 0  # until all of it is in place again
+        try:
+            homes = {text.ids[0] for text in self.texts}
+            for sequence in range(self.context.n_sequences):
+                if sequence not in homes:
+                    self.context.remove(sequence)
+            for part in self._segments.parts_to_move(PART):
+                self._move_to_front(part)
+            for text, length in lengths:
+                for path in text.ids[1:]:
+                    self.context.copy(text.ids[0], path, 0, length)
+        except BaseException:
+            self.clear()
+            raise
+        self._tail = self._segments.n_cells
+        for text, length in lengths:
+            text.length = length
+        self.compactions += 1
+
+    def _move_to_front(self, part: Sequence[Stretch]) -> None:
+        """Move stretches of texts to the first free cells; everything before them must be in place.
+
+        All cells between what is in place and what follows the part are then free, and enough for it.
+        llama.cpp fills the first free cells in order.
+        """
+        spare = self.padding_id
+        states = []
+        for stretch in part:
+            self.context.copy(stretch.holders[0].ids[0], spare, stretch.start, stretch.end)
+            states.append(self.context.save(spare))
+            self.context.remove(spare)
+        for stretch in part:
+            for text in stretch.holders:
+                self.context.remove(text.ids[0], stretch.start, stretch.end)
+        for stretch, state in zip(part, states, strict=True):
+            self.context.restore(spare, state)
+            for text in stretch.holders:
+                self.context.copy(spare, text.ids[0], stretch.start, stretch.end)
+            self.context.remove(spare)
+
+    def make_consecutive(self, n_tokens: int) -> None:
+        """Prepare for restoring a state of `n_tokens` tokens behind everything else.
+
+        Raises:
+            NoRoomInCache: too few free cells.
+        """
+        if self.ordered:
+            self.compact()
+        if self.n_live + n_tokens > self.context.n_cells:
+            raise NoRoomInCache(self.context.n_cells)
+
+    def restored(self, n_tokens: int) -> None:
+        """Note that a state has taken the first free cells."""
+        self._tail = min(self._tail + n_tokens, self.context.n_cells)
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        for text in self.texts:
+            text.length = 0
+        self._segments.clear()
+        self.context.clear()
+        self._tail = 0
+
+    def spare_id(self) -> int:
+        """An id that no cell has: that of padding, or one that a text gives up."""
+        if self.ordered:
+            return self.padding_id
+        if not self._free_ids:
+            for text in self._with_branches():
+                text.close_path()
+                break
+        return self._free_ids[-1]
+
+    def _with_branches(self) -> Iterator[BranchingCache]:
+        return (text for text in self.texts if len(text.ids) > 1)

@@ -1,0 +1,223 @@
+"""Many answers in shared passes are those that each request gets alone, whatever joins, leaves or waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec import GenerationConfig
+from edgespec.engine.engine import Engine
+from edgespec.engine.requests import Request, RequestSource
+from edgespec.errors import ContextLengthError, GrammarError, UsageError
+from edgespec.generation.result import Generation
+from edgespec.speculation.drafters.base import NoDrafter
+from tests.unit.fakes import CONTEXT, FakeDrafter, fake_engine
+
+PREFIXES = ((), tuple(range(1, 21)), tuple([3] * 40))
+
+prompts = st.builds(
+    lambda prefix, rest: [*prefix, *rest],
+    st.sampled_from(PREFIXES),
+    st.lists(st.integers(1, 23), min_size=1, max_size=30),
+)
+configs = st.builds(
+    GenerationConfig,
+    max_tokens=st.integers(1, 30),
+    temperature=st.sampled_from([0.0, 0.7, 1.3]),
+    seed=st.integers(0, 3),
+    repeat_penalty=st.sampled_from([1.0, 1.3]),
+    stop=st.sampled_from([(), ("b",), ("cd",)]),
+)
+
+
+def alone(prompt: list[int], config: GenerationConfig, seed: int) -> Generation:
+    engine, _ = fake_engine(NoDrafter(), seed)
+    with engine:
+        return engine.generate(prompt, config)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=st.lists(st.tuples(prompts, configs), min_size=1, max_size=14),
+    parallel=st.integers(1, 9),
+    n_cells=st.sampled_from([200, 300, 1 << 20]),
+    accuracy=st.sampled_from([0.0, 0.8]),
+    exact=st.booleans(),
+    seed=st.integers(0, 3),
+)
+def test_every_answer_is_that_of_the_request_alone(
+    requests: list[tuple[list[int], GenerationConfig]],
+    parallel: int,
+    n_cells: int,
+    accuracy: float,
+    exact: bool,
+    seed: int,
+) -> None:
+    engine, target = fake_engine(FakeDrafter(seed, accuracy), seed, exact=exact, n_cells=n_cells)
+    with engine:
+        told: dict[int, str] = {}
+        answers: dict[int, Generation] = {}
+        wanted = [Request(p, c, raw=True, key=i) for i, (p, c) in enumerate(requests)]
+        for event in engine.stream_many(wanted, parallel=parallel):
+            assert event.error is None
+            assert event.chunk is not None
+            told[event.request.key] = told.get(event.request.key, "") + event.chunk.text
+            if event.chunk.generation is not None:
+                answers[event.request.key] = event.chunk.generation
+        assert target.texts == [target.own], "all places are given back"
+        for index, (prompt, config) in enumerate(requests):
+            expected = alone(prompt, config, seed)
+            assert answers[index].tokens == expected.tokens
+            assert answers[index].finish_reason == expected.finish_reason
+            assert told[index] == answers[index].text == expected.text
+
+
+def test_texts_share_passes_and_wait_when_cells_run_out() -> None:
+    config = GenerationConfig(max_tokens=60)
+    texts = [[n + 1] * 8 for n in range(7)]
+    alone_engine, one = fake_engine(NoDrafter(), 1, never_ends=True)
+    with alone_engine:
+        expected = [alone_engine.generate(text, config).tokens for text in texts]
+    engine, target = fake_engine(NoDrafter(), 1, never_ends=True)
+    with engine:
+        assert [a.tokens for a in engine.generate_many(texts, config)] == expected
+    assert target.passes < one.passes / 4
+    engine, target = fake_engine(NoDrafter(), 1, never_ends=True, n_cells=300)
+    with engine:
+        assert [a.tokens for a in engine.generate_many(texts, config)] == expected
+    assert target.set_aside > 0
+
+
+def test_a_request_that_fails_concerns_no_other() -> None:
+    engine, _ = fake_engine(NoDrafter(), 0)
+    with engine:
+        good = [Request([4, n], GenerationConfig(max_tokens=5), key=n) for n in (1, 2)]
+        bad = Request([1] * CONTEXT, GenerationConfig(), key="long")
+        events = list(engine.stream_many([good[0], bad, good[1]]))
+        errors = {event.request.key: event.error for event in events if event.error}
+        assert set(errors) == {"long"}
+        assert isinstance(errors["long"], ContextLengthError)
+        done = [e.request.key for e in events if e.is_last and e.error is None]
+        assert sorted(done) == [1, 2]
+
+
+def test_a_text_that_fails_in_the_middle_concerns_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = fake_engine(NoDrafter(), 3, never_ends=True)
+    with engine:
+        config = GenerationConfig(max_tokens=9)
+        expected = engine.generate([5, 6], config).tokens
+        begin = engine._begin
+
+        def fragile(prompt: list[int], room: int, config: GenerationConfig) -> object:
+            answer = begin(prompt, room, config)
+            if prompt[0] == 7:
+                accept = answer.decoding.method.accept
+
+                def failing(drafted: object, logits: object, text: list[int]) -> object:
+                    if len(text) > 4:
+                        text.append(1)
+                        raise GrammarError("it is stuck", "")
+                    return accept(drafted, logits, text)  # type: ignore[arg-type]
+
+                monkeypatch.setattr(answer.decoding.method, "accept", failing)
+            return answer
+
+        monkeypatch.setattr(engine, "_begin", fragile)
+        events = list(
+            engine.stream_many([Request([7, 8], config, key="bad"), Request([5, 6], config, key="good")])
+        )
+        last = {event.request.key: event for event in events if event.is_last}
+        assert isinstance(last["bad"].error, GrammarError)
+        assert last["good"].chunk is not None
+        assert last["good"].chunk.generation is not None
+        assert last["good"].chunk.generation.tokens == expected
+
+
+def test_a_cancelled_request_ends_and_the_others_go_on() -> None:
+    engine, target = fake_engine(NoDrafter(), 2, never_ends=True)
+    with engine:
+        config = GenerationConfig(max_tokens=20)
+        expected = engine.generate([2], config).tokens
+        victim, other = Request([1], config, key="victim"), Request([2], config, key="other")
+        reasons, tokens = {}, {}
+        for count, event in enumerate(engine.stream_many([victim, other])):
+            if count == 6:
+                victim.cancelled = True
+            assert event.chunk is not None
+            if event.chunk.generation is not None:
+                reasons[event.request.key] = event.chunk.generation.finish_reason
+                tokens[event.request.key] = event.chunk.generation.tokens
+        assert reasons == {"victim": "cancelled", "other": "length"}
+        assert 0 < len(tokens["victim"]) < 20
+        assert tokens["other"] == expected
+        assert target.texts == [target.own]
+
+
+def test_cancelling_the_engine_ends_all_and_nothing_is_lost_afterwards() -> None:
+    engine, target = fake_engine(NoDrafter(), 2, never_ends=True)
+    with engine:
+        config = GenerationConfig(max_tokens=20)
+        expected = engine.generate([1], config).tokens
+        events = []
+        for event in engine.stream_many([Request([n], config, key=n) for n in (1, 2, 3)]):
+            events.append(event)
+            if len(events) == 7:
+                engine.cancel()
+        ends = [e.chunk.generation.finish_reason for e in events if e.chunk and e.chunk.generation]
+        assert ends == ["cancelled"] * 3
+        assert target.texts == [target.own]
+        assert engine.generate([1], config).tokens == expected
+
+
+def test_requests_join_while_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that has its second request only after the first one has begun."""
+
+    class Trickle(RequestSource):
+        def __init__(self) -> None:
+            self.waits = 0
+            self.steps: Iterator[Request | None] = iter(
+                [None, request(1), None, None, request(2), None, request(3)]
+            )
+
+        def take(self) -> Request | None:
+            return next(self.steps, None)
+
+        def wait(self) -> bool:
+            self.waits += 1
+            return self.waits < 4
+
+    def request(n: int) -> Request:
+        return Request([n], GenerationConfig(max_tokens=6), key=n)
+
+    engine, _ = fake_engine(NoDrafter(), 2, never_ends=True)
+    with engine:
+        order = [e.request.key for e in engine.stream_many(Trickle())]
+        first_end = len(order) - 1 - order[::-1].index(1)
+        assert order.index(2) < first_end, "the second joined before the first had ended"
+        assert sorted(set(order)) == [1, 2, 3]
+
+
+def test_the_engine_is_busy_meanwhile() -> None:
+    engine, _ = fake_engine(NoDrafter(), 2)
+    with engine:
+        answers = engine.stream_many([Request([1], GenerationConfig(max_tokens=5))])
+        next(answers)
+        with pytest.raises(UsageError, match="busy"):
+            engine.generate([1])
+        answers.close()
+        engine.generate([1], GenerationConfig(max_tokens=2))
+        with pytest.raises(UsageError, match="parallel"):
+            engine.generate_many([[1]], parallel=0)
+
+
+def test_one_engine_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Engine
+    engine, _ = fake_engine(FakeDrafter(1, 0.9), 1)
+    with engine:
+        config = GenerationConfig(max_tokens=12)
+        before = engine.generate([1, 2, 3], config).tokens
+        (many,) = engine.generate_many([[1, 2, 3]], config)
+        assert many.tokens == before == engine.generate([1, 2, 3], config).tokens
