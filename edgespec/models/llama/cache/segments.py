@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from edgespec.models.llama.cache.tree_cache import BranchingCache
+from edgespec.models.llama.runtime.batch import Batch
+
+
+class CellHolder(Protocol):
+    """A text that has cells; see BranchingCache, which is one.
+
+    Attributes:
+        length: committed tokens.
+        ids: the sequence ids that hold the committed text.
+    """
+
+    length: int
+    ids: list[int]
+
+    def numbered(self, batch: Batch) -> Batch: ...
+    def close_path(self) -> None: ...
+    def close_paths(self) -> None: ...
 
 
 @dataclass
@@ -21,7 +36,7 @@ class Stretch:
 
     start: int
     end: int
-    holders: list[BranchingCache]
+    holders: list[CellHolder]
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -42,7 +57,7 @@ class Segments:
     def __iter__(self) -> Iterator[Stretch]:
         return iter(self._stretches)
 
-    def add(self, text: BranchingCache, start: int, end: int) -> None:
+    def add(self, text: CellHolder, start: int, end: int) -> None:
         """Add positions of a text behind all cells in use."""
         self.n_cells += end - start
         last = self._stretches[-1] if len(self._stretches) > self._in_place else None
@@ -51,7 +66,7 @@ class Segments:
         elif end > start:
             self._stretches.append(Stretch(start, end, [text]))
 
-    def truncate(self, text: BranchingCache, length: int) -> None:
+    def truncate(self, text: CellHolder, length: int) -> None:
         """Drop positions `length` and later of a text; cells that others share stay theirs."""
         kept: list[Stretch] = []
         in_place = self._in_place
@@ -70,7 +85,7 @@ class Segments:
         # A split of a stretch in place is in place too, but counting it is not worth the trouble.
         self._stretches, self._in_place = kept, in_place
 
-    def share(self, source: BranchingCache, text: BranchingCache, length: int) -> None:
+    def share(self, source: CellHolder, text: CellHolder, length: int) -> None:
         """Make a text, which has no positions yet, hold the first `length` positions of another."""
         shared: list[Stretch] = []
         in_place = self._in_place

@@ -15,14 +15,10 @@ take their memory twice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from edgespec.models.llama.cache.segments import Segments, Stretch
+from edgespec.models.llama.cache.segments import CellHolder, Segments, Stretch
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context, NoRoomInCache
-
-if TYPE_CHECKING:
-    from edgespec.models.llama.cache.tree_cache import BranchingCache
 
 PART = 128  # cells that are moved at a time
 
@@ -41,7 +37,7 @@ class SharedCells:
     def __init__(self, context: Context, *, ordered: bool) -> None:
         self.context = context
         self.ordered = ordered
-        self.texts: list[BranchingCache] = []
+        self.texts: list[CellHolder] = []
         self.compactions = 0
         # Ordered caches reserve two ids: for padding, and for rejected cells.
         self.n_ids = context.n_sequences - (2 if ordered else 0)
@@ -68,7 +64,7 @@ class SharedCells:
             return self._segments.n_cells
         return sum(text.length for text in self.texts)
 
-    def add(self, text: BranchingCache) -> int:
+    def add(self, text: CellHolder) -> int:
         """Let a text take part; returns its first sequence id.
 
         Raises:
@@ -85,7 +81,7 @@ class SharedCells:
         self.texts.append(text)
         return self._free_ids.pop()
 
-    def remove(self, text: BranchingCache) -> None:
+    def remove(self, text: CellHolder) -> None:
         """Take back the ids of a text that holds no cells any more."""
         self.texts.remove(text)
         self.give_back(text.ids)
@@ -102,7 +98,7 @@ class SharedCells:
         """Take back ids that no cell has any more."""
         self._free_ids.extend(reversed(ids))
 
-    def decode(self, parts: Sequence[tuple[BranchingCache, Batch]], rows: int) -> None:
+    def decode(self, parts: Sequence[tuple[CellHolder, Batch]], rows: int) -> None:
         """Decode rows of several texts in one pass, padded to `rows`.
 
         Args:
@@ -129,17 +125,17 @@ class SharedCells:
         """Keep the cells of a sequence from position `start` on from being freed."""
         self.context.copy(sequence, self._graveyard_id, start, -1)
 
-    def committed(self, text: BranchingCache, start: int, end: int) -> None:
+    def committed(self, text: CellHolder, start: int, end: int) -> None:
         """Note that the newest cells hold these positions of a text."""
         if self.ordered:
             self._segments.add(text, start, end)
 
-    def truncated(self, text: BranchingCache, length: int) -> None:
+    def truncated(self, text: CellHolder, length: int) -> None:
         """Note that a text is now at most this long."""
         if self.ordered:
             self._segments.truncate(text, length)
 
-    def inherited(self, text: BranchingCache, source: BranchingCache, length: int) -> None:
+    def inherited(self, text: CellHolder, source: CellHolder, length: int) -> None:
         """Note that a text now shares the first `length` positions of another."""
         if self.ordered:
             self._segments.share(source, text, length)
@@ -244,5 +240,5 @@ class SharedCells:
                 break
         return self._free_ids[-1]
 
-    def _with_branches(self) -> Iterator[BranchingCache]:
+    def _with_branches(self) -> Iterator[CellHolder]:
         return (text for text in self.texts if len(text.ids) > 1)
