@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk
-from edgespec.models.text.encoding import Prompt
+
+if TYPE_CHECKING:
+    from edgespec.models.text.encoding import Prompt
 
 
 @dataclass(eq=False)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import ContextLengthError
+from edgespec.engine.requests import Event, RequestSource
+from edgespec.errors import ContextLengthError, EdgeSpecError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation, PassRecord
 
@@ -35,6 +36,7 @@ class TalkingEngine:
         self.says_yes = False
         self.last_round = None
         self.cancelled = False
+        self.parallel: int | None = None
 
     def load(self, **arguments: Any) -> TalkingEngine:
         self.loaded_with = arguments
@@ -67,6 +69,23 @@ class TalkingEngine:
             answer.passes.append(PassRecord(4, 0, 0.0, 0.0, 0.0))
             yield Chunk(word, (number,), answer.passes[-1])
         yield Chunk("", generation=answer)
+
+    def stream_many(self, source: RequestSource, *, parallel: int | None = None) -> Iterator[Event]:
+        """The answers one after the other; `parallel` is noted."""
+        self.parallel = parallel
+        while True:
+            request = source.take()
+            if request is None:
+                if source.wait():
+                    continue
+                return
+            try:
+                for chunk in self.stream(request.prompt, request.config, raw=request.raw):
+                    yield Event(request, chunk)
+            except EdgeSpecError as error:
+                yield Event(request, error=error)
+            if self.cancelled:
+                return
 
     def cancel(self) -> None:
         self.cancelled = True

@@ -75,8 +75,12 @@ class ResultFile:
     ) -> None:
         self._file.close()
 
-    def record(self, record: dict[str, Any], key: Key) -> None:
-        """Append a result, unless it repeats an error, or is an error for a line that has an answer."""
+    def record(self, record: dict[str, Any], key: Key, *, in_order: bool) -> None:
+        """Append a result, unless it repeats an error, or is an error for a line that has an answer.
+
+        Args:
+            in_order: whether it follows all results of this run so far in the order of the input.
+        """
         if key in self.done:
             if record["finish_reason"] == "error":
                 return
@@ -84,6 +88,9 @@ class ResultFile:
         if key in self.failed:
             if self.failed[key] == record["error"]:
                 return
+            self._untidy = True
+        # The results of an earlier run may be those of later lines, if that run was killed.
+        if not in_order or self.done or self.failed:
             self._untidy = True
         self.results.record(record)
 

@@ -81,6 +81,19 @@ def generate(
         int,
         option(_PANEL, "--n", "Answers to each prompt; a seed counts up.", metavar="N"),
     ] = 1,
+    parallel: Annotated[
+        int | None,
+        option(
+            _PANEL,
+            "--parallel",
+            "Lines of --input to answer at once. Default: as many as a pass serves.",
+            metavar="N",
+        ),
+    ] = None,
+    unordered: Annotated[
+        bool,
+        option(_PANEL, "--unordered", "Results of --input as they are finished, in any order."),
+    ] = False,
     raw: Annotated[bool, option(_PANEL, "--raw", "Go on with the text; no chat template.")] = False,
     model: NamedModel = None,
     *,
@@ -95,6 +108,8 @@ def generate(
         raise UsageError("--system cannot be used with --raw.", "Leave one of them out.")
     if not 1 <= answers <= MOST_ANSWERS:
         raise UsageError(f"--n is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
+    if parallel is not None and parallel < 1:
+        raise UsageError(f"--parallel is {parallel}.", "It must be 1 or more.")
     if overwrite and (input_name is None or output_name is None):
         raise UsageError("--overwrite is for batches.", "Give it together with --input and --output.")
     if system is not None:
@@ -124,6 +139,8 @@ def generate(
                 answers=answers,
                 system=system,
                 raw=raw,
+                parallel=parallel,
+                ordered=not unordered,
                 overwrite=overwrite,
             )
             batch.run(input_name, loading)
