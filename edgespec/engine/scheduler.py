@@ -2,9 +2,8 @@
 
 A pass over streamed weights takes nearly as long for one row as for dozens, so its rows are filled with what
 is certain to be wanted: the next token of every text that is being answered, and then tokens of prompts that
-are still to be read. Prompts are read in the order in which they came, so that none starves, and only a
-limited number of their tokens joins a pass in which others wait for their next token (chunked prefill,
-Agrawal et al. 2023).
+are still to be read (chunked prefill, Agrawal et al. 2023). Prompts are read in the order in which they came,
+so that none starves, and an answer waits for them no longer than a full pass takes.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ class PassLimits:
     Attributes:
         texts: most texts that are extended, each by a row of logits.
         rows: most rows.
-        prompt_rows: most rows of prompts in a pass in which texts are extended.
     """
 
     texts: int
     rows: int
-    prompt_rows: int
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,6 @@ def plan_pass(extendable: int, unread: Sequence[int], limits: PassLimits) -> Pas
     """
     extended = min(extendable, limits.texts)
     room = limits.rows - extended
-    if extended:
-        room = min(room, limits.prompt_rows)
     chunks = []
     for tokens in unread:
         chunks.append(min(tokens, room))

@@ -22,9 +22,9 @@ from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.text_cache import common_prefix
+from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.models.llama.runtime.abort import DecodeAborted
 
-PROMPT_ROWS = 128  # of prompts in a pass with answers: what an answer waits for them, at most
 _SHARED_PREFIX = 16  # tokens that are worth waiting for while another text reads them
 
 
@@ -83,9 +83,10 @@ class SharedPasses:
         self._finish = finish
         self._stopped = stopped
         self._on_pass = on_pass
-        rows = target.rule.maximum if target.rule else target.context.n_rows
+        # Larger passes take other kernels, so their texts would differ more; and they are hardly faster.
+        rows = target.rule.maximum if target.rule else min(MOST_ROWS, target.context.n_rows)
         texts = min(most_texts, target.max_texts - 1, target.max_nodes)
-        self._limits = PassLimits(max(texts, 1), rows, min(rows, PROMPT_ROWS))
+        self._limits = PassLimits(max(texts, 1), rows)
         self._most_idle = max(target.max_texts - 1 - self._limits.texts, 0)
         self._cells = CellBudget(target.context.n_cells, spare=4 * target.max_nodes)
         self._in_flight: list[_InFlight] = []
@@ -186,7 +187,8 @@ class SharedPasses:
         for text in ready:
             text.answer.prompt_was_read()
         reading = [text for index, text in enumerate(reading) if not _is_being_read(text, reading[:index])]
-        if not ready and reading[0].answer.missing > self._limits.rows:
+        streamed = self._target.model.weights.streamed_bytes > 0
+        if streamed and not ready and reading[0].answer.missing > self._limits.rows:
             reading[0].started = True
             self._target.read_chunk(reading[0].prompt, reading[0].place)
             return
