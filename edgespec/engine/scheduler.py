@@ -2,8 +2,9 @@
 
 A pass over streamed weights takes nearly as long for one row as for dozens, so its rows are filled with what
 is certain to be wanted: the next token of every text that is being answered, and then tokens of prompts that
-are still to be read (chunked prefill, Agrawal et al. 2023). Prompts are read in the order in which they came,
-so that none starves, and an answer waits for them no longer than a full pass takes.
+are still to be read (chunked prefill, Agrawal et al. 2023), so an answer waits for prompts no longer than a
+full pass takes. The oldest prompt gets at least half of these rows, so that none starves; the others get the
+rest, the shortest first, so that a short one does not wait for the end of a long one.
 """
 
 from __future__ import annotations
@@ -52,10 +53,19 @@ def plan_pass(extendable: int, unread: Sequence[int], limits: PassLimits) -> Pas
     """
     extended = min(extendable, limits.texts)
     room = limits.rows - extended
-    chunks = []
-    for tokens in unread:
-        chunks.append(min(tokens, room))
-        room -= chunks[-1]
+    chunks = [0] * len(unread)
+
+    def give(prompt: int, most: int) -> None:
+        nonlocal room
+        more = min(unread[prompt] - chunks[prompt], most)
+        chunks[prompt] += more
+        room -= more
+
+    if unread:
+        give(0, (room + 1) // 2)
+        for prompt in sorted(range(1, len(unread)), key=unread.__getitem__):
+            give(prompt, room)
+        give(0, room)
     return PassPlan(extended, tuple(chunks))
 
 

@@ -188,7 +188,7 @@ class SharedPasses:
             text.answer.prompt_was_read()
         reading = [text for index, text in enumerate(reading) if not _is_being_read(text, reading[:index])]
         streamed = self._target.model.weights.streamed_bytes > 0
-        if streamed and not ready and reading[0].answer.missing > self._limits.rows:
+        if streamed and not ready and len(reading) == 1 and reading[0].answer.missing > self._limits.rows:
             reading[0].started = True
             self._target.read_chunk(reading[0].prompt, reading[0].place)
             return

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -132,32 +132,35 @@ class Answering:
                 raise too_long(f"{len(tokens)} tokens", engine.context)
         return request, tokens
 
-    def _task(self, request: Request, tokens: list[int], place: Place, index: int) -> Task:
-        last = index == request.answers - 1
-        task = Task(tokens, nth_config(request.config, index), place if last else None)
-        self._worker.submit(task)
-        return task
+    @contextmanager
+    def _tasks(self, request: Request, tokens: list[int], place: Place) -> Iterator[list[Task]]:
+        """The answers that a request asks for, all on their way; they are abandoned at the end."""
+        place.answers = request.answers
+        tasks = [Task(tokens, nth_config(request.config, n), place) for n in range(request.answers)]
+        try:
+            for task in tasks:
+                self._worker.submit(task)
+            yield tasks
+        finally:
+            for task in tasks:
+                self._worker.cancel(task)  # does nothing if it is done
 
     async def _answers(
         self, request: Request, tokens: list[int], place: Place
     ) -> AsyncGenerator[Generation, None]:
-        for index in range(request.answers):
-            task = self._task(request, tokens, place, index)
-            try:
+        with self._tasks(request, tokens, place) as tasks:
+            for task in tasks:
                 async for chunk in task.chunks():
                     if chunk.generation is not None:
                         yield chunk.generation
-            finally:
-                self._worker.cancel(task)  # does nothing, unless the request was abandoned
 
     async def _events(
         self, request: Request, tokens: list[int], place: Place, form: protocol.Reply
     ) -> AsyncGenerator[dict[str, Any], None]:
         answers: list[Generation] = []
         try:
-            for index in range(request.answers):
-                task = self._task(request, tokens, place, index)
-                try:
+            with self._tasks(request, tokens, place) as tasks:
+                for index, task in enumerate(tasks):
                     begin = form.first(index)
                     if begin is not None:
                         yield begin
@@ -167,8 +170,6 @@ class Answering:
                         if chunk.generation is not None:
                             answers.append(chunk.generation)
                             yield form.last(index, chunk.generation)
-                finally:
-                    self._worker.cancel(task)
             if request.with_usage:
                 yield form.usage(answers)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""One engine, one thread, and a queue of limited length in front of it."""
+"""One engine, one thread that answers several requests in shared passes, and a limited queue in front."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.requests import Request, RequestSource
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk
 from edgespec.progress import Progress
@@ -24,10 +25,21 @@ _LONGEST_RETRY_S = 60.0
 
 
 class Place:
-    """A place in the queue, held by a request until its last answer is done or it is abandoned."""
+    """A place in the queue, held by a request until its answers are done or it is abandoned.
+
+    Attributes:
+        answers: how many of them are not done.
+    """
 
     def __init__(self, give_back: Callable[[], None]) -> None:
+        self.answers = 1
         self._give_back: Callable[[], None] | None = give_back
+
+    def answer_done(self) -> None:
+        """Note that an answer is done; the place is given back with the last one."""
+        self.answers -= 1
+        if self.answers <= 0:
+            self.release()
 
     def release(self) -> None:
         """Give it back; further calls do nothing."""
@@ -42,16 +54,23 @@ class Task:
 
     Attributes:
         tokens: the prompt.
-        place: given back when the answer is done; None if further answers of the request follow.
-        cancelled: the client is no longer waiting.
+        place: of the request, which may have asked for several answers.
     """
 
     tokens: list[int]
     config: GenerationConfig
-    place: Place | None = None
+    place: Place
     events: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    cancelled: bool = False
+    request: Request = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.request = Request(self.tokens, self.config, raw=True, key=self)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the client is no longer waiting."""
+        return self.request.cancelled
 
     async def chunks(self) -> AsyncIterator[Chunk]:
         """The answer as it is generated; raises what the engine raised."""
@@ -65,28 +84,38 @@ class Task:
         try:
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
         except RuntimeError:  # the event loop is closed
-            self.cancelled = True
+            self.request.cancelled = True
 
 
-class Worker:
-    """Answers requests one at a time, in order of arrival, and reloads a model that failed.
+class Worker(RequestSource):
+    """Answers requests in order of arrival, several at once, and reloads a model that failed.
 
     Args:
         engine: closed by the worker.
-        waiting: most requests in the queue, besides the one being answered.
+        waiting: most requests in the queue, besides those being answered.
+        parallel: most answers at once.
         reopen: loads the model again; takes a progress callback, which may raise to stop loading.
         on_trouble: called with a sentence when the model fails, and when it is back.
     """
 
-    def __init__(self, engine: Engine, waiting: int, reopen: Open, on_trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        waiting: int,
+        reopen: Open,
+        on_trouble: Callable[[str], None],
+        *,
+        parallel: int = 1,
+    ) -> None:
         self._engine: Engine | None = engine
         self._reopen = reopen
         self._on_trouble = on_trouble
-        self._most = waiting + 1
+        self._parallel = parallel
+        self._most = waiting + parallel
         self._open = 0  # requests that hold a place
         self._borrowers = 0  # users of the engine besides the worker's thread
         self._tasks: deque[Task] = deque()
-        self._running: Task | None = None
+        self._running: set[Task] = set()
         self._closing = False
         self._trouble = ""
         self._retry_s = _RETRY_S
@@ -149,24 +178,19 @@ class Worker:
             self._changed.notify_all()
 
     def cancel(self, task: Task) -> None:
-        """Abandon a task: it leaves the queue, or ends within a moment."""
+        """Abandon a task: it leaves the queue, or ends with the pass that is running."""
         with self._changed:
-            task.cancelled = True
+            task.request.cancelled = True
             if task in self._tasks:
                 self._tasks.remove(task)
-            running = task is self._running
-            if running and self._engine is not None:
-                self._engine.cancel()
-        if running:
-            # A cancellation that comes before the answer has begun is lost, so it is repeated.
-            task.loop.call_later(_AGAIN_S, self.cancel, task)
+                task.place.answer_done()
 
     def stop(self) -> None:
-        """End the running answer, and refuse those that wait."""
+        """End the running answers, and refuse those that wait."""
         with self._changed:
             self._closing = True
-            for task in (*self._tasks, *([self._running] if self._running else [])):
-                task.cancelled = True
+            for task in (*self._tasks, *self._running):
+                task.request.cancelled = True
                 task.deliver(ShuttingDown())
             self._tasks.clear()
             if self._engine is not None:
@@ -187,6 +211,21 @@ class Worker:
         with self._changed:
             self._open -= 1
 
+    def take(self) -> Request | None:
+        """The next request of the queue; called by the engine between passes."""
+        with self._changed:
+            if self._closing or not self._tasks:
+                return None
+            task = self._tasks.popleft()
+            self._running.add(task)
+            return task.request
+
+    def wait(self) -> bool:
+        """Wait for a request; False if there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._tasks)
+            return not self._closing
+
     def _work(self) -> None:
         while True:
             with self._changed:
@@ -194,48 +233,40 @@ class Worker:
                 self._changed.wait_for(lambda: self._closing or self._tasks, wait)
                 if self._closing:
                     return
-                task = self._running = self._tasks.popleft() if self._tasks else None
-            if task is not None:
-                self._run(task)
-            if self._engine is None and time.monotonic() >= self._retry_at:
+            if self._engine is not None:
+                self._answer_requests(self._engine)
+                continue
+            while (request := self.take()) is not None:
+                self._done(request.key, Unavailable(self._trouble))
+            if time.monotonic() >= self._retry_at:
                 self._load()
 
-    def _run(self, task: Task) -> None:
-        failure: Exception | None = None
+    def _answer_requests(self, engine: Engine) -> None:
+        """Answer what comes, until the server shuts down or the model fails."""
         try:
-            self._answer(task)
-            task.deliver(None)
-        except Unavailable as error:
-            task.deliver(error)
+            for event in engine.stream_many(self, parallel=self._parallel):
+                task: Task = event.request.key
+                if event.error is not None and not is_clients_fault(event.error):
+                    raise event.error
+                if event.chunk is not None:
+                    task.deliver(event.chunk)
+                if event.is_last:
+                    self._done(task, event.error)
         except Exception as error:
-            if not is_clients_fault(error) and not self._closing:
-                failure = error
-                # Set before the client gets the error, as it may query /health next.
+            if not self._closing:
+                # Set before the clients get the error, as they may query /health next.
                 self._trouble = _reason(error)
-            task.deliver(error)
-        finally:
-            with self._changed:
-                self._running = None
-            if task.place is not None:
-                task.place.release()
-        if failure is not None:
-            self._fail(failure)
+            for task in tuple(self._running):
+                self._done(task, error)
+            if not self._closing:
+                self._fail(error)
 
-    def _answer(self, task: Task) -> None:
-        engine = self._engine
-        if task.cancelled:
-            return
-        if engine is None:
-            raise Unavailable(self._trouble)
-
-        def stop_if_cancelled(_done: int, _total: int) -> None:
-            if task.cancelled:
-                engine.cancel()
-
-        for chunk in engine.stream(task.tokens, task.config, on_prefill=stop_if_cancelled):
-            if task.cancelled:
-                engine.cancel()
-            task.deliver(chunk)
+    def _done(self, task: Task, error: Exception | None) -> None:
+        """Take leave of a task; its client gets the error, if there is one."""
+        with self._changed:
+            self._running.discard(task)
+        task.deliver(error)
+        task.place.answer_done()
 
     def _fail(self, error: Exception) -> None:
         """The engine can no longer be trusted: close it, and have it reloaded."""

@@ -178,7 +178,7 @@ def test_of_eight_clients_those_that_find_no_place_are_told_to_come_back() -> No
             at_once = await asyncio.gather(*map(one, range(8)), return_exceptions=True)
             return list(at_once), [await one(8)]
 
-    with server("--exact", "--queue", "2") as url:
+    with server("--exact", "--parallel", "1", "--queue", "2") as url:
         at_once, afterwards = asyncio.run(talk(url))
     refused = [answer for answer in at_once if isinstance(answer, openai.RateLimitError)]
     answered = [answer for answer in at_once if isinstance(answer, str)]
@@ -190,7 +190,10 @@ def test_of_eight_clients_those_that_find_no_place_are_told_to_come_back() -> No
 
 
 def test_a_full_queue_is_a_429_and_gone_clients_are_forgotten() -> None:
-    with server("--queue", "0") as url, openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client:
+    with (
+        server("--parallel", "1", "--queue", "0") as url,
+        openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client,
+    ):
         stream = ask(client, text="Tell a long story.", max_tokens=900, stream=True)
         next(iter(stream))
         with pytest.raises(openai.RateLimitError, match="Too many requests are waiting already") as caught:

@@ -254,7 +254,10 @@ def test_a_client_that_leaves_while_it_sends_is_no_news(smol_path: Path) -> None
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_end_comes_at_once_and_in_order(smol_path: Path, number: int, code: int) -> None:
-    with started(smol_path, "--context", "4096", "--draft", "none", "--queue", "4") as (server, program):
+    with started(smol_path, "--context", "4096", "--draft", "none", "--parallel", "1", "--queue", "4") as (
+        server,
+        program,
+    ):
         with a_long_answer(server) as stream, server.connect() as waiting, server.connect() as uploading:
             waiting.send(TEXT, SHORT)
             uploading.begin(TEXT, 1000)

@@ -36,6 +36,10 @@ def serve(
         int,
         option(_PANEL, "--queue", "Requests that may wait; more get a 429.", metavar="N"),
     ] = 16,
+    parallel: Annotated[
+        int,
+        option(_PANEL, "--parallel", "Requests that are answered at once.", metavar="N"),
+    ] = 8,
     name: Annotated[
         str | None,
         option(_PANEL, "--name", "What clients call the model.", metavar="NAME"),
@@ -49,13 +53,15 @@ def serve(
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
-    """Answer the OpenAI API over HTTP, one request at a time."""
+    """Answer the OpenAI API over HTTP, several requests in every pass."""
     config = sampling.config_for(loading)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     if not 0 <= port <= 65535:
         raise UsageError(f"The port is {port}.", "It must be from 0 to 65535.")
     if not 0 <= queue <= 10_000:
         raise UsageError(f"--queue is {queue}.", "It must be from 0 to 10000.")
+    if not 1 <= parallel <= 1000:
+        raise UsageError(f"--parallel is {parallel}.", "It must be from 1 to 1000.")
     limit = parse_size(max_body)
     if not 1024 <= limit <= 1 << 30:
         raise UsageError(f"--max-body is {max_body}.", "It must be from 1KiB to 1GiB.")
@@ -79,7 +85,7 @@ def serve(
         engine = terminal.load(loading)
         model = name or engine.target.model.path.stem
         can_chat = engine.has_chat_template
-        worker = Worker(engine, queue, loading.load, terminal.warn)
+        worker = Worker(engine, queue, loading.load, terminal.warn, parallel=parallel)
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)
