@@ -344,28 +344,30 @@ class Target:
         nodes = [len(text_tree.tree) for text_tree in trees]
         total = sum(nodes) + sum(len(chunk.tokens) for chunk in chunks)
         rows = self._padded(total)
+        # llama.cpp computes the end of the last layer only for the rows that want logits, and their number
+        # must not choose the kernels there either. Padding wants them if any row does; so must some of the
+        # prompts' rows.
+        wanted = sum(nodes) + rows - total
+        extra = unread = self._padded(wanted) - wanted if trees else 0
         parts: list[tuple[TextCache, Batch]] = []
+        # The cells must be taken in the order in which they are committed: the chunks' now, the trees' later.
+        for chunk in chunks:
+            cache = chunk.cached.cache
+            batch = Batch.run(chunk.tokens, cache.length, cache.open_paths)
+            batch.wants_logits[:unread] = True
+            unread = max(unread - len(batch), 0)
+            parts.append((cache, batch))
         for text_tree in trees:
             cache = (text_tree.cached or self.own).cache
             cache.open(len(text_tree.tree.leaves))
             parts.append((cache, tree_batch(text_tree.tree, cache.length)))
-        # llama.cpp computes the end of the last layer only for the rows that want logits, and their number
-        # must not choose the kernels there either. Padding wants them if any row does; so must some of the
-        # prompts' rows.
-        extra = self._padded(sum(nodes) + rows - total) - (sum(nodes) + rows - total) if trees else 0
-        for chunk in chunks:
-            cache = chunk.cached.cache
-            batch = Batch.run(chunk.tokens, cache.length, cache.open_paths)
-            batch.wants_logits[:extra] = True
-            extra = max(extra - len(batch), 0)
-            parts.append((cache, batch))
         decode_together(parts, rows, certain=1)
         for chunk in chunks:
             chunk.cached.cache.appended(len(chunk.tokens))
             chunk.cached.tokens.extend(chunk.tokens)
         verified: list[Verified] = []
         if trees:
-            logits = self.context.logits()
+            logits = self.context.logits()[extra:]
             for end, n in zip(accumulate(nodes), nodes, strict=True):
                 verified.append(Verified(logits[end - n : end]))
         self._guessing = bool(trees)

@@ -58,7 +58,7 @@ class Segments:
         return iter(self._stretches)
 
     def add(self, text: CellHolder, start: int, end: int) -> None:
-        """Add positions of a text behind all cells in use."""
+        """Add positions of a text, whose cells come after those of all positions added before."""
         self.n_cells += end - start
         last = self._stretches[-1] if len(self._stretches) > self._in_place else None
         if last is not None and last.holders == [text] and last.end == start:

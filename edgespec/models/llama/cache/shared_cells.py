@@ -75,8 +75,8 @@ class SharedCells:
                 other.close_paths()
         if not self._free_ids:
             raise ValueError(f"all {self.n_ids} sequence ids are taken by texts")
-        if self.texts and self.ordered:
-            # While there was one text, what it forgot was freed and not parked.
+        if len(self.texts) == 1 and self.ordered:
+            # While this was the only text, what it forgot was freed and not parked.
             self.compact()
         self.texts.append(text)
         return self._free_ids.pop()
@@ -126,7 +126,10 @@ class SharedCells:
         self.context.copy(sequence, self._graveyard_id, start, -1)
 
     def committed(self, text: CellHolder, start: int, end: int) -> None:
-        """Note that the newest cells hold these positions of a text."""
+        """Note that the newest cells hold these positions of a text.
+
+        Rows of one pass must be committed in the order in which they were decoded.
+        """
         if self.ordered:
             self._segments.add(text, start, end)
 

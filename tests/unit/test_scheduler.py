@@ -1,0 +1,47 @@
+"""How the rows of a pass are shared out, and how many texts the cells take."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.engine.scheduler import CellBudget, PassLimits, plan_pass
+
+limits = st.builds(PassLimits, texts=st.integers(1, 60), rows=st.integers(1, 128))
+
+
+@given(st.integers(0, 80), st.lists(st.integers(1, 500), max_size=20), limits)
+def test_rows_are_filled_and_never_exceeded(extendable: int, unread: list[int], limits: PassLimits) -> None:
+    limits = PassLimits(min(limits.texts, limits.rows), limits.rows)
+    plan = plan_pass(extendable, unread, limits)
+    assert plan.extended == min(extendable, limits.texts), "answers come first"
+    assert len(plan.chunks) == len(unread)
+    assert all(0 <= chunk <= tokens for chunk, tokens in zip(plan.chunks, unread, strict=True))
+    assert plan.rows <= limits.rows
+    if sum(unread) >= limits.rows - plan.extended:
+        assert plan.rows == limits.rows, "no row is left empty while prompts wait"
+
+
+@given(st.integers(0, 30), st.lists(st.integers(1, 500), min_size=1, max_size=20))
+def test_the_oldest_prompt_always_gets_on(extendable: int, unread: list[int]) -> None:
+    plan = plan_pass(extendable, unread, PassLimits(texts=30, rows=60))
+    assert plan.chunks[0] >= min(unread[0], (60 - plan.extended) // 2)
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    assert plan_pass(10, [5000, 12], PassLimits(60, 60)).chunks == (38, 12)
+    assert plan_pass(10, [5000, 400, 12], PassLimits(60, 60)).chunks == (25, 13, 12)
+
+
+def test_without_prompts_every_text_is_extended() -> None:
+    plan = plan_pass(7, [], PassLimits(60, 60))
+    assert (plan.extended, plan.chunks, plan.rows) == (7, (), 7)
+
+
+def test_cells_are_kept_free_for_texts_to_grow() -> None:
+    cells = CellBudget(cells=1000, spare=100, growth=50)
+    assert cells.admits(held=0, wanted=5000, in_flight=0), "the first text always begins"
+    assert cells.admits(held=500, wanted=200, in_flight=3)
+    assert not cells.admits(held=500, wanted=201, in_flight=3)
+    assert cells.overflows(901)
+    assert not cells.overflows(900)
