@@ -136,6 +136,18 @@ def test_the_second_line_with_an_id_is_refused_and_the_first_keeps_its_answer(
     assert [r["id"] for r in records(answers.read_text())] == ["a", "b"]
 
 
+def test_invalid_lines_with_one_id_keep_a_result_each(run: Run, answers: Path) -> None:
+    lines = [{"id": "a", "top_k": 3}, {"id": "a", "top_p": 3}, TWO[1]]
+    for _ in range(2):
+        assert run(lines)[0] == 1
+        results = records(answers.read_text())
+        assert [(r["id"], r["finish_reason"]) for r in results] == [
+            ("a", "error"),
+            ("a", "error"),
+            ("b", "stop"),
+        ]
+
+
 def test_a_line_that_fails_now_does_not_take_away_its_answer(run: Run, answers: Path) -> None:
     assert run(TWO)[0] == 0
     code, err = run([TWO[0] | {"top_p": 7}, TWO[1]])

@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edgespec.cli.batch.records import EarlierResult, Key, read_record
 from edgespec.cli.origin import compact
 from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
 
-Key = tuple[str | int, int]  # the id of a line and the index of the answer; negative as in `refused_key`
-
 _START = b'{"id": '  # how every result begins
-
-
-def refused_key(identifier: str | int, line: int) -> Key:
-    """The key of a line that was refused because an earlier line has the same id."""
-    return identifier, -line
 
 
 class ResultFile:
@@ -81,12 +75,13 @@ class ResultFile:
         Args:
             in_order: whether it follows all results of this run so far in the order of the input.
         """
+        error = read_record(record).error
         if key in self.done:
-            if record["finish_reason"] == "error":
+            if error is not None:
                 return
             self._untidy = True
         if key in self.failed:
-            if self.failed[key] == record["error"]:
+            if self.failed[key] == error:
                 return
             self._untidy = True
         # The results of an earlier run may be those of later lines, if that run was killed.
@@ -108,7 +103,7 @@ class ResultFile:
         if not (self._untidy or outdated) or not self._regular:
             return
         self._file.close()
-        places = {key: at for key, at, _ in self._earlier_results()}
+        places = {result.key: at for at, result in self._earlier_results() if result.key is not None}
         others = [key for key in places if key not in known and key not in outdated]
         try:
             with self._path.open("rb") as old, atomic_write(self._path, durable=False) as new:
@@ -121,26 +116,28 @@ class ResultFile:
             raise OutputError(f"{self._path} cannot be written: {error.strerror}.", "") from error
         self._untidy = False
 
-    def find(self, wanted: Key) -> dict[str, Any]:
-        """The latest result with a key of `done`."""
-        return [record for key, _, record in self._earlier_results() if key == wanted][-1]
+    def made_with(self, wanted: Key) -> Mapping[str, Any]:
+        """What the latest result with a key of `done` was made with."""
+        return [result.made_with for _, result in self._earlier_results() if result.key == wanted][-1]
 
     def _read_earlier_results(self) -> None:
-        for key, _, record in self._earlier_results():
+        for _, result in self._earlier_results():
+            key = result.key
+            if key is None:
+                continue
             if key in self.done or key in self.failed:
                 self._untidy = True
             self.failed.pop(key, None)
             self.done.pop(key, None)
-            if record["finish_reason"] == "error":
-                self.failed[key] = str(record.get("error"))
-            elif record["finish_reason"] == "cancelled":
+            if result.cancelled:
                 self._untidy = True
+            elif result.error is not None:
+                self.failed[key] = result.error
             else:
-                self.done[key] = compact(record.get("fingerprint"))
+                self.done[key] = compact(result.made_with.get("fingerprint"))
 
-    def _earlier_results(self) -> Iterator[tuple[Key, int, dict[str, Any]]]:
-        """Key, position in the file and content of each result with an id; removes an incomplete last
-        line."""
+    def _earlier_results(self) -> Iterator[tuple[int, EarlierResult]]:
+        """The results in the file, each with its position; removes an incomplete last line."""
         at = 0
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -148,17 +145,11 @@ class ResultFile:
                     os.truncate(self._path, at)
                     return
                 try:
-                    record = json.loads(line)
-                    identifier, _ = record["id"], record["finish_reason"]
-                    key = (identifier, int(record.get("index", 0)))
-                    if "duplicate_of" in record:
-                        key = refused_key(identifier, int(record["line"]))
-                    hash(key)
+                    result = read_record(json.loads(line))
                 except (ValueError, OverflowError, RecursionError, TypeError, LookupError) as error:
                     raise OutputError(
                         f"{self._path} holds something other than results on line {number}.",
                         "Give another name to --output, or move that file away.",
                     ) from error
-                if identifier is not None:
-                    yield key, at, record
+                yield at, result
                 at += len(line)
