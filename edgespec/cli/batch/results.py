@@ -39,7 +39,8 @@ class ResultFile:
         self.done: dict[Key, str | None] = {}
         self.failed: dict[Key, str] = {}
         self._path = path = Path(name)
-        self._untidy = False
+        self._superseded = False  # some results have been replaced by later ones
+        self._maybe_unordered = False
         if input_name not in (None, "-") and path.exists() and path.samefile(str(input_name)):
             raise OutputError(f"{name} is the input file.", "Give another name to --output.")
         try:
@@ -57,6 +58,8 @@ class ResultFile:
         try:
             if self._regular:
                 self._read_earlier_results()
+                # An earlier run may have been killed before it brought its results into order.
+                self._maybe_unordered = bool(self.done or self.failed)
         except BaseException:
             self._file.close()
             raise
@@ -79,42 +82,48 @@ class ResultFile:
         if key in self.done:
             if error is not None:
                 return
-            self._untidy = True
+            self._superseded = True
         if key in self.failed:
             if self.failed[key] == error:
                 return
-            self._untidy = True
-        # The results of an earlier run may be those of later lines, if that run was killed.
-        if not in_order or self.done or self.failed:
-            self._untidy = True
+            self._superseded = True
+        if not in_order:
+            self._maybe_unordered = True
         self.results.record(record)
 
-    def tidy(self, order: Iterable[Key]) -> None:
-        """Keep only the latest result of each key, in this order; results of other lines come first.
+    def tidy(self, keys: Iterable[Key], *, ordered: bool) -> None:
+        """Keep only the latest result of each key.
 
         The file is replaced as a whole, and only if necessary.
+
+        Args:
+            keys: those of the whole input, in its order.
+            ordered: also bring the results into that order; results of other lines come first.
 
         Raises:
             OutputError: it cannot be written; it is then unchanged.
         """
-        known = dict.fromkeys(order)
+        known = dict.fromkeys(keys)
         # Errors about duplicate ids whose lines no longer exist.
         outdated = {key for key in self.failed if key[1] < 0 and key not in known}
-        if not (self._untidy or outdated) or not self._regular:
+        if not self._regular or not (self._superseded or outdated or (ordered and self._maybe_unordered)):
             return
         self._file.close()
         places = {result.key: at for at, result in self._earlier_results() if result.key is not None}
-        others = [key for key in places if key not in known and key not in outdated]
+        present = sorted(places, key=lambda key: places[key])
+        kept = [key for key in present if key not in outdated]
+        if ordered:
+            kept = [key for key in kept if key not in known] + [key for key in known if key in places]
+        if kept == present and not self._superseded:
+            return
         try:
             with self._path.open("rb") as old, atomic_write(self._path, durable=False) as new:
-                for key in [*others, *known]:
-                    if key in places:
-                        old.seek(places[key])
-                        new.write(old.readline())
+                for key in kept:
+                    old.seek(places[key])
+                    new.write(old.readline())
                 Path(new.name).chmod(stat.S_IMODE(self._path.stat().st_mode))
         except OSError as error:
             raise OutputError(f"{self._path} cannot be written: {error.strerror}.", "") from error
-        self._untidy = False
 
     def made_with(self, wanted: Key) -> Mapping[str, Any]:
         """What the latest result with a key of `done` was made with."""
@@ -126,11 +135,11 @@ class ResultFile:
             if key is None:
                 continue
             if key in self.done or key in self.failed:
-                self._untidy = True
+                self._superseded = True
             self.failed.pop(key, None)
             self.done.pop(key, None)
             if result.cancelled:
-                self._untidy = True
+                self._superseded = True
             elif result.error is not None:
                 self.failed[key] = result.error
             else:

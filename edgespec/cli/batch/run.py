@@ -129,8 +129,8 @@ class BatchRun:
                 place = f"at line {self._progress.line}. " if self._progress.line else ""
                 self._terminal.note(f"Interrupted {place}{self._summary()}")
                 raise typer.Exit(interruption.exit_code)
-        if self._file is not None and self._ordered:
-            self._file.tidy(self._keys)
+        if self._file is not None:
+            self._file.tidy(self._keys, ordered=self._ordered)
         if self._failed:
             self._terminal.warn(self._summary())
             raise typer.Exit(1)
