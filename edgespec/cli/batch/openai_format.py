@@ -1,7 +1,7 @@
 """OpenAI's batch format: each line is a request to its API, and each result the response to one.
 
-`vllm run-batch` reads and writes the same. The body of a request means what it means to `edgespec serve`, and
-the body of a response is what it replies. All answers to a line (its "n") are in one response.
+`vllm run-batch` reads the same requests. Their bodies mean what they mean to `edgespec serve`, and the bodies
+of responses are what it replies. All answers to a request (its "n") are in one response.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_request(values: dict[str, Any], line: int, defaults: GenerationConfig) 
 
 
 def answer_record(job: Job, answers: Sequence[Generation], origin: Origin) -> dict[str, Any]:
-    """The result of a line that has all its answers."""
+    """The response with all answers to a line."""
     model = PurePath(origin.model.name).stem
     reply = protocol.Reply(chat=job.endpoint == CHAT, model=model, key=_hash(job, origin))
     return _record(job, origin, status=200, body=reply.whole(answers))

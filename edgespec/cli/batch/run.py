@@ -9,7 +9,7 @@ file, a second run does only what is missing there.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edgespec.cli.batch import openai_format
+from edgespec.cli.batch.answering import FATAL, BatchRequests, answer_all
 from edgespec.cli.batch.in_order import InOrder
 from edgespec.cli.batch.input_file import count_lines, is_file, open_input
 from edgespec.cli.batch.job import Job
@@ -33,17 +34,8 @@ from edgespec.cli.origin import ModelMark, Origin, model_mark
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.status import Status
 from edgespec.cli.screen.terminal import Terminal
-from edgespec.engine.requests import Event, Request, RequestSource
-from edgespec.errors import (
-    BackendError,
-    EdgeSpecError,
-    HubError,
-    MemoryLimitError,
-    ModelFileError,
-    OutputError,
-    StreamError,
-    UsageError,
-)
+from edgespec.engine.requests import Request
+from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.serving.requests import check_tokens, nth_config
@@ -53,10 +45,6 @@ if TYPE_CHECKING:
     from edgespec.models.text.encoding import Prompt
 
 _MOST_HELD = 1000  # results that wait for an earlier one; no lines are begun beyond that
-# Failures of the machine, the model or the output, which would affect the next line as well. All others
-# concern only one line.
-_FATAL = (BackendError, HubError, MemoryLimitError, ModelFileError, OutputError, StreamError)
-_FATAL += (OSError, MemoryError)  # type: ignore[assignment]
 
 
 class BatchRun:
@@ -99,8 +87,8 @@ class BatchRun:
         self._answered = self._skipped = self._failed = 0
         self._progress = Progress()
         self._keys: list[Key] = []
-        self._places = 0  # given to answers so far
-        self._last_place = -1  # of the results so far, the highest
+        self._places = 0  # given to results so far
+        self._last_place = -1  # the highest of the results that are written
         self._in_order = InOrder()
 
     def run(self, input_name: str, loading: LoadOptions) -> None:
@@ -138,12 +126,13 @@ class BatchRun:
 
     def _answer_all(self, jobs: JobQueue, engine: Engine) -> Interruption:
         with cancelling(engine, signal.SIGTERM) as interruption, self._terminal.status() as status:
-            requests = self._requests(jobs, engine)
-            source = _Requests(requests, lambda: jobs.wait(lambda: bool(interruption)))
-            for event in self._events(source, engine, interruption):
+            requests = BatchRequests(
+                self._requests(jobs, engine), lambda: jobs.wait(lambda: bool(interruption))
+            )
+            for event in answer_all(requests, engine, parallel=self._parallel, interruption=interruption):
                 wanted, index = event.request.key
                 if event.error is not None:
-                    if isinstance(event.error, _FATAL):
+                    if isinstance(event.error, FATAL):
                         raise event.error
                     self._fail(wanted, event.error)
                 elif event.chunk is not None and event.chunk.generation is not None:
@@ -152,36 +141,6 @@ class BatchRun:
                     self._progress.tokens += len(event.chunk.tokens)
                 self._show_progress(status)
         return interruption
-
-    def _events(self, source: _Requests, engine: Engine, interruption: Interruption) -> Iterator[Event]:
-        """What becomes of the requests.
-
-        A bug may end the passes of many answers. They are then begun again, one at a time, so that it fails
-        only the answer that it concerns.
-        """
-        while not interruption:
-            try:
-                yield from source.watched(engine.stream_many(source, parallel=self._parallel))
-                return
-            except (EdgeSpecError, *_FATAL):
-                raise
-            except Exception as error:
-                if not source.in_flight:
-                    raise
-                bug = _bug(error)
-            suspects = list(source.in_flight)
-            for request in suspects:
-                if len(suspects) == 1:
-                    yield from source.watched([Event(request, error=bug)])
-                    continue
-                try:
-                    yield from source.watched(engine.stream_many([request]))
-                except (EdgeSpecError, *_FATAL):
-                    raise
-                except Exception as error:
-                    yield from source.watched([Event(request, error=_bug(error))])
-                if interruption:
-                    return
 
     def _requests(self, jobs: JobQueue, engine: Engine) -> Iterator[Request | None]:
         """A request for each answer that is wanted and does not exist; None where there is no line yet."""
@@ -304,45 +263,12 @@ class BatchRun:
         return ", ".join(parts) + "."
 
 
-class _Requests(RequestSource):
-    """The requests of a batch; nothing is read ahead of what can be answered.
-
-    Attributes:
-        in_flight: requests that were taken and are not done.
-    """
-
-    def __init__(self, requests: Iterator[Request | None], wait: Callable[[], bool]) -> None:
-        self.in_flight: dict[Request, None] = {}
-        self._requests = requests
-        self._wait = wait
-
-    def take(self) -> Request | None:
-        request = next(self._requests)
-        if request is not None:
-            self.in_flight[request] = None
-        return request
-
-    def wait(self) -> bool:
-        return self._wait()
-
-    def watched(self, events: Iterable[Event]) -> Iterator[Event]:
-        """The same events, which tell what is still in flight."""
-        for event in events:
-            if event.is_last:
-                self.in_flight.pop(event.request, None)
-            yield event
-
-
 def _check(job: Job, engine: Engine) -> None:
     """Refuse an invalid line, and tokens that the model does not have."""
     if job.error:
         raise UsageError(job.error)
     if job.prompt and not isinstance(job.prompt, str) and isinstance(job.prompt[0], int):
         check_tokens(job.prompt, engine.target.model.vocabulary.n_tokens)
-
-
-def _bug(error: Exception) -> EdgeSpecError:
-    return EdgeSpecError(f"This is a bug in EdgeSpec: {type(error).__name__}: {error}")
 
 
 def with_system(prompt: Prompt, system: str | None) -> Prompt:
