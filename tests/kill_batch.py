@@ -23,7 +23,7 @@ _STORY = "Once upon a time there was a small model that guessed what a large one
 
 
 def write_input(path: Path, lines: int) -> None:
-    """Lines of every kind: shared beginnings, several answers, settings of their own, and bad ones."""
+    """Lines of every kind: shared beginnings, several answers, settings of their own, requests, bad ones."""
     with path.open("w") as file:
         for i in range(lines):
             line: dict[str, Any] = {"id": f"q{i}", "prompt": f"{_STORY} What did it say on day {i}?"}
@@ -33,6 +33,9 @@ def write_input(path: Path, lines: int) -> None:
                 line["n"] = 2
             if i % 5 == 3:
                 line["temprature"] = 1
+            if i % 5 == 4:
+                body = {"messages": [{"role": "user", "content": f"Is {i} even?"}], "n": 2}
+                line = {"custom_id": f"q{i}", "method": "POST", "url": "/v1/chat/completions", "body": body}
             file.write(json.dumps(line) + "\n")
 
 
@@ -43,10 +46,18 @@ def batch_command(prompts: Path, answers: Path) -> list[str]:
     return [sys.executable, "-m", "edgespec", "generate", *files, *settings, "--quiet"]
 
 
-def results(path: Path) -> list[tuple[Any, ...]]:
+def results(path: Path) -> list[dict[str, Any]]:
     """What must be the same: everything but the figures of time and memory."""
     lines = [json.loads(line) for line in path.read_text().split("\n") if line]
-    return [(r["id"], r.get("index"), r["text"], r["tokens"], r["finish_reason"], r["error"]) for r in lines]
+    return [_without_figures(result) for result in lines]
+
+
+def _without_figures(result: dict[str, Any]) -> dict[str, Any]:
+    if "custom_id" in result:
+        del result["response"]["body"]["created"]
+        return result
+    names = ("id", "index", "text", "tokens", "finish_reason", "error")
+    return {name: result.get(name) for name in names}
 
 
 def kill_until_done(command: list[str], longest_s: float, kills: int, chance: random.Random) -> int:
@@ -78,7 +89,7 @@ def check(folder: Path, *, kills: int, lines: int, seed: int = 0) -> int:
     subprocess.run(batch_command(prompts, whole), stderr=subprocess.DEVNULL, check=False)
     longest_s = 0.9 * (time.monotonic() - start)
     expected = results(whole)
-    answered = [key for *key, _, _, reason, _ in expected if reason != "error"]
+    answered = [result for result in expected if result.get("finish_reason") != "error"]
     assert len(answered) > lines // 2
     chance = random.Random(seed)
     left, batches = kills, 0

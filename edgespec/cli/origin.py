@@ -17,6 +17,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.generation.config import GenerationConfig, Grammar
 
 _DEFAULTS = asdict(GenerationConfig())
+_ALL_DEFAULTS = _DEFAULTS | {"raw": False, "n": 1, "endpoint": None}  # of everything that `settings` may hold
 # The same fields for a result without an answer.
 NO_ORIGIN: dict[str, Any] = {"model": None, "settings": None, "fingerprint": None}
 
@@ -48,8 +49,23 @@ class Origin:
     settings: Mapping[str, Any]
 
     @classmethod
-    def of(cls, model: ModelMark, prompt: object, config: GenerationConfig, *, raw: bool) -> Origin:
-        """The origin of an answer to `prompt`, which is text or messages."""
+    def of(
+        cls,
+        model: ModelMark,
+        prompt: object,
+        config: GenerationConfig,
+        *,
+        raw: bool,
+        endpoint: str | None = None,
+        answers: int = 1,
+    ) -> Origin:
+        """The origin of an answer.
+
+        Args:
+            prompt: text, messages or tokens.
+            endpoint: of the OpenAI API, if it has the form of that API.
+            answers: how many there are in one response of that API.
+        """
         settings = {name: value for name, value in asdict(config).items() if value != _DEFAULTS[name]}
         if isinstance(config.grammar, Grammar):
             settings["grammar"] = f"{config.grammar.kind} {_hash(config.grammar.text)}"
@@ -57,6 +73,10 @@ class Origin:
             settings["stop"] = list(config.stop)
         if raw:
             settings["raw"] = True
+        if endpoint:
+            settings["endpoint"] = endpoint
+        if answers > 1:
+            settings["n"] = answers
         return cls(model, _hash(prompt), settings)
 
     @property
@@ -122,7 +142,7 @@ def model_mark(model: str | None) -> ModelMark:
 def _changes(was: object, now: Mapping[str, Any]) -> list[str]:
     then: Mapping[str, Any] = was if isinstance(was, dict) else {}
     found = []
-    for name in _DEFAULTS | {"raw": False}:
+    for name in _ALL_DEFAULTS:
         before, after = then.get(name, _default(name)), now.get(name, _default(name))
         if before != after:
             found.append(f"{name} was {_words(before)} and is {_words(after)}")
@@ -130,7 +150,7 @@ def _changes(was: object, now: Mapping[str, Any]) -> list[str]:
 
 
 def _default(name: str) -> Any:
-    value = _DEFAULTS.get(name, False)
+    value = _ALL_DEFAULTS[name]
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -11,12 +11,16 @@ from edgespec.generation.result import Generation
 
 
 class Reply:
-    """Builds the bodies that answer one request, all with the same id."""
+    """Builds the bodies that answer one request, all with the same id.
 
-    def __init__(self, *, chat: bool, model: str) -> None:
+    Args:
+        key: what the id ends with; None for a random one.
+    """
+
+    def __init__(self, *, chat: bool, model: str, key: str | None = None) -> None:
         self._chat = chat
         self._head = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{key or uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": model,
         }

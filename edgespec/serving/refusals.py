@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from starlette.responses import JSONResponse
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, EdgeSpecError, TemplateError, UsageError
 from edgespec.serving import protocol
+
+if TYPE_CHECKING:
+    from starlette.responses import JSONResponse
 
 RETRY_S = 5
 
@@ -27,7 +30,7 @@ class Refusal(Exception):
         self.retry = retry
 
     @property
-    def body(self) -> dict[str, object]:
+    def body(self) -> dict[str, Any]:
         """The error in the form of the API."""
         kind = "invalid_request_error"
         if self.status == 429:
@@ -38,6 +41,8 @@ class Refusal(Exception):
 
     def response(self) -> JSONResponse:
         """The error as a response."""
+        from starlette.responses import JSONResponse  # batches, which report errors too, do without it
+
         return JSONResponse(self.body, self.status, {"Retry-After": str(RETRY_S)} if self.retry else None)
 
 

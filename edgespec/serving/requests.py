@@ -5,13 +5,15 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig, Grammar
-from edgespec.models.text.encoding import Prompt
 from edgespec.serving.limits import LARGEST_COUNT, Limits
 from edgespec.serving.refusals import Refusal
+
+if TYPE_CHECKING:
+    from edgespec.models.text.encoding import Prompt
 
 _MOST_ANSWERS = 128
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -110,16 +112,24 @@ def check_size(prompt: Prompt, *, context: int, n_vocab: int, limits: Limits) ->
         ContextLengthError: it is too long to fit, however it is tokenized.
     """
     texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, Mapping)]
-    tokens = [] if texts else [token for token in prompt if isinstance(token, int)]
-    if tokens:
-        if len(tokens) >= context:
-            raise too_long(f"{len(tokens)} tokens", context)
-        for token in tokens:
-            if not 0 <= token < n_vocab:
-                raise UsageError(f"There is no token {_shown(token)}.", f"Tokens are 0 to {n_vocab - 1}.")
+    if not texts:
+        if len(prompt) >= context:
+            raise too_long(f"{len(prompt)} tokens", context)
+        check_tokens(prompt, n_vocab)
     size = sum(len(text.encode("utf-8", "replace")) for text in texts)
     if size > max(limits.small_text, limits.text_per_token * context):
         raise too_long(f"{size:,} bytes", context)
+
+
+def check_tokens(prompt: Prompt, n_vocab: int) -> None:
+    """Refuse a prompt with tokens that the model does not have: others than 0 .. n_vocab - 1.
+
+    Raises:
+        UsageError: it has.
+    """
+    for token in prompt:
+        if isinstance(token, int) and not 0 <= token < n_vocab:
+            raise UsageError(f"There is no token {_shown(token)}.", f"Tokens are 0 to {n_vocab - 1}.")
 
 
 def too_long(size: str, context: int) -> ContextLengthError:

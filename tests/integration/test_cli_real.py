@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
 
 from edgespec.generation.result import Generation
 from tests.desk import STORY, Desk
@@ -235,3 +237,46 @@ def test_slash_commands_at_a_terminal(desk: Desk) -> None:
     desk.wait_for(">>>")
     desk.type("/bye\r")
     assert desk.leave() == 0
+
+
+def test_requests_in_openais_format_get_the_text_that_the_prompt_gets_alone(
+    tmp_path: Path, reply: Reply
+) -> None:
+    prompts, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    france = "The capital of France is"
+
+    def request(custom_id: str, url: str, **body: Any) -> str:
+        body |= {"model": "gpt-4o-mini", "max_tokens": 6}
+        return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
+
+    chat = [{"role": "user", "content": SKY}]
+    lines = [
+        request("sky", "/v1/chat/completions", messages=chat),
+        request("france", "/v1/completions", prompt=france),
+        json.dumps({"id": "own", "prompt": SKY, "max_tokens": 6}),
+        request("two", "/v1/chat/completions", messages=chat, n=2, temperature=0),
+        request("tokens", "/v1/completions", prompt=[1, 10**6]),
+        request("half", "/v1/completions", prompt="\ud800", n=2),
+    ]
+    prompts.write_text("\n".join(lines) + "\n")
+    arguments = ["generate", "--exact", "--input", str(prompts), "--output", str(answers)]
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith("line 5: There is no token 1000000. Tokens are 0 to ")
+    assert done.stderr.endswith("\n5 answered, 1 failed.\n")
+    alone = run("generate", "--exact", "-p", SKY, "--max-tokens", "6").stdout.rstrip("\n")
+    continued = run("generate", "--exact", "--raw", "-p", france, "--max-tokens", "6").stdout.rstrip("\n")
+    sky, text, own, two, tokens, half = records(answers.read_text())
+    body = ChatCompletion.model_validate(sky["response"]["body"], strict=True)
+    assert body.choices[0].message.content == own["text"] == alone == reply(SKY, 6)
+    assert body.choices[0].finish_reason == "length"
+    assert body.usage is not None
+    assert body.usage.completion_tokens == 6
+    completion = Completion.model_validate(text["response"]["body"], strict=True)
+    assert completion.choices[0].text == continued
+    assert [choice["message"]["content"] for choice in two["response"]["body"]["choices"]] == [alone] * 2
+    assert tokens["response"]["status_code"] == 400
+    assert len(half["response"]["body"]["choices"]) == 2
+    before = answers.read_bytes()
+    assert run(*arguments).stderr.endswith("\n0 answered, 5 were there already, 1 failed.\n")
+    assert answers.read_bytes() == before

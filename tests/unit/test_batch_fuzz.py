@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,13 +39,33 @@ lines = st.dictionaries(st.sampled_from(FIELDS) | texts, values, max_size=4).fla
     lambda fields: st.sampled_from([fields, fields | {"prompt": "Hi"}])
 ) | st.fixed_dictionaries({"messages": messages}, optional={"temperature": numbers, "id": values})
 
+BODY = [
+    *("messages", "prompt", "max_tokens", "temperature", "seed", "stop", "n", "stream", "stream_options"),
+    *("response_format", "grammar", "json_schema", "tools", "model"),
+]
+bodies = st.dictionaries(st.sampled_from(BODY), values, max_size=3).flatmap(
+    lambda fields: st.sampled_from([fields, fields | {"prompt": "Hi"}, fields | {"prompt": [1, 2]}])
+)
+requests = st.fixed_dictionaries(
+    {"custom_id": texts, "body": bodies | values},
+    optional={
+        "method": st.just("POST") | values,
+        "url": st.sampled_from(["/v1/completions", "/v1/chat/completions"]) | values,
+    },
+)
+
 
 def line(value: Any) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
 @settings(deadline=None)
-@given(st.lists(lines.map(line) | st.binary(max_size=40).map(lambda data: data.replace(b"\n", b"") + b"\n")))
+@given(
+    st.lists(
+        (lines | requests).map(line)
+        | st.binary(max_size=40).map(lambda data: data.replace(b"\n", b"") + b"\n")
+    )
+)
 @example([b'{"a": ' * 5000 + b"\n"])
 @example([b'{"prompt": "a", "id": 1' + b"0" * 4000 + b"}\n"] * 2)
 def test_every_line_is_a_job_or_an_error(batch: list[bytes]) -> None:
@@ -72,3 +93,25 @@ def test_every_line_has_a_result(
     assert all(r["error"].startswith("line ") for r in failed)
     assert results[-1]["finish_reason"] == "stop"
     assert len(results) >= len(batch) + 1
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(batch=st.lists(requests.map(line), min_size=1, max_size=4))
+@example(batch=[line({"custom_id": "\ud800", "method": "POST", "url": "\ud800", "body": {}})])
+def test_every_request_has_a_result(
+    batch: list[bytes], engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocabulary = SimpleNamespace(n_tokens=10)
+    engine.target = SimpleNamespace(model=SimpleNamespace(vocabulary=vocabulary))  # type: ignore[attr-defined]
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_bytes(b"".join(batch))
+    output.unlink(missing_ok=True)
+    code = main(["generate", "--input", str(path), "--output", str(output)])
+    assert "bug" not in capsys.readouterr().err
+    results = records(output.read_text(encoding="utf-8"))
+    failed = [r for r in results if r["response"]["status_code"] != 200]
+    assert code == (1 if failed else 0)
+    assert len(results) == len(batch)
+    again = output.read_bytes()
+    assert main(["generate", "--input", str(path), "--output", str(output)]) == code
+    assert output.read_bytes() == again

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgespec.cli.main import main
+from edgespec.engine.requests import Event, RequestList
 from tests.unit.talking import ANSWER, TalkingEngine, records, write_lines
 
 Run = Callable[..., tuple[int, str]]
@@ -136,6 +137,18 @@ def test_the_second_line_with_an_id_is_refused_and_the_first_keeps_its_answer(
     assert [r["id"] for r in records(answers.read_text())] == ["a", "b"]
 
 
+def test_invalid_lines_with_one_id_keep_a_result_each(run: Run, answers: Path) -> None:
+    lines = [{"id": "a", "top_k": 3}, {"id": "a", "top_p": 3}, TWO[1]]
+    for _ in range(2):
+        assert run(lines)[0] == 1
+        results = records(answers.read_text())
+        assert [(r["id"], r["finish_reason"]) for r in results] == [
+            ("a", "error"),
+            ("a", "error"),
+            ("b", "stop"),
+        ]
+
+
 def test_a_line_that_fails_now_does_not_take_away_its_answer(run: Run, answers: Path) -> None:
     assert run(TWO)[0] == 0
     code, err = run([TWO[0] | {"top_p": 7}, TWO[1]])
@@ -159,6 +172,38 @@ def test_a_failure_nobody_thought_of_ends_one_line_only(
         "line 1: This is a bug in EdgeSpec: OverflowError: too large\n1 answered, 1 failed.\n",
     )
     assert [r["finish_reason"] for r in records(answers.read_text())] == ["error", "stop"]
+
+
+def test_a_bug_among_answers_that_share_passes_ends_one_of_them_only(
+    run: Run, answers: Path, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_by_one = engine.stream_many
+
+    def together(source: Any, *, parallel: int | None = None) -> Iterator[Event]:
+        requests = RequestList(source) if isinstance(source, list) else source
+        taken = [request for request in (requests.take() for _ in range(3)) if request]
+        if any(request.prompt == "poison" for request in taken):
+            raise OverflowError("too large")
+        yield from one_by_one(RequestList(taken))
+        yield from one_by_one(requests)
+
+    monkeypatch.setattr(engine, "stream_many", together)
+    lines = [{"prompt": text} for text in ("Q", "poison", "R", "S")]
+    code, err = run(lines)
+    said = "line 2: This is a bug in EdgeSpec: OverflowError: too large\n3 answered, 1 failed.\n"
+    assert (code, err) == (1, said)
+    assert [r["text"] for r in records(answers.read_text())] == [ANSWER, "", ANSWER, ANSWER]
+
+
+def test_unordered_results_stay_where_they_are_and_new_ones_replace_old_ones(run: Run, answers: Path) -> None:
+    failing = {"id": "c", "prompt": "too long"}
+    assert run([failing, TWO[1]], "--unordered")[0] == 1
+    lines = [TWO[0], TWO[1], {"id": "c", "prompt": "short"}]
+    assert run(lines, "--unordered") == (0, "2 answered, 1 were there already.\n")
+    results = records(answers.read_text())
+    assert [(r["id"], r["finish_reason"]) for r in results] == [("b", "stop"), ("a", "stop"), ("c", "stop")]
+    assert run(lines) == (0, "0 answered, 3 were there already.\n")
+    assert [r["id"] for r in records(answers.read_text())] == ["a", "b", "c"]
 
 
 def test_overwrite_needs_a_batch(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,4 +188,4 @@ def test_a_line_of_a_batch_with_a_deep_schema_is_that_lines_error() -> None:
     assert not jobs[1].error
     if not jobs[0].error:  # how deep Python writes JSON depends on the stack that is left
         with pytest.raises(GrammarError, match="nested 975 levels deep"):
-            check(jobs[0].settings["grammar"])
+            check(jobs[0].config.grammar)

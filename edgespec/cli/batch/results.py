@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edgespec.cli.batch.records import EarlierResult, Key, read_record
 from edgespec.cli.origin import compact
 from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
 
-Key = tuple[str | int, int]  # the id of a line and the index of the answer; negative as in `refused_key`
-
 _START = b'{"id": '  # how every result begins
-
-
-def refused_key(identifier: str | int, line: int) -> Key:
-    """The key of a line that was refused because an earlier line has the same id."""
-    return identifier, -line
 
 
 class ResultFile:
@@ -45,7 +39,8 @@ class ResultFile:
         self.done: dict[Key, str | None] = {}
         self.failed: dict[Key, str] = {}
         self._path = path = Path(name)
-        self._untidy = False
+        self._superseded = False  # some results have been replaced by later ones
+        self._maybe_unordered = False
         if input_name not in (None, "-") and path.exists() and path.samefile(str(input_name)):
             raise OutputError(f"{name} is the input file.", "Give another name to --output.")
         try:
@@ -63,6 +58,8 @@ class ResultFile:
         try:
             if self._regular:
                 self._read_earlier_results()
+                # An earlier run may have been killed before it brought its results into order.
+                self._maybe_unordered = bool(self.done or self.failed)
         except BaseException:
             self._file.close()
             raise
@@ -81,66 +78,75 @@ class ResultFile:
         Args:
             in_order: whether it follows all results of this run so far in the order of the input.
         """
+        error = read_record(record).error
         if key in self.done:
-            if record["finish_reason"] == "error":
+            if error is not None:
                 return
-            self._untidy = True
+            self._superseded = True
         if key in self.failed:
-            if self.failed[key] == record["error"]:
+            if self.failed[key] == error:
                 return
-            self._untidy = True
-        # The results of an earlier run may be those of later lines, if that run was killed.
-        if not in_order or self.done or self.failed:
-            self._untidy = True
+            self._superseded = True
+        if not in_order:
+            self._maybe_unordered = True
         self.results.record(record)
 
-    def tidy(self, order: Iterable[Key]) -> None:
-        """Keep only the latest result of each key, in this order; results of other lines come first.
+    def tidy(self, keys: Iterable[Key], *, ordered: bool) -> None:
+        """Keep only the latest result of each key.
 
         The file is replaced as a whole, and only if necessary.
+
+        Args:
+            keys: those of the whole input, in its order.
+            ordered: also bring the results into that order; results of other lines come first.
 
         Raises:
             OutputError: it cannot be written; it is then unchanged.
         """
-        known = dict.fromkeys(order)
+        known = dict.fromkeys(keys)
         # Errors about duplicate ids whose lines no longer exist.
         outdated = {key for key in self.failed if key[1] < 0 and key not in known}
-        if not (self._untidy or outdated) or not self._regular:
+        if not self._regular or not (self._superseded or outdated or (ordered and self._maybe_unordered)):
             return
         self._file.close()
-        places = {key: at for key, at, _ in self._earlier_results()}
-        others = [key for key in places if key not in known and key not in outdated]
+        places = {result.key: at for at, result in self._earlier_results() if result.key is not None}
+        present = sorted(places, key=lambda key: places[key])
+        kept = [key for key in present if key not in outdated]
+        if ordered:
+            kept = [key for key in kept if key not in known] + [key for key in known if key in places]
+        if kept == present and not self._superseded:
+            return
         try:
             with self._path.open("rb") as old, atomic_write(self._path, durable=False) as new:
-                for key in [*others, *known]:
-                    if key in places:
-                        old.seek(places[key])
-                        new.write(old.readline())
+                for key in kept:
+                    old.seek(places[key])
+                    new.write(old.readline())
                 Path(new.name).chmod(stat.S_IMODE(self._path.stat().st_mode))
         except OSError as error:
             raise OutputError(f"{self._path} cannot be written: {error.strerror}.", "") from error
-        self._untidy = False
 
-    def find(self, wanted: Key) -> dict[str, Any]:
-        """The latest result with a key of `done`."""
-        return [record for key, _, record in self._earlier_results() if key == wanted][-1]
+    def made_with(self, wanted: Key) -> Mapping[str, Any]:
+        """What the latest result with a key of `done` was made with."""
+        return [result.made_with for _, result in self._earlier_results() if result.key == wanted][-1]
 
     def _read_earlier_results(self) -> None:
-        for key, _, record in self._earlier_results():
+        for _, result in self._earlier_results():
+            key = result.key
+            if key is None:
+                continue
             if key in self.done or key in self.failed:
-                self._untidy = True
+                self._superseded = True
             self.failed.pop(key, None)
             self.done.pop(key, None)
-            if record["finish_reason"] == "error":
-                self.failed[key] = str(record.get("error"))
-            elif record["finish_reason"] == "cancelled":
-                self._untidy = True
+            if result.cancelled:
+                self._superseded = True
+            elif result.error is not None:
+                self.failed[key] = result.error
             else:
-                self.done[key] = compact(record.get("fingerprint"))
+                self.done[key] = compact(result.made_with.get("fingerprint"))
 
-    def _earlier_results(self) -> Iterator[tuple[Key, int, dict[str, Any]]]:
-        """Key, position in the file and content of each result with an id; removes an incomplete last
-        line."""
+    def _earlier_results(self) -> Iterator[tuple[int, EarlierResult]]:
+        """The results in the file, each with its position; removes an incomplete last line."""
         at = 0
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -148,17 +154,11 @@ class ResultFile:
                     os.truncate(self._path, at)
                     return
                 try:
-                    record = json.loads(line)
-                    identifier, _ = record["id"], record["finish_reason"]
-                    key = (identifier, int(record.get("index", 0)))
-                    if "duplicate_of" in record:
-                        key = refused_key(identifier, int(record["line"]))
-                    hash(key)
+                    result = read_record(json.loads(line))
                 except (ValueError, OverflowError, RecursionError, TypeError, LookupError) as error:
                     raise OutputError(
                         f"{self._path} holds something other than results on line {number}.",
                         "Give another name to --output, or move that file away.",
                     ) from error
-                if identifier is not None:
-                    yield key, at, record
+                yield at, result
                 at += len(line)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgespec.cli.batch.results import Key, ResultFile
+from edgespec.cli.batch.records import Key
+from edgespec.cli.batch.results import ResultFile
 from edgespec.cli.origin import Origin, compact, same
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
@@ -78,7 +79,7 @@ class EarlierAnswers:
 
     def _difference(self, line: int, key: Key, origin: Origin) -> str:
         assert self._file is not None
-        return f"line {line}: {'; '.join(origin.differences(self._file.find(key)))}"
+        return f"line {line}: {'; '.join(origin.differences(self._file.made_with(key)))}"
 
     def _made_otherwise(self, first: str, changed: int) -> UsageError:
         assert self._file is not None

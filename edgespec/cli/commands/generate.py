@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.batch.lines import MOST_ANSWERS
+from edgespec.cli.batch.own_format import MOST_ANSWERS
 from edgespec.cli.batch.results import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
 from edgespec.cli.interrupt import cancelling

@@ -1,0 +1,95 @@
+"""The answers to a batch's requests as they come, whatever fails among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from edgespec.cli.interrupt import Interruption
+from edgespec.engine.requests import Event, Request, RequestSource
+from edgespec.errors import (
+    BackendError,
+    EdgeSpecError,
+    HubError,
+    MemoryLimitError,
+    ModelFileError,
+    OutputError,
+    StreamError,
+)
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
+# Failures of the machine, the model or the output, which would affect the next line as well. All others
+# concern only one line.
+FATAL = (BackendError, HubError, MemoryLimitError, ModelFileError, OutputError, StreamError)
+FATAL += (OSError, MemoryError)  # type: ignore[assignment]
+
+
+class BatchRequests(RequestSource):
+    """The requests of a batch; nothing is read ahead of what can be answered.
+
+    Attributes:
+        in_flight: requests that were taken and are not done.
+    """
+
+    def __init__(self, requests: Iterator[Request | None], wait: Callable[[], bool]) -> None:
+        self.in_flight: dict[Request, None] = {}
+        self._requests = requests
+        self._wait = wait
+
+    def take(self) -> Request | None:
+        request = next(self._requests)
+        if request is not None:
+            self.in_flight[request] = None
+        return request
+
+    def wait(self) -> bool:
+        return self._wait()
+
+    def watched(self, events: Iterable[Event]) -> Iterator[Event]:
+        """The same events; notes which requests they end."""
+        for event in events:
+            if event.is_last:
+                self.in_flight.pop(event.request, None)
+            yield event
+
+
+def answer_all(
+    requests: BatchRequests, engine: Engine, *, parallel: int | None, interruption: Interruption
+) -> Iterator[Event]:
+    """Answer all requests.
+
+    A bug may end a pass that serves many answers. They are then begun again, one at a time, so that only the
+    answer fails in which the bug shows.
+
+    Raises:
+        EdgeSpecError, OSError, MemoryError: no request can be answered any more.
+    """
+    while not interruption:
+        try:
+            yield from requests.watched(engine.stream_many(requests, parallel=parallel))
+            return
+        except (EdgeSpecError, *FATAL):
+            raise
+        except Exception as error:
+            if not requests.in_flight:
+                raise
+            bug = _bug(error)
+        suspects = list(requests.in_flight)
+        if len(suspects) == 1:
+            yield from requests.watched([Event(suspects[0], error=bug)])
+            continue
+        for request in suspects:
+            try:
+                yield from requests.watched(engine.stream_many([request]))
+            except (EdgeSpecError, *FATAL):
+                raise
+            except Exception as error:
+                yield from requests.watched([Event(request, error=_bug(error))])
+            if interruption:
+                return
+
+
+def _bug(error: Exception) -> EdgeSpecError:
+    return EdgeSpecError(f"This is a bug in EdgeSpec: {type(error).__name__}: {error}")

@@ -1,0 +1,40 @@
+"""The input of a batch: a file, or standard input."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import IO
+
+from edgespec.errors import UsageError
+
+
+def open_input(name: str) -> IO[bytes]:
+    """The input with that name; "-" is standard input.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if name == "-":
+        if sys.stdin is None:
+            raise UsageError("Standard input is closed.", "Give a file to --input.")
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    try:
+        return Path(name).open("rb")
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}.", "Give a file to --input.") from error
+
+
+def is_file(lines: IO[bytes]) -> bool:
+    """Whether reading never waits for somebody to write."""
+    return stat.S_ISREG(os.fstat(lines.fileno()).st_mode)
+
+
+def count_lines(name: str) -> int:
+    """Lines that are not blank; 0 if the input is not a file."""
+    if not Path(name).is_file():
+        return 0
+    with Path(name).open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
