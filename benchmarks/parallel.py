@@ -71,17 +71,11 @@ def main() -> None:
 
 def row_of(place: str, draft: str, texts: int, options: argparse.Namespace) -> dict[str, Any]:
     """One setting in a process of its own."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.parallel",
-        *sys.argv[1:],
-        "--one",
-        f"{place},{draft},{texts}",
-    ]
+    which = f"{place},{draft},{texts}"
+    command = [sys.executable, "-m", "benchmarks.parallel", *sys.argv[1:], "--one", which]
     done = run_capped(command, options.cap * 10**6 if place == "streamed" else None)
-    if done.exit_status:
-        sys.exit(f"{which} failed")
+    if done.status:
+        raise SystemExit(f"{which} ended with status {done.status}")
     return {"place": place, "draft": draft, "texts": texts, **json.loads(done.output.splitlines()[-1])}
 
 

@@ -1,4 +1,4 @@
-"""The engine: turns prompts into answers, one at a time.
+"""The engine: turns prompts into answers, one at a time or many in shared passes.
 
 The decoding loop itself is in `loop.py`.
 """
@@ -40,7 +40,7 @@ _NO_MORE = object()
 
 
 class Engine:
-    """One target and one drafter, generating one answer at a time.
+    """One target and one drafter, generating one answer at a time, or many in shared passes.
 
     `cancel` and `close` may be called from any thread, even while another one generates. Everything else is
     for one thread at a time. Whatever ends an answer, including KeyboardInterrupt and errors in callbacks,

@@ -1,4 +1,4 @@
-"""Access to an engine: one answer at a time, and none once it is closed.
+"""Access to an engine: one caller at a time, and none once it is closed.
 
 Closing frees memory that llama.cpp computes in, so it must wait until no thread is inside. It sets the abort
 flag first, so the wait is short. A thread that was generating an answer notices at its next step.
