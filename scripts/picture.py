@@ -26,7 +26,7 @@ def main() -> None:
     desks.DEADLINE_S = 600.0  # a large model takes its time
     arguments = ["chat", *sys.argv[1:], "--max-tokens", "64"]
     with contextlib.closing(Desk(*arguments, columns=COLUMNS, lines=LINES)) as desk:
-        desk.ask("Why is the sky blue?", until="tokens per pass")
+        desk.ask("Why is the sky blue?", until=" tokens, ")
         desk.ask("/tree", until="own choice")
         desk.wait_for(">>>")
         screen = desk.coloured()[:-1]  # without the prompt that waits for the next question

@@ -178,7 +178,8 @@ class _SinglePrompt:
         else:
             self.results.record(answer.to_json(prompt) | origin.to_json())
         if answer.passes:
-            self.terminal.statistics(answer)
+            self.terminal.statistics(answer, "A larger N gives more of it.")
+            self.terminal.all_statistics(answer)
         if answer.context_full:
             self.terminal.note(f"The context of {engine.context} tokens is full; --context makes it larger.")
         if interruption:

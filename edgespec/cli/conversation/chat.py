@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec.cli.conversation.echo import without_echo
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.options.sampling import exact_contradicts
+from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.markdown import MarkdownWriter
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal, shows_colour
@@ -63,8 +64,11 @@ class Chat:
         """Target, drafter and mode in one line."""
         return self._engine.description
 
-    def ask(self, text: str, *, as_json: bool = False) -> Interruption:
+    def ask(self, text: str, *, as_json: bool = False, to_go_on: str) -> Interruption:
         """Do one turn; returns whether a signal cut it short.
+
+        Args:
+            to_go_on: what to do after an answer that --max-tokens cut off.
 
         Raises:
             EdgeSpecError: there is no answer; the conversation is as it was.
@@ -87,7 +91,7 @@ class Chat:
         if as_json:
             self.results.record(answer.to_json(text))
         if answer.passes:
-            self.terminal.statistics(answer)
+            self.terminal.statistics(answer, to_go_on)
         if self.session.unsaved and not self._warned_unsaved:
             self._warned_unsaved = True
             self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")
@@ -113,7 +117,7 @@ class Chat:
         """Say how a saved conversation was resumed."""
         if resumed is None or not (resumed.turns or resumed.pending):
             return
-        turns = f"{resumed.turns} turn{'' if resumed.turns == 1 else 's'}"
+        turns = count(resumed.turns, "turn")
         if resumed.reason:
             how = f"{resumed.reason}, so the next question reads it again"
         else:

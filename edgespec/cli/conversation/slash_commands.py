@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from edgespec.cli.completion import paths
 from edgespec.cli.conversation import clipboard, settings
 from edgespec.cli.conversation.attach import read_attachment
-from edgespec.cli.screen.formatting import details
+from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError
 
 if TYPE_CHECKING:
@@ -265,11 +265,6 @@ class SlashCommands:
             return
         how = clipboard.copy(text, self._chat.chat.results)
         self._chat.say(f"{count(len(text), 'character')} copied {how}.")
-
-
-def count(number: int, name: str) -> str:
-    """A number and what it counts, in the plural where it must be."""
-    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _names(_typed: str) -> Sequence[str]:

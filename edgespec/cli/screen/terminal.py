@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from edgespec.cli.interrupt import Cancellable, cancelling
-from edgespec.cli.screen.formatting import format_statistics, in_columns
+from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
 from edgespec.cli.screen.status import Status, aside
 from edgespec.generation.result import Generation
 from edgespec.progress import Progress
@@ -120,10 +120,17 @@ class Terminal:
                 "--raw leaves out this note."
             )
 
-    def statistics(self, generation: Generation) -> None:
-        """Print one line about an answer, if a person is watching."""
+    def statistics(self, generation: Generation, to_go_on: str) -> None:
+        """Print one line about an answer, if a person is watching, and how to go on if it was cut off."""
         if self.verbose or (is_terminal(sys.stderr) and not self._quiet):
             _print(format_statistics(generation), style="dim")
+            if is_cut_off(generation):
+                _print(f"The answer was cut off by --max-tokens. {to_go_on}", style="dim")
+
+    def all_statistics(self, generation: Generation) -> None:
+        """Print every figure of an answer, with `--verbose`."""
+        if self.verbose:
+            self.rows(details(generation))
 
     def status(self) -> Status:
         """A status line."""
