@@ -53,7 +53,8 @@ def _row(parameter: Any) -> str:
         names = ", ".join([*parameter.opts, *parameter.secondary_opts])
         if parameter.metavar:
             names += f" {parameter.metavar}"
-    variable = f" `{parameter.envvar}`" if isinstance(parameter.envvar, str) else ""
+    variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+    variable = f" `{variables[0]}`" if variables else ""
     names = names.replace("|", "\\|")
     return f"| `{names}` | {parameter.help}{variable} |"
 

@@ -184,3 +184,11 @@ def test_an_answer_that_is_cut_off_says_how_to_go_on() -> None:
         desk.ask(SKY, until="The answer was cut off by --max-tokens. Ask it to go on,")
         assert re.search(r"^4 tokens, \d+\.\d/s$", "\n".join(desk.screen), re.MULTILINE)
         desk.ask("/set max_tokens none", until="from now on")
+
+
+def test_run_with_a_prompt_answers_it_and_ends(reply: Reply) -> None:
+    arguments = ["run", "smollm2-135m", SKY, "--draft", "none", "--max-tokens", "4", "--temp", "0"]
+    with contextlib.closing(Desk(*arguments)) as desk:
+        desk.wait_for(reply(SKY, 4))
+        assert desk.leave() == 0
+        assert ">>>" not in "\n".join(desk.screen)

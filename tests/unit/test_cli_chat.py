@@ -18,50 +18,10 @@ from edgespec.cli.main import main
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.generation.config import GenerationConfig
-from edgespec.generation.result import Chunk
 from edgespec.generation.rules import KINDS
-from tests.unit.talking import ANSWER, TalkingEngine
+from tests.unit.talking import ANSWER, TalkingEngine, TalkingSession
 
 CONVERT = "Convert it first, for example with: iconv -f WINDOWS-1252 -t UTF-8"
-
-
-class TalkingSession:
-    """A session whose answers are the engine's."""
-
-    def __init__(self, engine: TalkingEngine) -> None:
-        self.engine = engine
-        self.system: str | None = None
-        self.file = None
-        self.unsaved = ""
-        self.messages: list[dict[str, str]] = []
-
-    def ask(self, text: str, config: GenerationConfig | None = None, **more: Any) -> Iterator[Chunk]:
-        yield from self.engine.stream(text, config, **more)
-        assert self.engine.last_generation is not None
-        if not self.engine.last_generation.passes:
-            return
-        self.messages += [
-            {"role": "user", "content": text},
-            {"role": "assistant", "content": self.engine.last_generation.text},
-        ]
-
-    def clear(self) -> None:
-        self.messages.clear()
-
-    @property
-    def turns(self) -> int:
-        return len(self.messages) // 2
-
-    def drop_oldest(self, text: str = "", room: int = 256) -> int:
-        dropped = self.turns - 1
-        del self.messages[:-2]
-        self.engine.full = False
-        return dropped
-
-    def undo(self) -> bool:
-        had = bool(self.messages)
-        del self.messages[-2:]
-        return had
 
 
 class TypingFriend:

@@ -34,10 +34,10 @@ COLUMNS = (
     Column("nodes", "nodes of a tree, the root included", lambda row: _number(row.nodes_per_pass, 1)),
     Column("pass s", "seconds of a pass of the target", lambda row: _number(row.pass_s, 3)),
     Column("draft s", "seconds of drafting for it", lambda row: _number(row.draft_s, 3)),
-    Column("read MB", "10^6 bytes read from disk for a pass", lambda row: _mega(row.streamed_bytes_per_pass)),
+    Column("read MiB", "MiB read from disk for a pass", lambda row: _mebi(row.streamed_bytes_per_pass)),
     Column("disk", "share of the disk's limit reached", lambda row: _share(row.disk_share)),
     Column("cpu", "share of the processor's limit reached", lambda row: _share(row.compute_share)),
-    Column("peak MB", "most memory, 10^6 bytes", lambda row: _mega(row.peak_bytes)),
+    Column("peak MiB", "most memory, in MiB", lambda row: _mebi(row.peak_bytes)),
     Column("identical", "same answers as the first exact row", lambda row: _identical(row)),
 )
 
@@ -107,8 +107,8 @@ def _number(value: float | None, digits: int) -> str:
     return f"{value:.{0 if value >= 1000 else 1 if value >= 100 else digits}f}"
 
 
-def _mega(n_bytes: int | None) -> str:
-    return f"{n_bytes / 1e6:.0f}" if n_bytes else ""
+def _mebi(n_bytes: int | None) -> str:
+    return f"{n_bytes / 2**20:.0f}" if n_bytes else ""
 
 
 def _share(value: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ import typer
 
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import option, with_options
-from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.values import parse_size, parse_tree_budget
 from edgespec.cli.screen.results import results
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _ROWS = "Rows"
 _WORK = "What is asked"
 _OUTPUT = "Output"
+_FORMS = ("md", "csv", "json", "jsonl")
 _TREES = ("16", "32", "auto")
 _SEED = 1  # without one, sampled answers could not be compared
 _LEFT_OUT = ("context", "prompt_cache", "tree_budget", "max_tokens", "stop", "json_schema", "grammar")
@@ -35,6 +37,7 @@ _LEFT_OUT = ("context", "prompt_cache", "tree_budget", "max_tokens", "stop", "js
 
 @partial(with_options, leave_out=_LEFT_OUT)
 def bench(
+    called: typer.Context,
     tree_budgets: Annotated[
         list[str] | None,
         option(
@@ -68,11 +71,11 @@ def bench(
         ),
     ] = None,
     max_tokens: Annotated[
-        int, option(_WORK, "--max-tokens", metavar="N", help_text="Most tokens of an answer.")
+        int, option(_WORK, "-n --max-tokens", metavar="N", help_text="Most tokens of an answer.")
     ] = 64,
     context: Annotated[
         int | None,
-        option(_WORK, "--context", metavar="N", help_text="Most tokens of both. Default: what they need."),
+        option(_WORK, "-c --context", metavar="N", help_text="Most tokens of both. Default: what they need."),
     ] = None,
     workload: Annotated[
         Path | None,
@@ -105,8 +108,8 @@ def bench(
             _OUTPUT,
             "-o --output",
             variable=False,
-            metavar="md|csv|json|jsonl",
-            help_text="How rows are printed.",
+            metavar="FILE|md|csv|json|jsonl",
+            help_text="Write the rows to FILE, whose ending says how, or print them in this format.",
         ),
     ] = "md",
     json_name: Annotated[
@@ -115,8 +118,8 @@ def bench(
             _OUTPUT,
             "--json",
             variable=False,
-            metavar="FILE",
-            help_text="Write all as a JSON document; - is stdout.",
+            metavar="[FILE]",
+            help_text="Write everything as a JSON document; without FILE, or with -, to stdout.",
         ),
     ] = None,
     html_name: Annotated[
@@ -126,16 +129,22 @@ def bench(
     quiet: Annotated[bool, option(_OUTPUT, "--quiet", help_text="Only results and errors.")] = False,
     verbose: Annotated[bool, option(_OUTPUT, "--verbose", help_text="More on what happens.")] = False,
     *,
+    flag: ModelFlag,
     loading: LoadOptions,
     sampling: SamplingOptions,
 ) -> None:
     """Measure what this machine does with a model: tokens per second, plain and with trees."""
-    load = loading.arguments() | ({"context": context} if context is not None else {})
+    load = flag.on(loading, called).arguments() | ({"context": context} if context is not None else {})
     model, memory, offload = load.pop("model", None), load.pop("memory", None), load.pop("offload", "auto")
     trees = list(dict.fromkeys(_tree(text) for text in tree_budgets or _TREES))
-    if form == "md" and json_name == "-":
+    form, rows_name = form_and_file(form)
+    if form == "md" and rows_name is None and json_name == "-":
         form, json_name = "json", None
-    _check_outputs(form, json_name)
+    if json_name == "-":
+        raise UsageError(
+            f"Standard output cannot be both {form} and a JSON document.",
+            "Give --json a file, or leave out -o.",
+        )
     config = sampling.config_for(loading).with_(max_tokens=max_tokens)
     if not config.greedy and config.seed is None:
         config = config.with_(seed=_SEED)
@@ -163,25 +172,45 @@ def bench(
         command=shlex.join(["edgespec", *sys.argv[1:]]),
     )
     check(request)
-    for path in (Path(json_name) if json_name else None, html_name):
+    rows_path, json_path = (Path(name) if name else None for name in (rows_name, json_name))
+    for path in (rows_path, json_path, html_name):
         if path is not None:
+            _check_no_model(path)
             check_writable(path)
     if html_name is not None:
         from edgespec.bench.report.plots import check_matplotlib
 
         check_matplotlib()
     terminal = Terminal(quiet=quiet, verbose=verbose)
-    code = _Bench(terminal, form, Path(json_name) if json_name else None, html_name).run(request)
+    code = _Bench(terminal, form, rows_path, json_path, html_name).run(request)
     if code:
         raise typer.Exit(code)
+
+
+def with_bare_json(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with `--json` of bench as `--json -` where no file follows: Typer needs a value."""
+    words = list(arguments)
+    if words[:1] == ["bench"]:
+        for at in reversed([at for at, word in enumerate(words) if word == "--json"]):
+            if words[at + 1 : at + 2] != ["-"] and all(w.startswith("-") for w in words[at + 1 : at + 2]):
+                words.insert(at + 1, "-")
+    return words
 
 
 class _Bench:
     """Measures, reports progress, and writes the results."""
 
-    def __init__(self, terminal: Terminal, form: str, json_path: Path | None, html_path: Path | None) -> None:
+    def __init__(
+        self,
+        terminal: Terminal,
+        form: str,
+        rows_path: Path | None,
+        json_path: Path | None,
+        html_path: Path | None,
+    ) -> None:
         self._terminal = terminal
         self._form = form
+        self._rows_path = rows_path
         self._json_path = json_path
         self._html_path = html_path
 
@@ -230,7 +259,12 @@ class _Bench:
         document = make_document(measured, about)
         for note in document["notes"]:
             self._terminal.detail(note)
-        results().text(format_rows(measured.rows, document, self._form))
+        rows = format_rows(measured.rows, document, self._form)
+        if self._rows_path is None:
+            results().text(rows)
+        else:
+            write_whole(self._rows_path, rows)
+            self._terminal.note(f"{self._rows_path} has the rows.")
         if self._form == "md":
             self._terminal.note(_conditions(document))
         for row in broken_promises(measured.rows):
@@ -254,14 +288,16 @@ def _how_far(rows: int) -> str:
 
 def _conditions(document: dict[str, Any]) -> str:
     """The conditions of the measurement, in a line."""
+    from edgespec.units import readable
+
     disk, limits = document["disk"], document["limits"]
     parts = [document["model"]["name"], f"drafter {document['draft']}", document["asked"]]
     if limits["cap_bytes"] and limits["cap"] != "none":
-        parts.append(f"capped at {limits['cap_bytes'] / 1e6:.0f} MB ({limits['cap']})")
+        parts.append(f"capped at {readable(limits['cap_bytes'])} ({limits['cap']})")
     elif limits["memory_bytes"]:
-        parts.append(f"memory budget {limits['memory_bytes'] / 1e6:.0f} MB")
+        parts.append(f"memory budget {readable(limits['memory_bytes'])}")
     if disk:
-        parts.append(f"disk {' and '.join(f'{speed / 1e9:.2f}' for speed in disk['bytes_per_s'])} GB/s")
+        parts.append(f"disk {' and '.join(readable(speed) + '/s' for speed in disk['bytes_per_s'])}")
     parts += [f"{name} {value}" for name, value in document["versions"].items() if name != "python"]
     return ". ".join(parts) + "."
 
@@ -271,11 +307,24 @@ def _tree(text: str) -> int | str:
     return "auto" if budget is None else budget
 
 
-def _check_outputs(form: str, json_name: str | None) -> None:
-    if form not in ("md", "csv", "json", "jsonl"):
-        raise UsageError(f"There is no output format '{form}'.", "The formats are md, csv, json and jsonl.")
-    if json_name == "-":
+def form_and_file(output: str) -> tuple[str, str | None]:
+    """The format of the rows, and the file they go to; None is standard output.
+
+    Raises:
+        UsageError: it is neither a format nor a file whose ending is one.
+    """
+    if output in _FORMS:
+        return output, None
+    ending = Path(output).suffix.removeprefix(".").lower()
+    if ending not in _FORMS:
         raise UsageError(
-            f"Standard output cannot be both {form} and a JSON document.",
-            "Give --json a file, or leave out -o.",
+            f"There is no output format '{output}'.",
+            "The formats are md, csv, json and jsonl; the name of a file ends in one of them.",
         )
+    return ending, output
+
+
+def _check_no_model(path: Path) -> None:
+    """Refuse to write over a model: `--json big.gguf` was meant as --json and a model."""
+    if path.suffix.lower() == ".gguf":
+        raise UsageError(f"{path} would be written over.", f"Name the model with -m: -m {path}")

@@ -56,6 +56,7 @@ def chat(
     output: OutputOptions,
 ) -> None:
     """Hold a conversation."""
+    ends_after_prompt = called.info_name == "run"
     model, prompt = model_and_prompt(
         words_of(word, words),
         model=model,
@@ -69,7 +70,7 @@ def chat(
     for text, name in ((system, "The system prompt"), (prompt, "The question")):
         if text is not None:
             checked(text, name)
-    typed = is_terminal(sys.stdin)
+    typed = is_terminal(sys.stdin) and not (ends_after_prompt and prompt is not None)
     if typed and output.as_json:
         raise UsageError("--json is not for a chat at a terminal.", "Pipe the question in.")
     if not typed:

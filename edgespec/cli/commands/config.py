@@ -17,9 +17,11 @@ from edgespec.errors import EdgeSpecError, OutputError, UsageError
 # Options that belong to a single run.
 _NOT_SETTINGS = {"prompt", "word", "words", "input_name", "output_name", "overwrite", "answers", "session"}
 # Options of `bench` that share a name with others but mean something else.
-_NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets"}
+_NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets", "model_flag"}
 _SECRET = ("api-key",)
-WITHOUT_SETTINGS = ("config", "doctor")  # these must work even if the file is damaged
+# The first two must work even if the file is damaged; the others have nothing to set.
+WITHOUT_SETTINGS = ("config", "doctor", "pull", "list", "show", "rm", "ps")
+_TABLES = {"run": "chat"}  # the table of a command, where it is not named after it
 
 
 def config(
@@ -62,16 +64,17 @@ def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
         if name in WITHOUT_SETTINGS:
             continue
         options = _options(command)
-        own = everywhere.get(name, {})
+        own = everywhere.get(_TABLES.get(name, name), {})
         own = own if isinstance(own, dict) else {}
-        given = {key: value for key, value in everywhere.items() if _dashed(key) in options} | own
+        others = _other_names(command)
+        given = {key: value for key, value in everywhere.items() if _dashed(key) in options | others} | own
         result[name] = {}
         for key, value in given.items():
-            parameter = options.get(_dashed(key))
+            parameter = options.get(_dashed(key)) or others.get(_dashed(key))
             if parameter is None:
                 raise _unknown(f"{name}.{key}", key, list(options), file)
             result[name][parameter.name] = _checked(command, parameter, key, value, file)
-    known = {key for name in result for key in _options(commands[name])}
+    known = {key for name in result for key in _options(commands[name]) | _other_names(commands[name])}
     for key in everywhere:
         if key not in result and _dashed(key) not in known:
             raise _unknown(key, key, [*known, *result], file)
@@ -118,11 +121,27 @@ def _options(command: Any) -> dict[str, Any]:
     }
 
 
+def _other_names(command: Any) -> dict[str, Any]:
+    """The same parameters by their other long names, such as "temp"."""
+    return {
+        name.removeprefix("--"): parameter
+        for parameter in _options(command).values()
+        for name in parameter.opts[:-1]
+        if name.startswith("--")
+    }
+
+
+def _variable(parameter: Any) -> str | None:
+    """The environment variable that sets a parameter now, or None."""
+    names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+    return next((name for name in names if os.environ.get(name)), None)
+
+
 def _sources(command: Any, from_file: dict[str, Any], file: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, parameter in _options(command).items():
-        variable = parameter.envvar if isinstance(parameter.envvar, str) else None
-        if variable and os.environ.get(variable):
+        variable = _variable(parameter)
+        if variable is not None:
             found[name] = {"value": os.environ[variable], "from": f"{variable} in the environment"}
         elif parameter.name in from_file:
             found[name] = {"value": from_file[parameter.name], "from": str(file)}

@@ -26,7 +26,7 @@ def make(
     target: Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="TARGET")],
     output: Annotated[
         Path | None,
-        option(None, "--output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
+        option(None, "-o --output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
     ] = None,
     memory: Annotated[
         str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")
@@ -45,7 +45,7 @@ def make(
         int, option(None, "--tokens", "Tokens of each of the target's answers.", metavar="N")
     ] = 64,
     threads: Annotated[
-        int | None, option(None, "--threads", "CPU threads. Default: all cores.", metavar="N")
+        int | None, option(None, "-t --threads", "CPU threads. Default: all cores.", metavar="N")
     ] = None,
     as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False,
     quiet: Annotated[bool, option(None, "--quiet", "Only results and errors.")] = False,

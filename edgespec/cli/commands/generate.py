@@ -52,13 +52,13 @@ def generate(
     ] = None,
     input_name: Annotated[
         str | None,
-        option(_PANEL, "--input", "JSONL, a prompt a line; - is stdin.", variable=False, metavar="FILE"),
+        option(_PANEL, "-i --input", "JSONL, a prompt a line; - is stdin.", variable=False, metavar="FILE"),
     ] = None,
     output_name: Annotated[
         str | None,
         option(
             _PANEL,
-            "--output",
+            "-o --output",
             "Append JSON lines here; run again to go on.",
             variable=False,
             metavar="FILE",
@@ -79,7 +79,13 @@ def generate(
     ] = None,
     answers: Annotated[
         int,
-        option(_PANEL, "--n", "Answers to each prompt; a seed counts up.", metavar="N"),
+        option(
+            _PANEL,
+            "--n --answers",
+            "Answers to each prompt; a seed counts up.",
+            envvar=["EDGESPEC_ANSWERS", "EDGESPEC_N"],
+            metavar="N",
+        ),
     ] = 1,
     raw: Annotated[bool, option(_PANEL, "--raw", "Go on with the text; no chat template.")] = False,
     model: NamedModel = None,
@@ -94,7 +100,7 @@ def generate(
     if system is not None and raw:
         raise UsageError("--system cannot be used with --raw.", "Leave one of them out.")
     if not 1 <= answers <= MOST_ANSWERS:
-        raise UsageError(f"--n is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
+        raise UsageError(f"--answers is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
     if overwrite and (input_name is None or output_name is None):
         raise UsageError("--overwrite is for batches.", "Give it together with --input and --output.")
     if system is not None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.options.declaration import option, with_options
-from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.values import parse_size
@@ -21,6 +21,7 @@ _PANEL = "Server"
 
 @with_options
 def serve(
+    called: typer.Context,
     host: Annotated[str, option(_PANEL, "--host", "Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[int, option(_PANEL, "--port", "0 takes a free one.", metavar="N")] = 8080,
     api_key: Annotated[
@@ -45,18 +46,20 @@ def serve(
         option(_PANEL, "--max-body", "Largest request; larger ones get status 413.", metavar="SIZE"),
     ] = "8MiB",
     *,
+    flag: ModelFlag,
     loading: LoadOptions,
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
     """Answer the OpenAI API over HTTP, one request at a time."""
+    loading = flag.on(loading, called)
     config = sampling.config_for(loading)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     if not 0 <= port <= 65535:
         raise UsageError(f"The port is {port}.", "It must be from 0 to 65535.")
     if not 0 <= queue <= 10_000:
         raise UsageError(f"--queue is {queue}.", "It must be from 0 to 10000.")
-    limit = parse_size(max_body)
+    limit = parse_size(max_body, least_bare=0)
     if not 1024 <= limit <= 1 << 30:
         raise UsageError(f"--max-body is {max_body}.", "It must be from 1KiB to 1GiB.")
     if api_key is None and not _is_loopback(host):

@@ -12,17 +12,30 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import KINDS
 
 _DEFAULTS = {name: value for name, value in asdict(GenerationConfig()).items() if name != "grammar"}
-_BUDGET = ("budget", "tree_budget")
-# Names from other programs.
-_ALIASES = {"num_predict": "max_tokens", "n_predict": "max_tokens", "repeat_last_n": "penalty_window"}
+_BUDGET = "tree_budget"
+# Short names, and those of other programs.
+_ALIASES = {
+    "budget": _BUDGET,
+    "temp": "temperature",
+    "n": "max_tokens",
+    "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
+    "repeat_last_n": "penalty_window",
+}
 _NOTHING = ("none", "off", "auto", "random", "default")
 
-NAMES = (*_DEFAULTS, "budget", "system")
+NAMES = (*_DEFAULTS, _BUDGET, "system")
 
 
 def is_budget(name: str) -> bool:
     """Whether this is the tree budget, which is a setting of the engine."""
-    return name.replace("-", "_") in _BUDGET
+    return name_of(name) == _BUDGET
+
+
+def name_of(typed: str) -> str:
+    """The setting's own name, from however it was typed: as an option, or as in other programs."""
+    name = typed.removeprefix("--").replace("-", "_")
+    return _ALIASES.get(name, name)
 
 
 def parse_budget(value: str) -> int | None:
@@ -44,7 +57,7 @@ def changed(config: GenerationConfig, name: str, value: str) -> GenerationConfig
     Raises:
         UsageError: there is no such setting, or it cannot have that value.
     """
-    field = _ALIASES.get(name, name.replace("-", "_"))
+    field = name_of(name)
     if field not in _DEFAULTS:
         close = difflib.get_close_matches(field, NAMES, n=1)
         hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(NAMES)}."

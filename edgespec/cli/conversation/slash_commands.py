@@ -69,7 +69,7 @@ class SlashCommands:
             "/help": Command("", "this list", self._help),
             "/system": Command("[TEXT]", "set the system prompt, or show it", self._system),
             "/set": Command(
-                "NAME VALUE", "change a setting: temperature, seed, budget ...", self._set, _names
+                "NAME VALUE", "change a setting: temperature, seed, tree_budget ...", self._set, _names
             ),
             "/show": Command("", "settings, model and session", self._show),
             "/file": Command("PATH", "attach a text file to the next question", self._file, paths),
@@ -165,12 +165,12 @@ class SlashCommands:
             self._chat.chat.set_budget(settings.parse_budget(value))
         else:
             self._chat.chat.set_config(settings.changed(self._chat.chat.config, name, value.strip()))
-        self._chat.say(f"{name} is {value.strip()} from now on.")
+        self._chat.say(f"{settings.name_of(name)} is {value.strip()} from now on.")
 
     def _show(self, _rest: str) -> None:
         rows = {
             **settings.shown(self._chat.chat.config),
-            "budget": "auto" if self._chat.chat.budget is None else str(self._chat.chat.budget),
+            "tree_budget": "auto" if self._chat.chat.budget is None else str(self._chat.chat.budget),
             "context": f"{self._chat.chat.context} tokens",
             "model": self._chat.chat.description,
             "system": self._session.system or "none",
@@ -249,7 +249,7 @@ class SlashCommands:
     def _tree(self, _rest: str) -> None:
         if not self._chat.chat.draw_last_tree(shutil.get_terminal_size().columns - 1):
             self._chat.say(
-                "No tree was drafted yet. /set budget 16 asks for trees even where they do not pay."
+                "No tree was drafted yet. /set tree_budget 16 asks for trees even where they do not pay."
             )
 
     def _copy(self, rest: str) -> None:

@@ -13,6 +13,7 @@ from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
 
 _DEFAULTS = GenerationConfig()
+_NO_LIMIT = -1  # of --max-tokens, as in llama.cpp and ollama
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,13 @@ class SamplingOptions:
         int | None,
         option(
             "Sampling",
-            "--max-tokens",
-            "Most tokens to generate. Default: until the context is full.",
+            "-n --max-tokens",
+            "Most tokens to generate; -1 is no limit. Default: until the context is full.",
             metavar="N",
         ),
     ] = _DEFAULTS.max_tokens
     temperature: Annotated[
-        float, option("Sampling", "--temperature", "0 takes the likeliest token.", metavar="T")
+        float, option("Sampling", "--temp --temperature", "0 takes the likeliest token.", metavar="T")
     ] = _DEFAULTS.temperature
     top_k: Annotated[
         int, option("Sampling", "--top-k", "Only the k likeliest tokens; 0 is all.", metavar="K")
@@ -54,7 +55,7 @@ class SamplingOptions:
         option("Sampling", "--presence-penalty", "Taken off once for earlier use.", metavar="X"),
     ] = _DEFAULTS.presence_penalty
     seed: Annotated[
-        int | None, option("Sampling", "--seed", "Makes sampled text repeatable.", metavar="N")
+        int | None, option("Sampling", "-s --seed", "Makes sampled text repeatable.", metavar="N")
     ] = _DEFAULTS.seed
     stop: Annotated[
         list[str] | None,
@@ -93,6 +94,8 @@ class SamplingOptions:
             form = Grammar("grammar", _read_form("--grammar", self.grammar))
         values = asdict(self) | {"stop": tuple(self.stop or ()), "grammar": form}
         del values["json_schema"]
+        if self.max_tokens == _NO_LIMIT:
+            values["max_tokens"] = None
         return GenerationConfig(**values)
 
     def config_for(self, loading: LoadOptions) -> GenerationConfig:

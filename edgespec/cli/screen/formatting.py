@@ -8,11 +8,6 @@ from edgespec.generation.result import Generation
 from edgespec.units import readable
 
 
-def format_gigabytes(n_bytes: float) -> str:
-    """Such as 1.84 GB, with 10^9 bytes per GB."""
-    return f"{n_bytes / 1e9:.2f} GB"
-
-
 def format_statistics(generation: Generation) -> str:
     """The figures of an answer in one line, such as "60 tokens, 46.7/s, 1.7x".
 
