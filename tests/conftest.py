@@ -139,5 +139,6 @@ def at_a_desk(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
     monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nothing here answers where the cursor is
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("EDGESPEC_SAMPLING", "greedy")  # answers are compared with the library's
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)

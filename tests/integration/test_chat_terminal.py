@@ -192,3 +192,21 @@ def test_run_with_a_prompt_answers_it_and_ends(reply: Reply) -> None:
         desk.wait_for(reply(SKY, 4))
         assert desk.leave() == 0
         assert ">>>" not in "\n".join(desk.screen)
+
+
+def test_a_chat_without_a_model_says_which_it_is_and_which_would_be_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("EDGESPEC_SAMPLING")
+    quick = ["chat", "--draft", "none"]
+    with contextlib.closing(Desk(*quick, columns=160)) as desk:
+        desk.wait_for(">>>")
+        told = [line for line in desk.screen if line and not line.startswith(">>>")]
+        assert told[0] == "This is SmolLM2 135M, a toy to try things with: quick, and often wrong."
+        assert len(told) <= 3
+        desk.ask("/set temperature", until="temperature is 0.2 (recommended for SmolLM2).")
+        desk.ask("/set top_p", until="top_p is 0.9 (recommended for SmolLM2).")
+    for arguments in (["-m", "smollm2-135m"], ["--quiet"]):
+        with contextlib.closing(Desk(*quick, *arguments)) as desk:
+            desk.wait_for(">>>")
+            assert "toy" not in "\n".join(desk.screen)

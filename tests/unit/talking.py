@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from edgespec.errors import ContextLengthError
@@ -22,6 +23,7 @@ class TalkingEngine:
     description = "talker, drafted by nobody"
     notes = ("It only talks.",)
     warnings: tuple[str, ...] = ()
+    target = SimpleNamespace(model=SimpleNamespace(path=Path("talker.gguf")))
 
     def __init__(self) -> None:
         self.words = ["Blue", " as", " ever."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -79,10 +80,14 @@ def test_config_shows_where_values_come_from(
     }
     assert found["settings"]["serve"]["api-key"]["value"] == "(not shown)"
     assert found["settings"]["generate"]["top-k"] == {"value": 0, "from": "default"}
+    assert found["settings"]["generate"]["gpu-layers"] == {"value": None, "from": "default", "default": "0"}
+    assert found["settings"]["chat"]["top-k"] == {"value": None, "from": "default", "default": "recommended"}
     assert main(["config"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"File: {file}"
     assert any(line.split() == ["temperature", "0.5", str(file)] for line in lines)
+    assert any(re.fullmatch(r"tree-budget +auto +default", line) for line in lines)
+    assert any(re.fullmatch(r"top-k \(chat, run, serve\) +recommended +default", line) for line in lines)
     assert main(["config", "--path"]) == 0
     assert capsys.readouterr().out == f"{file}\n"
 

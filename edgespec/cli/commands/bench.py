@@ -32,7 +32,16 @@ _OUTPUT = "Output"
 _FORMS = ("md", "csv", "json", "jsonl")
 _TREES = ("16", "32", "auto")
 _SEED = 1  # without one, sampled answers could not be compared
-_LEFT_OUT = ("context", "prompt_cache", "tree_budget", "max_tokens", "stop", "json_schema", "grammar")
+_LEFT_OUT = (
+    "context",
+    "prompt_cache",
+    "tree_budget",
+    "sampling",
+    "max_tokens",
+    "stop",
+    "json_schema",
+    "grammar",
+)
 
 
 @partial(with_options, leave_out=_LEFT_OUT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,18 @@ import typer
 
 from edgespec.cli import config_file as settings
 from edgespec.cli.options.declaration import option
+from edgespec.cli.options.sampling import RECOMMENDABLE
+from edgespec.cli.screen.formatting import table
 from edgespec.errors import EdgeSpecError, OutputError, UsageError
+from edgespec.generation.config import GenerationConfig
 
 # Options that belong to a single run.
 _NOT_SETTINGS = {"prompt", "word", "words", "input_name", "output_name", "overwrite", "answers", "session"}
 # Options of `bench` that share a name with others but mean something else.
 _NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets", "model_flag"}
 _SECRET = ("api-key",)
+_RECOMMENDED = ("chat", "run", "serve")  # commands that sample as a model's maker recommends
+_DEFAULTS = vars(GenerationConfig())
 # The first two must work even if the file is damaged; the others have nothing to set.
 WITHOUT_SETTINGS = ("config", "doctor", "pull", "list", "show", "rm", "ps")
 _TABLES = {"run": "chat"}  # the table of a command, where it is not named after it
@@ -146,33 +152,49 @@ def _sources(command: Any, from_file: dict[str, Any], file: Path) -> dict[str, d
         elif parameter.name in from_file:
             found[name] = {"value": from_file[parameter.name], "from": str(file)}
         else:
-            default = parameter.default if not callable(parameter.default) else None
-            found[name] = {"value": default, "from": "default"}
+            found[name] = _default(command.name, parameter)
         if name in _SECRET and found[name]["value"] is not None:
             found[name]["value"] = "(not shown)"
     return found
 
 
+def _default(command: str, parameter: Any) -> dict[str, Any]:
+    """A setting that was not set. Where the library decides, "default" says what it takes, in words."""
+    value = parameter.default if not callable(parameter.default) else None
+    if value is not None:
+        return {"value": value, "from": "default"}
+    recommended = command in _RECOMMENDED and parameter.name in RECOMMENDABLE
+    if parameter.name == "sampling":
+        return {"value": "recommended" if command in _RECOMMENDED else "greedy", "from": "default"}
+    if recommended:
+        return {"value": None, "from": "default", "default": "recommended"}
+    if parameter.name in _DEFAULTS and _DEFAULTS[parameter.name] is not None:
+        return {"value": _DEFAULTS[parameter.name], "from": "default"}
+    stated = re.search(r"Default: (.*?)\.$", parameter.help or "")
+    return {"value": None, "from": "default"} | ({"default": stated[1]} if stated else {})
+
+
 def _print(found: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """Print each setting once if all its commands agree, or else for each command."""
-    names = list(dict.fromkeys(name for settings_ in found.values() for name in settings_))
-    width = max(map(len, names)) + 2
-    for name in names:
-        by_command = {command: s[name] for command, s in found.items() if name in s}
-        first = next(iter(by_command.values()))
-        if all(entry == first for entry in by_command.values()):
-            where = (
-                "" if len(by_command) == len(found) or len(by_command) > 1 else f" ({next(iter(by_command))})"
-            )
-            typer.echo(f"{name + where:<{width + 10}}{_text(first['value']):<24}{first['from']}")
-        else:
-            for command, entry in by_command.items():
-                typer.echo(f"{f'{name} ({command})':<{width + 10}}{_text(entry['value']):<24}{entry['from']}")
+    """Print each setting once if all its commands agree, or else a line for each value."""
+    rows = []
+    for name in dict.fromkeys(name for settings_ in found.values() for name in settings_):
+        commands = [command for command, settings_ in found.items() if name in settings_]
+        groups: dict[tuple[str, str], list[str]] = {}
+        for command in commands:
+            entry = found[command][name]
+            groups.setdefault((_text(entry), entry["from"]), []).append(command)
+        for (value, source), its in groups.items():
+            where = "" if len(groups) == 1 and len(commands) > 1 else f" ({', '.join(its)})"
+            rows.append((name + where, value, source))
+    typer.echo(table((), rows), nl=False)
 
 
-def _text(value: Any) -> str:
-    """A value for people."""
-    return "-" if value is None else str(value)
+def _text(entry: dict[str, Any]) -> str:
+    """A setting's value for people."""
+    value = entry["value"]
+    if value is None:
+        return str(entry.get("default", "-"))
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
 def _make(file: Path) -> None:

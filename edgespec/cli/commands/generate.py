@@ -123,7 +123,7 @@ def generate(
             results = file.results
         if input_name is not None:
             batch = BatchRun(
-                sampling.config_for(loading),
+                _config(sampling, loading, terminal),
                 terminal,
                 results,
                 file=file,
@@ -136,6 +136,18 @@ def generate(
         else:
             as_text = output_name is None and not output.as_json
             _SinglePrompt(terminal, results, system, raw, as_text, answers).run(prompt, loading, sampling)
+
+
+def _config(sampling: SamplingOptions, loading: LoadOptions, terminal: Terminal) -> GenerationConfig:
+    """The settings: greedy unless others are asked for, so that scripts give the same text every time."""
+    config = sampling.config_for(loading)
+    if sampling.sampling != "recommended":
+        return config
+    from edgespec.models.hub import catalog
+
+    with terminal.working() as progress:
+        path = catalog.find(loading.model, progress)
+    return sampling.chosen_for(loading, path, usually="greedy").config
 
 
 @dataclass(frozen=True)
@@ -153,7 +165,7 @@ class _SinglePrompt:
         """Answer the prompt, or standard input if there is none; with JSON, a failure gives an object too."""
         try:
             text = prompt = whole_prompt(prompt, self.terminal, _HOW)
-            config = sampling.config_for(loading)
+            config = _config(sampling, loading, self.terminal)
             self.terminal.rule(config.rule)
             with self.terminal.load(loading) as engine:
                 self.terminal.template(engine, raw=self.raw)

@@ -53,7 +53,7 @@ def serve(
 ) -> None:
     """Answer the OpenAI API over HTTP, one request at a time."""
     loading = flag.on(loading, called)
-    config = sampling.config_for(loading)
+    sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     if not 0 <= port <= 65535:
         raise UsageError(f"The port is {port}.", "It must be from 0 to 65535.")
@@ -81,12 +81,15 @@ def serve(
     with _listen(host, port) as listener:
         engine = terminal.load(loading)
         model = name or engine.target.model.path.stem
+        chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
+        if chosen.in_words:
+            terminal.detail(f"Unless a request says otherwise: {chosen.in_words}.")
         can_chat = engine.has_chat_template
         worker = Worker(engine, queue, loading.load, terminal.warn)
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)
-            app = Application(worker, model, config, api_key=api_key, hosts=hosts, limits=limits)
+            app = Application(worker, model, chosen.config, api_key=api_key, hosts=hosts, limits=limits)
             server = Server(app, limits, verbose=output.verbose)
             bound = listener.getsockname()
             terminal.note(f"Serving {model} at http://{_for_url(bound[0])}:{bound[1]}/v1. Ctrl-C ends it.")

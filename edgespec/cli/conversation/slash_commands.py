@@ -160,17 +160,32 @@ class SlashCommands:
             self._system(value)
             return
         if not value.strip():
-            raise UsageError("/set needs a name and a value.", "For example: /set temperature 0.7")
+            self._show_settings(settings.name_of(name))
+            return
         if settings.is_budget(name):
             self._chat.chat.set_budget(settings.parse_budget(value))
         else:
-            self._chat.chat.set_config(settings.changed(self._chat.chat.config, name, value.strip()))
+            self._chat.chat.change(name, value.strip())
         self._chat.say(f"{settings.name_of(name)} is {value.strip()} from now on.")
+
+    def _settings(self) -> dict[str, str]:
+        chat = self._chat.chat
+        budget = "auto" if chat.budget is None else str(chat.budget)
+        return {**settings.shown(chat.config, chat.sources), "tree_budget": budget}
+
+    def _show_settings(self, name: str) -> None:
+        """Show one setting, or all if the name is empty."""
+        rows = self._settings()
+        if not name:
+            self._chat.chat.terminal.rows(rows)
+        elif name in rows:
+            self._chat.say(f"{name} is {rows[name]}. To change it: /set {name} VALUE")
+        else:
+            raise settings.unknown(name)
 
     def _show(self, _rest: str) -> None:
         rows = {
-            **settings.shown(self._chat.chat.config),
-            "tree_budget": "auto" if self._chat.chat.budget is None else str(self._chat.chat.budget),
+            **self._settings(),
             "context": f"{self._chat.chat.context} tokens",
             "model": self._chat.chat.description,
             "system": self._session.system or "none",
@@ -244,7 +259,9 @@ class SlashCommands:
         if answer is None:
             self._chat.say("There is no answer yet.")
         else:
-            self._chat.chat.terminal.rows(details(answer))
+            chat = self._chat.chat
+            sampled = settings.sampling_in_words(chat.config, chat.sources)
+            chat.terminal.rows(details(answer) | {"sampling": sampled})
 
     def _tree(self, _rest: str) -> None:
         if not self._chat.chat.draw_last_tree(shutil.get_terminal_size().columns - 1):

@@ -42,6 +42,16 @@ class Terminal:
         if not self._quiet:
             _print(text)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether a person sees what goes to standard error, and did not ask for quiet."""
+        return is_terminal(sys.stderr) and not self._quiet
+
+    def hint(self, text: str) -> None:
+        """Print something in passing, if a person is watching."""
+        if self.is_watched:
+            _print(text, style="dim")
+
     def rows(self, rows: Mapping[str, str]) -> None:
         """Print names and texts in two columns."""
         if not self._quiet:
@@ -122,7 +132,7 @@ class Terminal:
 
     def statistics(self, generation: Generation, to_go_on: str) -> None:
         """Print one line about an answer, if a person is watching, and how to go on if it was cut off."""
-        if self.verbose or (is_terminal(sys.stderr) and not self._quiet):
+        if self.verbose or self.is_watched:
             _print(format_statistics(generation), style="dim")
             if is_cut_off(generation):
                 _print(f"The answer was cut off by --max-tokens. {to_go_on}", style="dim")
@@ -134,7 +144,7 @@ class Terminal:
 
     def status(self) -> Status:
         """A status line."""
-        return Status(shown=is_terminal(sys.stderr) and not self._quiet)
+        return Status(shown=self.is_watched)
 
 
 class _NothingToCancel:

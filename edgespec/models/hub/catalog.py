@@ -37,6 +37,7 @@ class Entry:
         n_bytes: the approximate size of the file.
         drafters: names of models that draft for it well, best first.
         package, file: the Python package it comes in, and the file in it.
+        suggested: whether it is among those that newcomers are shown.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Entry:
     licence: str
     package: str = ""
     file: str = ""
+    suggested: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """What scripts see."""
