@@ -48,6 +48,8 @@ def own_environment(
         shutil.copytree(tried_kernels, home / "cache" / "edgespec" / tried_kernels.name)
     for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(home / kind.lower()))
+    monkeypatch.setenv("OLLAMA_MODELS", str(home / "ollama"))
+    monkeypatch.setenv("LLAMA_CACHE", str(home / "llama.cpp"))
     for name in list(os.environ):
         # The kernel layouts that the suite runs with are chosen from outside.
         if name.startswith(("EDGESPEC_", "HF_")) and name != kernels_setting.VARIABLE:

@@ -136,7 +136,10 @@ def _defaults_from_file(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
     file = settings.config_path()
     if not (file.exists() or settings.is_named()) or not arguments:
         return {}
-    if arguments[0] in WITHOUT_SETTINGS or arguments[0].startswith("-") or _HELP & {*arguments}:
+    if arguments[0].startswith("-") or _HELP & {*arguments} or arguments[0] in ("config", "doctor"):
+        return {}
+    settings.use_models_folder()
+    if arguments[0] in WITHOUT_SETTINGS:
         return {}
     command: Any = typer.main.get_command(app)
     return defaults_from(file, command.commands)

@@ -17,11 +17,13 @@ from edgespec.cli.options.sampling import RECOMMENDABLE
 from edgespec.cli.screen.formatting import table
 from edgespec.errors import EdgeSpecError, OutputError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.models.hub.elsewhere import own_folders
 
 # Options that belong to a single run.
 _NOT_SETTINGS = {"prompt", "word", "words", "input_name", "output_name", "overwrite", "answers", "session"}
 # Options of `bench` that share a name with others but mean something else.
 _NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets", "model_flag"}
+_FOLDERS = settings.MODELS_FOLDER.replace("_", "-")
 _SECRET = ("api-key",)
 _RECOMMENDED = ("chat", "run", "serve")  # commands that sample as a model's maker recommends
 _DEFAULTS = vars(GenerationConfig())
@@ -50,11 +52,16 @@ def config(
     assert context.parent is not None
     commands: Any = context.parent.command
     values = defaults_from(file, commands.commands)
+    settings.use_models_folder()
     found = {name: _sources(commands.commands[name], values[name], file) for name in values}
+    folders = os.pathsep.join(map(str, own_folders()))
     if as_json:
-        typer.echo(json.dumps({"file": str(file), "settings": found}, ensure_ascii=False))
+        typer.echo(
+            json.dumps({"file": str(file), _FOLDERS: folders or None, "settings": found}, ensure_ascii=False)
+        )
         return
     typer.echo(f"File: {file}" + ("" if file.exists() else " (does not exist; --init makes it)"))
+    typer.echo(f"Models folder: {folders or 'none; models_folder in that file names one'}")
     _print(found)
 
 
@@ -65,6 +72,8 @@ def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
         UsageError: a name is not that of an option, or a value is of the wrong kind.
     """
     everywhere = settings.read_config(file)
+    settings.models_folders(everywhere)
+    everywhere = {key: value for key, value in everywhere.items() if _dashed(key) != _FOLDERS}
     result: dict[str, dict[str, Any]] = {}
     for name, command in commands.items():
         if name in WITHOUT_SETTINGS:

@@ -67,6 +67,8 @@ def serve(
             f"Other machines can reach this server at {host}, and there is no API key.",
             "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
         )
+    from edgespec.models.hub.elsewhere import display_name
+
     try:
         from edgespec.serving.app import Application
         from edgespec.serving.limits import Limits
@@ -80,7 +82,7 @@ def serve(
         ) from error
     with _listen(host, port) as listener:
         engine = terminal.load(loading)
-        model = name or engine.target.model.path.stem
+        model = name or display_name(engine.target.model.path)
         chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
         if chosen.in_words:
             terminal.detail(f"Unless a request says otherwise: {chosen.in_words}.")

@@ -114,6 +114,10 @@ def is_model(word: str) -> bool:
     name = word.partition(":")[0]
     if catalog.entry_for(name) is not None or parse_hub_name(word) is not None:
         return True
+    from edgespec.models.hub.elsewhere import find_elsewhere
+
+    if find_elsewhere(word) is not None:
+        return True
     close = difflib.get_close_matches(name.lower(), catalog.names(), n=1, cutoff=0.8)
     if close:
         raise UsageError(f"There is no model '{word}'. Did you mean {close[0]}?", _SAY_WHICH)

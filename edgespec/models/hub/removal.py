@@ -18,7 +18,15 @@ from edgespec.errors import ModelFileError, OutputError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.hub.elsewhere import elsewhere_at
 from edgespec.models.hub.registry import Pair, Registry, drafters_folder
+
+_OWNERS = {
+    "ollama": "ollama's store (ollama rm removes it)",
+    "lm studio": "LM Studio",
+    "llama.cpp": "llama.cpp's cache",
+    "folder": "your models folder",
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,10 @@ def plan_removal(path: Path) -> Removal:
     if header is not None:
         with contextlib.suppress(ModelFileError):
             parts = list(split_paths(header))
-    if "snapshots" in path.parts and any(part.startswith("models--") for part in path.parts):
+    there = elsewhere_at(path)
+    if there is not None:
+        removal.kept.append(f"{path} is of {_OWNERS[there.source]} and stays.")
+    elif "snapshots" in path.parts and any(part.startswith("models--") for part in path.parts):
         for part in parts:
             _add_cached(removal, part)
     elif drafters_folder() in path.parents:
