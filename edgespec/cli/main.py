@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli import config_file as settings
+from edgespec.cli import help_page
 from edgespec.cli.commands.bench import bench, with_bare_json
 from edgespec.cli.commands.chat import chat
 from edgespec.cli.commands.config import WITHOUT_SETTINGS, config, defaults_from
@@ -103,8 +104,10 @@ def _start(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        # Typer prints its help itself, and returns what remains to be printed.
-        typer.echo(context.get_help(), nl=False)
+        typer.echo(context.get_help())
+
+
+help_page.use_for(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -151,7 +154,10 @@ def _report(error: Exception, *, verbose: bool) -> int:
         case EdgeSpecError():
             what, hint, code = error.what, error.hint, error.exit_code
         case typer.TyperException() if not error.format_message():
-            return error.exit_code  # a group of commands without one: its help was printed
+            return error.exit_code
+        case typer.TyperException() if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(error.format_message(), err=True)  # a group of commands without one: its help
+            return error.exit_code
         case typer.TyperException():
             from edgespec.cli.suggestions import explained
 

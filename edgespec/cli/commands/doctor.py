@@ -29,6 +29,7 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Argument(
+            metavar="MODEL",
             help="Say how this model would run here.",
             autocompletion=complete_model,
             envvar="EDGESPEC_MODEL",

@@ -28,6 +28,7 @@ class LoadOptions:
     model: Annotated[
         str | None,
         typer.Argument(
+            metavar="MODEL",
             help="Path of a GGUF file, or a name. Default: a small model that comes along.",
             autocompletion=complete_model,
             envvar="EDGESPEC_MODEL",

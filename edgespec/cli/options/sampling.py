@@ -50,7 +50,7 @@ class SamplingOptions:
         option(
             "Sampling",
             "--temp --temperature",
-            "0 takes the likeliest token. Default: see --sampling.",
+            "0 takes the likeliest token. Default: 0, or as recommended.",
             metavar="T",
         ),
     ] = None
@@ -59,7 +59,7 @@ class SamplingOptions:
         option(
             "Sampling",
             "--top-k",
-            "Only the k likeliest tokens; 0 is all. Default: see --sampling.",
+            "Only the k likeliest tokens; 0 is all. Default: 0, or as recommended.",
             metavar="K",
         ),
     ] = None
@@ -68,7 +68,7 @@ class SamplingOptions:
         option(
             "Sampling",
             "--top-p",
-            "Only the likeliest tokens that sum up to P. Default: see --sampling.",
+            "Only the likeliest tokens that sum up to P. Default: 1, or as recommended.",
             metavar="P",
         ),
     ] = None
@@ -77,14 +77,17 @@ class SamplingOptions:
         option(
             "Sampling",
             "--min-p",
-            "Drop tokens under P times the likeliest one. Default: see --sampling.",
+            "Drop tokens under P times the likeliest one. Default: 0, or as recommended.",
             metavar="P",
         ),
     ] = None
     repeat_penalty: Annotated[
         float | None,
         option(
-            "Sampling", "--repeat-penalty", "Over 1 avoids repetition. Default: see --sampling.", metavar="X"
+            "Sampling",
+            "--repeat-penalty",
+            "Over 1 avoids repetition. Default: 1, or as recommended.",
+            metavar="X",
         ),
     ] = None
     frequency_penalty: Annotated[
