@@ -69,6 +69,15 @@ def paths(typed: str) -> list[str]:
     ]
 
 
+def complete_words(*words: str) -> Callable[[str], list[str]]:
+    """Completes with these words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
 def complete_model(incomplete: str) -> list[str]:
     """Models for a shell: names, and GGUF files."""
     from edgespec.models.hub import catalog

@@ -350,6 +350,19 @@ def test_markdown() -> None:
     ]
 
 
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_table_that_is_too_wide_goes_on_below(columns: int) -> None:
+    document = make_document(measured(), ABOUT)
+    lines = format_rows(ROWS, document, "md", columns).splitlines()
+    tables = [line for line in lines if line.startswith("|")]
+    assert max(map(len, tables)) <= columns
+    titles = [line.split("|")[1:-1] for line in tables if "| row " in line]
+    assert len(titles) > 1
+    whole = format_rows(ROWS, document, "md").splitlines()[0].split("|")[2:-1]
+    assert [title.strip() for row in titles for title in row[1:]] == [title.strip() for title in whole]
+    assert lines[-2:] == format_rows(ROWS, document, "md").splitlines()[-2:]
+
+
 def test_csv_json_and_lines() -> None:
     document = make_document(measured(), ABOUT)
     table = list(csv.DictReader(io.StringIO(format_rows(ROWS, document, "csv"))))

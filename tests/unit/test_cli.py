@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -16,9 +17,10 @@ import pytest
 import typer.main
 
 import edgespec
+from edgespec.cli.commands.draft import gain_in_words
 from edgespec.cli.commands.ps import arguments_of
 from edgespec.cli.main import app, main
-from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.loading import TREES, LoadOptions
 from edgespec.cli.options.values import parse_size
 from edgespec.cli.origin import NO_ORIGIN
 from edgespec.cli.screen.formatting import in_columns
@@ -245,6 +247,51 @@ def test_ps_shows_programs_and_no_secrets(capsys: pytest.CaptureFixture[str]) ->
     (mine,) = [p for p in json.loads(out.splitlines()[0])["programs"] if p["pid"] == program.pid]
     assert mine["command"] == "edgespec serve --api-key ... --api-key=..."
     assert mine["rss_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("option", "typed", "offers"),
+    [
+        ("--offload", "", ["auto", "stream", "mmap", "none"]),
+        ("--offload", "s", ["stream"]),
+        ("--tree", "se", ["sequoia", "sequences"]),
+        ("--verify", "spec", ["specexec", "speculative", "specinfer", "spectr"]),
+        ("--sampling", "", ["recommended", "greedy"]),
+        ("--tree-budget", "a", ["auto"]),
+        ("--draft", "lo", ["lookup"]),
+    ],
+)
+def test_values_are_completed(option: str, typed: str, offers: list[str], tmp_path: Path) -> None:
+    words = f"edgespec chat {option} {typed}"
+    variables = {"COMP_WORDS": words, "COMP_CWORD": "3", "_EDGESPEC_COMPLETE": "complete_bash"}
+    program = "import sys; from edgespec.cli.main import app; app(prog_name='edgespec')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+    )
+    assert done.stdout.split() == offers
+
+
+def test_the_policies_that_are_completed_are_those_there_are() -> None:
+    from edgespec.speculation.policies import NAMES
+
+    assert NAMES == TREES
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_second", "gain", "said"),
+    [
+        (2.06, 2.6, "about 2.1 tokens/s, 2.6 times as many"),
+        (31.0, 1.5, "about 31 tokens/s, 1.5 times as many"),
+        (9.0, 1.05, "It will gain little"),
+    ],
+)
+def test_what_a_made_drafter_gains(tokens_per_second: float, gain: float, said: str) -> None:
+    assert said in gain_in_words(tokens_per_second, gain)
 
 
 def test_what_is_not_asked_for_is_left_to_the_library(engine: TalkingEngine) -> None:

@@ -10,7 +10,7 @@ import pytest
 from edgespec.cli.screen import status as status_line
 from edgespec.cli.screen.formatting import details, format_statistics
 from edgespec.cli.screen.results import ResultStream
-from edgespec.cli.screen.status import Status, aside, format_prefill
+from edgespec.cli.screen.status import Pace, Status, aside, format_prefill
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import OutputError
 from edgespec.generation.result import FinishReason, Generation, PassRecord, Timings
@@ -79,6 +79,41 @@ def test_an_answer_that_was_cut_off_says_so(
     answer = Generation(tokens=[1, 2], finish_reason=reason, context_full=context_full)
     Terminal(verbose=True).statistics(answer, "More.")
     assert capsys.readouterr().err.splitlines() == ["2 tokens", *said]
+
+
+def test_how_long_something_takes_is_said_when_it_is_long_and_no_guess() -> None:
+    now = [100.0]
+    pace = Pace(lambda: now[0])
+    assert not pace.is_due()
+    now[0] += 2
+    assert pace.left(0.01) == ""  # a guess
+    now[0] += 2
+    assert pace.left(0.5) == ""  # 8 s in all
+    assert pace.left(0.1) == ", about 0:36 left"
+    assert pace.left(1.0) == pace.left(0.0) == ""
+    now[0] += 6
+    assert pace.is_due()
+    now[0] += 29
+    assert not pace.is_due()
+    now[0] += 1
+    assert pace.is_due()
+
+
+def test_long_work_in_a_pipe_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("edgespec.cli.screen.terminal.Pace", lambda: Pace(lambda: now[0]))
+    for long in (True, False):
+        now[0] = 0.0
+        with Terminal().working(long=long) as progress:
+            for step in range(1, 5):
+                now[0] = 10.0 * step
+                progress("Timing passes", step / 5)
+    assert capsys.readouterr().err.splitlines() == [
+        "Timing passes 20%, about 0:40 left",
+        "Timing passes 80%, about 0:10 left",
+    ]
 
 
 def test_prefill_line() -> None:

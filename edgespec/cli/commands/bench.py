@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ from edgespec.cli.options.declaration import option, with_options
 from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.values import parse_size, parse_tree_budget
+from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.results import results
-from edgespec.cli.screen.terminal import Terminal
+from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -230,12 +232,16 @@ class _Bench:
         from edgespec.bench.report.expected import expected
         from edgespec.bench.rows.job import prepared
         from edgespec.bench.rows.runner import Runner
+        from edgespec.units import readable_time
 
         with ExitStack() as stack:
-            with self._terminal.working() as progress:
+            with self._terminal.working(long=True) as progress:
                 job = stack.enter_context(prepared(request, progress))
             for note in job.about["notes"]:
                 self._terminal.note(note)
+            rows = len(job.specs) + len(job.others.specs if job.others else ())
+            most = readable_time(rows * request.row_seconds)
+            self._terminal.note(f"Measuring {count(rows, 'row')}, in at most {most} and what loading takes.")
             with self._terminal.status() as status:
                 runner = Runner(
                     job.run_config,
@@ -268,7 +274,8 @@ class _Bench:
         document = make_document(measured, about)
         for note in document["notes"]:
             self._terminal.detail(note)
-        rows = format_rows(measured.rows, document, self._form)
+        columns = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+        rows = format_rows(measured.rows, document, self._form, None if self._rows_path else columns)
         if self._rows_path is None:
             results().text(rows)
         else:

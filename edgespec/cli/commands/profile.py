@@ -14,7 +14,7 @@ from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
-from edgespec.units import readable
+from edgespec.units import readable, readable_time
 
 if TYPE_CHECKING:
     from edgespec.costs.yields import Yields
@@ -45,7 +45,8 @@ def profile(
     with terminal.load(loading) as engine:
         from edgespec.measure.full_profile import measure_full_profile
 
-        with terminal.working(engine) as progress:
+        terminal.note(f"Measuring for about {readable_time(seconds)}.")
+        with terminal.working(engine, long=True) as progress:
             found = measure_full_profile(engine, seconds, progress)
     if found.noisy:
         terminal.warn(

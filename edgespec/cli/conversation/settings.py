@@ -74,6 +74,15 @@ def changed(config: GenerationConfig, name: str, value: str, at_start: Generatio
     return config.with_(**{field: _parse(field, value)})
 
 
+def values_of(name: str) -> list[str]:
+    """Words that the setting takes, for completion."""
+    field = name_of(name)
+    if field == "verify":
+        return [*KINDS]
+    words = {"tree_budget": ["auto"], "max_tokens": ["none"], "seed": ["random"], "stop": ["none"]}
+    return [*words.get(field, []), *([AS_AT_START] if field in _DEFAULTS else [])]
+
+
 def unknown(name: str) -> UsageError:
     """The error for a name that is not that of a setting."""
     close = difflib.get_close_matches(name_of(name), NAMES, n=1)

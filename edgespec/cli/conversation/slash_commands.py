@@ -284,7 +284,11 @@ class SlashCommands:
         self._chat.say(f"{count(len(text), 'character')} copied {how}.")
 
 
-def _names(_typed: str) -> Sequence[str]:
+def _names(typed: str) -> Sequence[str]:
+    """Names of settings, and then the values that can be listed."""
+    name, space, _ = typed.partition(" ")
+    if space:
+        return [f"{name} {value}" for value in settings.values_of(name)]
     return [f"{name} " for name in settings.NAMES]
 
 

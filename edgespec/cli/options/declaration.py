@@ -9,6 +9,8 @@ from typing import Any, get_type_hints
 
 import typer
 
+from edgespec.cli.completion import complete_words
+
 
 def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool = True, **more: Any) -> Any:
     """An option, with an environment variable named after it: --tree-budget is EDGESPEC_TREE_BUDGET.
@@ -23,6 +25,9 @@ def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool
     """
     if variable:
         more = {"envvar": variable_of(flags.split()[-1].split("/")[0]), "show_envvar": False} | more
+    words = [word for word in str(more.get("metavar", "")).split("|") if word.islower()]
+    if "|" in str(more.get("metavar", "")) and words and "autocompletion" not in more:
+        more["autocompletion"] = complete_words(*words)
     return typer.Option(*flags.split(), help=help_text or None, rich_help_panel=panel, **more)
 
 

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.cli.completion import complete_draft, complete_model
+from edgespec.cli.completion import complete_draft, complete_model, complete_words
 from edgespec.cli.options.declaration import is_on_command_line, option
 from edgespec.cli.options.values import parse_size, parse_tree_budget
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
+
+
+# The policies of speculation.policies, which takes too long to import for help and completion.
+TREES = ("calibrated", "specexec", "sequoia", "opt-tree", "eagle2", "chain", "sequences")
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,7 @@ class LoadOptions:
             "How token trees grow: calibrated, specexec, sequoia, opt-tree, eagle2, chain or sequences. "
             "Default: calibrated.",
             metavar="NAME",
+            autocompletion=complete_words(*TREES),
         ),
     ] = None
     tree_budget: Annotated[

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from edgespec.cli.completion import complete_words
 from edgespec.cli.options.declaration import option
 from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.utf8 import decoded
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
+from edgespec.generation.rules import KINDS
 
 if TYPE_CHECKING:
     from edgespec.models.hub.recommended import Recommendation
@@ -120,6 +122,7 @@ class SamplingOptions:
             "--verify",
             "Rule by which drafted tokens are accepted: see docs/verification.md.",
             metavar="RULE",
+            autocompletion=complete_words(*KINDS),
         ),
     ] = _DEFAULTS.verify
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
-from edgespec.cli.screen.status import Status, aside
+from edgespec.cli.screen.status import Pace, Status, aside
 from edgespec.generation.result import Generation
 from edgespec.progress import Progress
 
@@ -90,16 +90,22 @@ class Terminal:
         return engine
 
     @contextlib.contextmanager
-    def working(self, engine: Cancellable | None = None) -> Iterator[Progress]:
+    def working(self, engine: Cancellable | None = None, *, long: bool = False) -> Iterator[Progress]:
         """A status line for some work, as a progress callback; Ctrl-C ends the work at its next report.
 
         Args:
             engine: Ctrl-C ends its pass too.
+            long: whether the work may take minutes; then how long it will still take is said too, and in a
+                pipe, where there is no status line, every now and then by a line of its own.
         """
+        pace = Pace()
         with self.status() as status, cancelling(engine or _NothingToCancel()) as interruption:
 
             def report(what: str, fraction: float) -> None:
-                status.progress(what, fraction)
+                left = pace.left(fraction) if long else ""
+                status.progress(what, fraction, left)
+                if long and not status.shown and pace.is_due():
+                    self.note(f"{what} {fraction:.0%}{left}")
                 if interruption:
                     raise KeyboardInterrupt
 
