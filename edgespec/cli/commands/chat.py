@@ -126,7 +126,7 @@ def chat(
 
 def _answer_once(turns: Chat, question: str, *, as_json: bool) -> None:
     """Without a terminal, all of standard input is one question, whatever its lines begin with."""
-    interruption = turns.ask(question, as_json=as_json, to_go_on="A larger N gives more of it.")
+    interruption = turns.ask(question, as_json=as_json, to_go_on="A larger value allows a longer one.")
     if turns.last_answer is not None and turns.last_answer.context_full:
         turns.terminal.warn(
             f"The context of {turns.context} tokens is full, so the answer ends early; "

@@ -196,7 +196,7 @@ class _SinglePrompt:
         else:
             self.results.record(answer.to_json(prompt) | origin.to_json())
         if answer.passes:
-            self.terminal.statistics(answer, "A larger N gives more of it.")
+            self.terminal.statistics(answer, "A larger value allows a longer one.")
             self.terminal.all_statistics(answer)
         if answer.context_full:
             self.terminal.note(f"The context of {engine.context} tokens is full; --context makes it larger.")

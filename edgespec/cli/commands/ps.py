@@ -46,7 +46,7 @@ def _running() -> list[dict[str, Any]]:
     own = psutil.Process()
     for process in psutil.process_iter():
         try:
-            if process.uids().real != own.uids().real or process.pid == own.pid:
+            if process.pid == own.pid or process.username() != own.username():
                 continue
             words = arguments_of(process.cmdline())
             if words is None:

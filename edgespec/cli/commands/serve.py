@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from edgespec.cli.conversation.settings import sampling_in_words
 from edgespec.cli.options.declaration import option, with_options
 from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.output import OutputOptions
@@ -84,8 +85,8 @@ def serve(
         engine = terminal.load(loading)
         model = name or display_name(engine.target.model.path)
         chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
-        if chosen.in_words:
-            terminal.detail(f"Unless a request says otherwise: {chosen.in_words}.")
+        sampled = sampling_in_words(chosen.config, chosen.sources)
+        terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
         can_chat = engine.has_chat_template
         worker = Worker(engine, queue, loading.load, terminal.warn)
         try:

@@ -195,13 +195,6 @@ class ChosenSampling:
     config: GenerationConfig
     sources: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def in_words(self) -> str:
-        """What was recommended, in a line; empty if nothing was."""
-        names = [name for name, source in self.sources.items() if source != "given"]
-        words = ", ".join(f"{name} {getattr(self.config, name):g}" for name in names)
-        return f"{words} ({self.sources[names[0]]})" if names else ""
-
 
 def _recommendation(model: Path) -> Recommendation:
     from edgespec.models.gguf.header import read_header

@@ -39,7 +39,7 @@ NamedModel = Annotated[
     option(
         "Model",
         "-m --model",
-        "The same; what stands without a flag is then the prompt.",
+        "The same; what stands without a flag is then the prompt. Default: a small model that comes along.",
         metavar="MODEL",
         autocompletion=complete_model,
     ),
