@@ -16,7 +16,7 @@ import typer
 
 from edgespec.cli import config_file as settings
 from edgespec.cli import help_page
-from edgespec.cli.commands.bench import bench, with_bare_json
+from edgespec.cli.commands.bench import bench
 from edgespec.cli.commands.chat import chat
 from edgespec.cli.commands.config import WITHOUT_SETTINGS, config, defaults_from
 from edgespec.cli.commands.doctor import doctor
@@ -29,6 +29,7 @@ from edgespec.cli.commands.profile import profile
 from edgespec.cli.commands.ps import ps
 from edgespec.cli.commands.serve import serve
 from edgespec.cli.crash import announce_crashes
+from edgespec.cli.options.rows import with_bare_json
 from edgespec.errors import EdgeSpecError
 from edgespec.version import __version__
 

@@ -42,8 +42,8 @@ from edgespec.bench.rows.row_spec import RowOptions, RowSpec, rows_for
 from edgespec.bench.rows.runner import Measured, RunConfig, Runner, why_it_failed
 from edgespec.bench.rows.synthetic import remove_leftovers
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
-from edgespec.cli.commands.bench import form_and_file, with_bare_json
 from edgespec.cli.main import main
+from edgespec.cli.options.rows import form_and_file, with_bare_json
 from edgespec.errors import BackendError, OutputError, UsageError
 from edgespec.files.writing import open_locked
 from edgespec.generation.config import GenerationConfig

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ import typer
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import option, with_options
 from edgespec.cli.options.loading import LoadOptions, ModelFlag
+from edgespec.cli.options.rows import check_no_model, form_and_file
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.values import parse_size, parse_tree_budget
 from edgespec.cli.screen.formatting import count
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _ROWS = "Rows"
 _WORK = "What is asked"
 _OUTPUT = "Output"
-_FORMS = ("md", "csv", "json", "jsonl")
 _TREES = ("16", "32", "auto")
 _SEED = 1  # without one, sampled answers could not be compared
 _LEFT_OUT = (
@@ -186,7 +185,7 @@ def bench(
     rows_path, json_path = (Path(name) if name else None for name in (rows_name, json_name))
     for path in (rows_path, json_path, html_name):
         if path is not None:
-            _check_no_model(path)
+            check_no_model(path)
             check_writable(path)
     if html_name is not None:
         from edgespec.bench.report.plots import check_matplotlib
@@ -196,16 +195,6 @@ def bench(
     code = _Bench(terminal, form, rows_path, json_path, html_name).run(request)
     if code:
         raise typer.Exit(code)
-
-
-def with_bare_json(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with `--json` of bench as `--json -` where no file follows: Typer needs a value."""
-    words = list(arguments)
-    if words[:1] == ["bench"]:
-        for at in reversed([at for at, word in enumerate(words) if word == "--json"]):
-            if words[at + 1 : at + 2] != ["-"] and all(w.startswith("-") for w in words[at + 1 : at + 2]):
-                words.insert(at + 1, "-")
-    return words
 
 
 class _Bench:
@@ -321,26 +310,3 @@ def _conditions(document: dict[str, Any]) -> str:
 def _tree(text: str) -> int | str:
     budget = parse_tree_budget(text)
     return "auto" if budget is None else budget
-
-
-def form_and_file(output: str) -> tuple[str, str | None]:
-    """The format of the rows, and the file they go to; None is standard output.
-
-    Raises:
-        UsageError: it is neither a format nor a file whose ending is one.
-    """
-    if output in _FORMS:
-        return output, None
-    ending = Path(output).suffix.removeprefix(".").lower()
-    if ending not in _FORMS:
-        raise UsageError(
-            f"There is no output format '{output}'.",
-            "The formats are md, csv, json and jsonl; the name of a file ends in one of them.",
-        )
-    return ending, output
-
-
-def _check_no_model(path: Path) -> None:
-    """Refuse to write over a model: `--json big.gguf` was meant as --json and a model."""
-    if path.suffix.lower() == ".gguf":
-        raise UsageError(f"{path} would be written over.", f"Name the model with -m: -m {path}")
