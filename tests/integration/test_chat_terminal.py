@@ -199,13 +199,14 @@ def test_a_chat_without_a_model_says_which_it_is_and_which_would_be_better(
 ) -> None:
     monkeypatch.delenv("EDGESPEC_SAMPLING")
     quick = ["chat", "--draft", "none"]
-    with contextlib.closing(Desk(*quick, columns=160)) as desk:
-        desk.wait_for(">>>")
-        told = [line for line in desk.screen if line and not line.startswith(">>>")]
-        assert told[0] == "This is SmolLM2 135M, a toy to try things with: quick, and often wrong."
-        assert len(told) <= 3
+    with contextlib.closing(Desk(*quick)) as desk:
         desk.ask("/set temperature", until="temperature is 0.2 (recommended for SmolLM2).")
         desk.ask("/set top_p", until="top_p is 0.9 (recommended for SmolLM2).")
+        told = [line for line in desk.screen if line][
+            : [line[:3] for line in desk.screen if line].index(">>>")
+        ]
+        assert told[0].startswith("This is SmolLM2 135M, a toy to try things with.")
+        assert len(told) <= 3
     for arguments in (["-m", "smollm2-135m"], ["--quiet"]):
         with contextlib.closing(Desk(*quick, *arguments)) as desk:
             desk.wait_for(">>>")

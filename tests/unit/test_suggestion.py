@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from edgespec.cli.conversation.welcome import suggestion_lines
+from edgespec.cli.conversation.welcome import welcome_lines
 from edgespec.costs.curves import Curve
 from edgespec.models.hub import catalog
 from edgespec.plans.suggestion import Resources, suggest
@@ -40,7 +42,7 @@ def test_what_is_here_is_not_downloaded_again() -> None:
     everything = frozenset(catalog.entries())
     found = suggest(Resources(12 * GIB, 100 * GIB, here=everything))
     assert found[0].download_bytes == 0
-    assert suggestion_lines(found)[0].endswith("(already here)")
+    assert welcome_lines(found)[1].endswith("(already here)")
 
 
 def test_measured_passes_come_before_assumptions() -> None:
@@ -53,12 +55,12 @@ def test_measured_passes_come_before_assumptions() -> None:
 
 
 def test_the_lines_have_the_commands() -> None:
-    first, second = suggestion_lines(suggest(Resources(12 * GIB, 500 * GIB)))
-    assert first.startswith("This machine runs qwen3-")
-    assert "tokens/s: edgespec chat qwen3-" in first
-    assert second.startswith("It also runs ")
-    assert ", streamed from disk: edgespec chat " in second
-    assert " --draft " in second
+    toy, *models = welcome_lines(suggest(Resources(24 * GIB, 500 * GIB)))
+    assert toy == "This is SmolLM2 135M, a toy to try things with. This machine runs better ones:"
+    pattern = r"  about [\d.]+ tokens/s: edgespec chat \S+( --draft \S+)? \([\d.]+ GiB\)"
+    assert [bool(re.fullmatch(pattern, line)) for line in models] == [True, True]
+    assert max(map(len, [toy, *models])) < 80
+    assert welcome_lines([]) == ["This is SmolLM2 135M, a toy to try things with."]
 
 
 def test_every_suggested_model_can_be_pulled_and_drafted_for() -> None:
