@@ -31,7 +31,7 @@ def test_a_chat_into_a_pipe_has_its_prompt_and_its_answer(tmp_path: Path) -> Non
     log = tmp_path / "answers.txt"
     with contextlib.closing(Desk("-c", f"{CHAT} | tee {log}", program=["bash"])) as desk:
         desk.ask("Hi", until=" tokens, ")
-        desk.ask("/stats", until="drafted tokens accepted")
+        desk.ask("/stats", until="limited by")
         desk.ask("/nope", until="There is no command /nope")
         desk.ask("one \\", until="... ")
         desk.type("two\r")

@@ -231,7 +231,7 @@ def test_slash_commands_at_a_terminal(desk: Desk) -> None:
     desk.wait_for(" tokens, ")
     desk.wait_for(">>>")
     desk.type("/stats\r")
-    desk.wait_for("drafted tokens accepted")
+    desk.wait_for("limited by")
     desk.wait_for(">>>")
     desk.type("/bye\r")
     assert desk.leave() == 0
