@@ -93,6 +93,14 @@ def test_lm_studio(home: Path) -> None:
     assert catalog.find("org/Big-GGUF", fetch=False) == parts[0]
 
 
+@pytest.mark.parametrize("settings", ['{"downloadsFolder": "FOLDER"}', '{"downloadsFolder": 3}', "{", "[]"])
+def test_the_folder_in_lm_studios_settings(settings: str, home: Path) -> None:
+    there = gguf(home / "disk" / "org" / "Repo" / "a-Q4_0.gguf")
+    (home / ".lmstudio").mkdir()
+    (home / ".lmstudio" / "settings.json").write_text(settings.replace("FOLDER", str(home / "disk")))
+    assert [model.path for model in models_elsewhere()] == ([there] if "FOLDER" in settings else [])
+
+
 def test_llama_cpp(home: Path) -> None:
     cache = home / ".cache" / "llama.cpp"
     old = gguf(cache / "ggml-org_gemma-3-1b-it-GGUF_gemma-3-1b-it-Q4_K_M.gguf")

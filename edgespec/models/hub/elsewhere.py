@@ -5,6 +5,7 @@ They are read where they are. Nothing is written, moved or removed there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -130,13 +131,18 @@ def _of_lm_studio() -> Iterator[ElsewhereModel]:
 
 
 def _lm_studio_folders() -> list[Path]:
+    """Its models folders: where the settings of each of its homes say, and in the homes themselves."""
     home = _home()
-    places = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
-    try:
+    homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
+    with contextlib.suppress(OSError, ValueError):
         pointed = (home / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return places
-    return [*([_expanded(pointed) / "models"] if pointed else []), *places]
+        homes = [*([_expanded(pointed)] if pointed else []), *homes]
+    chosen = []
+    for place in homes:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            folder = json.loads((place / "settings.json").read_text(encoding="utf-8"))["downloadsFolder"]
+            chosen.append(_expanded(folder))
+    return list(dict.fromkeys([*chosen, *(place / "models" for place in homes)]))
 
 
 def _of_llama_cpp() -> Iterator[ElsewhereModel]:
