@@ -130,7 +130,7 @@ def test_ctrl_c_before_the_answer_claims_none(typed: Any, engine: TalkingEngine)
         "Stopped before the answer began, so the question is not kept. /retry asks it again.",
         "prompt    3 tokens, 0.00 s spent on reading them",
         "answer    none; stopped before it began",
-        "mode      not bit-exact: near-ties may fall otherwise than without drafts",
+        "mode      not bit-exact: near-ties may come out differently than without drafts",
         "sampling  greedy: always the likeliest token",
     ]
     assert [message["content"] for message in session.messages] == ["Hi", ANSWER, "Go on", ANSWER]

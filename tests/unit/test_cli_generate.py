@@ -34,12 +34,12 @@ def test_verbose_tells_on_stderr(engine: TalkingEngine, capsys: pytest.CaptureFi
         "3 tokens\n"
         "prompt      3 tokens, read in 0.00 s\n"
         "answer      3 tokens in 0.00 s, 0.0/s; cut off by a full context\n"
-        "speed-up    not known: no pass for a single token was measured beside passes with drafts\n"
+        "speed-up    not known: no pass without drafts was timed\n"
         "drafts      3 passes, 1.00 tokens each; 0.00 of 3.0 drafted tokens accepted in each\n"
         "time        0.00 s for drafting, 0.00 s for passes, 0.00 s of them waiting for the disk\n"
         "limited by  the disk: most of the time went to waiting for weights\n"
         "memory      0 B at most, of 0 B\n"
-        "mode        not bit-exact: near-ties may fall otherwise than without drafts\n"
+        "mode        not bit-exact: near-ties may come out differently than without drafts\n"
         "The context of 4096 tokens is full; --context makes it larger.\n",
     )
 

@@ -117,7 +117,7 @@ def test_llama_cpp(home: Path) -> None:
     for path in (old, plain, new):
         removal = plan_removal(path)
         assert removal.files == []
-        assert removal.kept == [f"{path} is of llama.cpp's cache and stays."]
+        assert removal.kept == [f"{path} is in llama.cpp's cache and stays."]
 
 
 def test_folders_of_ones_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_they_are_listed_with_their_places(home: Path, capsys: pytest.CaptureFix
     } in models
     assert main(["rm", "mistral:7b", "--yes"]) == 0
     out, err = capsys.readouterr()
-    assert "ollama rm removes it" in err
+    assert err == f"{blob} is in ollama's store and stays. To remove it: ollama rm mistral:7b\n"
     assert out.startswith("0 bytes freed")
     assert blob.exists()
 

@@ -56,7 +56,7 @@ def test_measured_passes_come_before_assumptions() -> None:
 
 def test_the_lines_have_the_commands() -> None:
     toy, *models = welcome_lines(suggest(Resources(24 * GIB, 500 * GIB)))
-    assert toy == "This is SmolLM2 135M, a toy to try things with. This machine runs better ones:"
+    assert toy == "This is SmolLM2 135M, a toy to try things with. Better ones for this machine:"
     pattern = r"  about [\d.]+ tokens/s: edgespec chat \S+( --draft \S+)? \([\d.]+ GiB\)"
     assert [bool(re.fullmatch(pattern, line)) for line in models] == [True, True]
     assert max(map(len, [toy, *models])) < 80

@@ -24,7 +24,7 @@ def welcome_lines(suggestions: list[Suggestion]) -> list[str]:
     """At most three lines, which fit a usual window: the toy, and a command for each model."""
     if not suggestions:
         return [_TOY]
-    return [f"{_TOY} This machine runs better ones:", *map(_line, suggestions)]
+    return [f"{_TOY} Better ones for this machine:", *map(_line, suggestions)]
 
 
 def _line(found: Suggestion) -> str:

@@ -42,8 +42,8 @@ class SamplingOptions:
         option(
             "Sampling",
             "--sampling",
-            "For settings that are not given: what the model's maker recommends, or greedy. Default: "
-            "recommended for serve and at a terminal in a chat, otherwise greedy.",
+            "For settings not given: what the model's maker recommends, or greedy. Default: recommended "
+            "in a chat at a terminal and for serve, otherwise greedy.",
             metavar="recommended|greedy",
         ),
     ] = None

@@ -67,7 +67,7 @@ def _ending(generation: Generation) -> str:
 
 def _speed_up(generation: Generation) -> str:
     if not generation.gain:
-        return "not known: no pass for a single token was measured beside passes with drafts"
+        return "not known: no pass without drafts was timed"
     return (
         f"{generation.gain:.2f}x the speed of one token a pass, measured at "
         f"{1e3 * generation.plain_pass_s:.1f} ms a token"
@@ -89,7 +89,7 @@ def _mode(generation: Generation) -> str:
         return f"lossy ({generation.verify}): the text may differ from the model's own"
     if generation.exact:
         return "exact: bit for bit the text that the model writes without drafts"
-    return "not bit-exact: near-ties may fall otherwise than without drafts"
+    return "not bit-exact: near-ties may come out differently than without drafts"
 
 
 def count(number: int, name: str, plural: str = "") -> str:

@@ -134,7 +134,7 @@ def resolve(
     hub_name = _hub_name(name, entry)
     there = find_elsewhere(name)
     if there is not None and not (hub_name is not None and _is_cached(hub_name, hub)):
-        return Found(there.path, (f"{there.name} is that of {there.source}: {there.path}",))
+        return Found(there.path, (f"Found in {there.place}: {there.path}",))
     if hub_name is not None:
         from edgespec.models.hub.pull import pull
 

@@ -43,6 +43,19 @@ class ElsewhereModel:
     n_bytes: int
     quant: str = ""
 
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        return _PLACES[self.source]
+
+
+_PLACES = {
+    "ollama": "ollama's store",
+    "lm studio": "LM Studio's folder",
+    "llama.cpp": "llama.cpp's cache",
+    "folder": "your models folder",
+}
+
 
 def models_elsewhere() -> list[ElsewhereModel]:
     """All of them, each file once."""

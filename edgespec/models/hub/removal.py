@@ -21,13 +21,6 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.elsewhere import elsewhere_at
 from edgespec.models.hub.registry import Pair, Registry, drafters_folder
 
-_OWNERS = {
-    "ollama": "ollama's store (ollama rm removes it)",
-    "lm studio": "LM Studio",
-    "llama.cpp": "llama.cpp's cache",
-    "folder": "your models folder",
-}
-
 
 @dataclass(frozen=True)
 class Removable:
@@ -107,7 +100,8 @@ def plan_removal(path: Path) -> Removal:
             parts = list(split_paths(header))
     there = elsewhere_at(path)
     if there is not None:
-        removal.kept.append(f"{path} is of {_OWNERS[there.source]} and stays.")
+        remedy = f" To remove it: ollama rm {there.name}" if there.source == "ollama" else ""
+        removal.kept.append(f"{path} is in {there.place} and stays.{remedy}")
     elif "snapshots" in path.parts and any(part.startswith("models--") for part in path.parts):
         for part in parts:
             _add_cached(removal, part)
