@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def readable(n_bytes: int) -> str:
+def readable(n_bytes: float) -> str:
     """Bytes: 1.5 GiB."""
     size = float(n_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -24,9 +24,9 @@ def main() -> None:
     from tests.desk import Desk
 
     desks.DEADLINE_S = 600.0  # a large model takes its time
-    arguments = ["chat", *sys.argv[1:], "--max-tokens", "64"]
+    arguments = ["chat", *sys.argv[1:], "--max-tokens", "64", "--sampling", "greedy"]
     with contextlib.closing(Desk(*arguments, columns=COLUMNS, lines=LINES)) as desk:
-        desk.ask("Why is the sky blue?", until="tokens per pass")
+        desk.ask("Why is the sky blue?", until=" tokens, ")
         desk.ask("/tree", until="own choice")
         desk.wait_for(">>>")
         screen = desk.coloured()[:-1]  # without the prompt that waits for the next question

@@ -47,15 +47,18 @@ def _argument(parameter: Any) -> str:
 
 
 def _row(parameter: Any) -> str:
+    from edgespec.cli.help_page import help_of
+
     if parameter.param_type_name == "argument":
         names = _argument(parameter)
     else:
         names = ", ".join([*parameter.opts, *parameter.secondary_opts])
         if parameter.metavar:
             names += f" {parameter.metavar}"
-    variable = f" `{parameter.envvar}`" if isinstance(parameter.envvar, str) else ""
+    variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+    variable = f" `{variables[0]}`" if variables else ""
     names = names.replace("|", "\\|")
-    return f"| `{names}` | {parameter.help}{variable} |"
+    return f"| `{names}` | {help_of(parameter)}{variable} |"
 
 
 def main() -> int:

@@ -48,6 +48,8 @@ def own_environment(
         shutil.copytree(tried_kernels, home / "cache" / "edgespec" / tried_kernels.name)
     for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(home / kind.lower()))
+    monkeypatch.setenv("OLLAMA_MODELS", str(home / "ollama"))
+    monkeypatch.setenv("LLAMA_CACHE", str(home / "llama.cpp"))
     for name in list(os.environ):
         # The kernel layouts that the suite runs with are chosen from outside.
         if name.startswith(("EDGESPEC_", "HF_")) and name != kernels_setting.VARIABLE:
@@ -139,5 +141,6 @@ def at_a_desk(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
     monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nothing here answers where the cursor is
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("EDGESPEC_SAMPLING", "greedy")  # answers are compared with the library's
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)

@@ -137,7 +137,8 @@ def serving(
 @contextmanager
 def started(*arguments: str | Path) -> Iterator[tuple[Running, subprocess.Popen[str]]]:
     """The program; it is killed in the end if it still runs."""
-    command = [sys.executable, "-m", "edgespec", "serve", "--port", "0", *map(str, arguments)]
+    fixed = ["--port", "0", "--sampling", "greedy"]
+    command = [sys.executable, "-m", "edgespec", "serve", *fixed, *map(str, arguments)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
         first = program.stderr.readline()

@@ -69,11 +69,22 @@ def paths(typed: str) -> list[str]:
     ]
 
 
+def complete_words(*words: str) -> Callable[[str], list[str]]:
+    """Completes with these words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
 def complete_model(incomplete: str) -> list[str]:
     """Models for a shell: names, and GGUF files."""
     from edgespec.models.hub import catalog
+    from edgespec.models.hub.elsewhere import models_elsewhere
 
-    names = [name for name in catalog.names() if name.startswith(incomplete)]
+    known = (*catalog.names(), *(model.name for model in models_elsewhere()))
+    names = [name for name in known if name.startswith(incomplete)]
     return names + [path for path in paths(incomplete) if path.endswith((".gguf", "/"))]
 
 

@@ -4,11 +4,14 @@
     memory = "12GiB"
     temperature = 0.7
 
+    models_folder = "/models"
+
     [chat]
     system = "Be brief."
 
 Names are those of the options. Values at the top apply to every command that has the option, those in a table
-to one command. Flags take precedence over environment variables, and these over the file.
+to one command. Flags take precedence over environment variables, and these over the file. `models_folder`, a
+folder or a list of them, is no option: it says where more models are.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import UsageError
+from edgespec.models.hub.elsewhere import FOLDERS
 
+MODELS_FOLDER = "models_folder"
 TEMPLATE = """\
 # EdgeSpec's configuration. Names are those of the options, see 'edgespec chat --help'.
 # Flags come first, then environment variables (EDGESPEC_MEMORY), then this file.
@@ -30,6 +35,7 @@ TEMPLATE = """\
 # memory = "12GiB"
 # context = 8192
 # temperature = 0.7
+# models_folder = "/models"
 
 # [chat]
 # system = "Be brief."
@@ -49,6 +55,30 @@ def config_path() -> Path:
 def is_named() -> bool:
     """Whether EDGESPEC_CONFIG names the file, which then has to exist."""
     return bool(os.environ.get("EDGESPEC_CONFIG"))
+
+
+def use_models_folder() -> None:
+    """Set EDGESPEC_MODELS_FOLDER to the folders in the file, unless it is set.
+
+    Raises:
+        UsageError: as `read_config`, or the value is neither a text nor a list of texts.
+    """
+    if FOLDERS in os.environ:
+        return
+    folders = models_folders(read_config(config_path()))
+    if folders:
+        os.environ[FOLDERS] = os.pathsep.join(folders)
+
+
+def models_folders(values: dict[str, Any]) -> list[str]:
+    """The value of `models_folder`, as a list; raises UsageError if it has another form."""
+    value = values.get(MODELS_FOLDER, values.get(MODELS_FOLDER.replace("_", "-"), []))
+    folders = [value] if isinstance(value, str) else value
+    if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
+        raise UsageError(
+            f"{MODELS_FOLDER} is {value!r} in {config_path()}.", "It must be a folder, or a list."
+        )
+    return folders
 
 
 def read_config(path: Path) -> dict[str, Any]:

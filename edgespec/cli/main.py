@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli import config_file as settings
+from edgespec.cli import help_page
 from edgespec.cli.commands.bench import bench
 from edgespec.cli.commands.chat import chat
 from edgespec.cli.commands.config import WITHOUT_SETTINGS, config, defaults_from
@@ -22,15 +23,19 @@ from edgespec.cli.commands.doctor import doctor
 from edgespec.cli.commands.draft import app as draft_app
 from edgespec.cli.commands.generate import generate
 from edgespec.cli.commands.models import app as models_app
+from edgespec.cli.commands.models import list_models, pull, remove, show
 from edgespec.cli.commands.plan import plan
 from edgespec.cli.commands.profile import profile
+from edgespec.cli.commands.ps import ps
 from edgespec.cli.commands.serve import serve
 from edgespec.cli.crash import announce_crashes
+from edgespec.cli.options.rows import with_bare_json
 from edgespec.errors import EdgeSpecError
 from edgespec.version import __version__
 
 _IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # these run no native code, which could crash
 _HELP = {"-h", "--help"}
+_SHORT = "Short forms, as in ollama"
 
 app = typer.Typer(
     name="edgespec",
@@ -44,6 +49,12 @@ app = typer.Typer(
 app.command(
     epilog="Examples:\n\nedgespec chat\n\nedgespec chat 'Why is the sky blue?'\n\n"
     "edgespec chat large.gguf --draft small.gguf --memory 12GiB",
+)(chat)
+app.command(
+    "run",
+    rich_help_panel=_SHORT,
+    help="Hold a conversation, or answer one prompt and end.",
+    epilog="Examples:\n\nedgespec run llama3.2-1b\n\nedgespec run llama3.2-1b 'Why is the sky blue?'",
 )(chat)
 app.command(
     epilog="Examples:\n\nedgespec generate 'Why is the sky blue?'\n\n"
@@ -68,6 +79,14 @@ app.command(
     "edgespec bench --synthesize 8GiB --memory-cap 4GiB",
 )(bench)
 app.command(epilog="Examples:\n\nedgespec doctor\n\nedgespec doctor large.gguf --json")(doctor)
+for _name, _command, _example in (
+    ("pull", pull, "llama3.2-1b"),
+    ("list", list_models, "--all"),
+    ("show", show, "llama3.2-1b"),
+    ("rm", remove, "llama3.2-1b"),
+):
+    app.command(_name, rich_help_panel=_SHORT, epilog=f"Example:\n\nedgespec {_name} {_example}")(_command)
+app.command(rich_help_panel=_SHORT, epilog="Example:\n\nedgespec ps")(ps)
 app.command(epilog="Examples:\n\nedgespec config\n\nedgespec config --init")(config)
 
 
@@ -86,8 +105,10 @@ def _start(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        # Typer prints its help itself, and returns what remains to be printed.
-        typer.echo(context.get_help(), nl=False)
+        typer.echo(context.get_help())
+
+
+help_page.use_for(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:]
         if not _IN_PYTHON_ALONE.issuperset(arguments[:1]):
             announce_crashes(verbose=_verbose(arguments))
-    arguments = list(arguments)
+    arguments = with_bare_json(arguments)
     _escape_unprintable()
     try:
         code = app(
@@ -119,7 +140,10 @@ def _defaults_from_file(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
     file = settings.config_path()
     if not (file.exists() or settings.is_named()) or not arguments:
         return {}
-    if arguments[0] in WITHOUT_SETTINGS or arguments[0].startswith("-") or _HELP & {*arguments}:
+    if arguments[0].startswith("-") or _HELP & {*arguments} or arguments[0] in ("config", "doctor"):
+        return {}
+    settings.use_models_folder()
+    if arguments[0] in WITHOUT_SETTINGS:
         return {}
     command: Any = typer.main.get_command(app)
     return defaults_from(file, command.commands)
@@ -131,9 +155,14 @@ def _report(error: Exception, *, verbose: bool) -> int:
         case EdgeSpecError():
             what, hint, code = error.what, error.hint, error.exit_code
         case typer.TyperException() if not error.format_message():
-            return error.exit_code  # a group of commands without one: its help was printed
+            return error.exit_code
+        case typer.TyperException() if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(error.format_message(), err=True)  # a group of commands without one: its help
+            return error.exit_code
         case typer.TyperException():
-            what, hint, code = error.format_message(), _help_hint(error), error.exit_code
+            from edgespec.cli.suggestions import explained
+
+            (what, hint), code = explained(error), error.exit_code
         case typer.Abort() | BrokenPipeError():
             return 1  # the reader is gone
         case MemoryError():
@@ -152,11 +181,6 @@ def _report(error: Exception, *, verbose: bool) -> int:
 
     print_error(what, hint)
     return code
-
-
-def _help_hint(error: typer.TyperException) -> str:
-    context: Any = getattr(error, "ctx", None)
-    return f"See '{context.command_path} --help'." if context is not None else ""
 
 
 def _verbose(arguments: Sequence[str]) -> bool:

@@ -94,12 +94,12 @@ def _disks(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             WARNING if facts.speed < _SLOW else HINT,
             "disk",
-            f"{facts.speed / 1e6:.0f} MB/s were read from {disk.path}: a streamed pass takes "
-            f"{1e9 / facts.speed:.1f} s for each GB that does not fit.",
+            f"{readable(facts.speed)}/s were read from {disk.path}: a streamed pass takes "
+            f"{2**30 / facts.speed:.1f} s for each GiB that does not fit.",
             "A faster disk helps every pass; so does whatever keeps more of the model in memory.",
         )
     elif facts.speed is not None:
-        yield Finding(OK, "disk", f"The disk is fast enough to stream from: {facts.speed / 1e9:.1f} GB/s.")
+        yield Finding(OK, "disk", f"The disk is fast enough to stream from: {readable(facts.speed)}/s.")
     if disk.direct is False:
         yield Finding(
             HINT,

@@ -42,6 +42,7 @@ class Made:
         step_s: seconds of a draft step, which reads a few tokens.
         expected: what the search predicted.
         pass_s: seconds of a target pass for which it was chosen.
+        tokens_per_second: how fast the target should be with it, by `agreement` and `step_s`.
     """
 
     target: Path
@@ -52,6 +53,12 @@ class Made:
     n_bytes: int
     expected: Judged
     pass_s: float
+    tokens_per_second: float
+
+    @property
+    def gain(self) -> float:
+        """That speed relative to passes that yield a single token."""
+        return self.tokens_per_second * self.pass_s
 
     def to_json(self) -> dict[str, Any]:
         """What scripts see."""
@@ -72,6 +79,8 @@ class Made:
             "bytes": self.n_bytes,
             "pass_s": self.pass_s,
             "expected_tokens_per_second": self.expected.tokens_per_second,
+            "tokens_per_second": self.tokens_per_second,
+            "gain": self.gain,
         }
 
 
@@ -168,7 +177,17 @@ def make_for(target: str, options: MakeOptions, on_progress: Progress | None = N
         )
     )
     n_bytes = output.stat().st_size
-    return Made(header.path, output, chosen.recipe, agreement, step_s, n_bytes, chosen, cost.pass_s)
+    return Made(
+        header.path,
+        output,
+        chosen.recipe,
+        agreement,
+        step_s,
+        n_bytes,
+        chosen,
+        cost.pass_s,
+        cost.tokens_per_second(agreement, step_s, n_bytes),
+    )
 
 
 def _check(options: MakeOptions) -> None:

@@ -23,6 +23,7 @@ from edgespec.profiles.store import (
     machine_identity,
 )
 from edgespec.progress import Progress
+from edgespec.units import readable
 
 _DIRECT_SHARE = 0.95  # of the disk's speed that reaches passes
 _SLOWDOWN_BESIDE_READS = 1.05  # how much longer arithmetic takes while layers are read
@@ -102,7 +103,7 @@ class PassCosts:
             disk = self._measured_disk(model.path)
         if disk is None:
             disk = self._measured_disk(catalog.find(None))
-        return disk.speed * _DIRECT_SHARE, f"; the disk reads {disk.speed / 1e9:.2f} GB/s"
+        return disk.speed * _DIRECT_SHARE, f"; the disk reads {readable(disk.speed)}/s"
 
     def _measured_disk(self, path: Path) -> DiskProfile:
         disk = measure_reading(path, _DISK_S, self._on_progress)

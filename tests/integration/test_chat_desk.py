@@ -30,18 +30,18 @@ def saved(name: str) -> list[str]:
 def test_a_chat_into_a_pipe_has_its_prompt_and_its_answer(tmp_path: Path) -> None:
     log = tmp_path / "answers.txt"
     with contextlib.closing(Desk("-c", f"{CHAT} | tee {log}", program=["bash"])) as desk:
-        desk.ask("Hi", until="tokens per pass")
-        desk.ask("/stats", until="drafts accepted")
+        desk.ask("Hi", until=" tokens, ")
+        desk.ask("/stats", until="limited by")
         desk.ask("/nope", until="There is no command /nope")
         desk.ask("one \\", until="... ")
         desk.type("two\r")
-        desk.wait_for("tokens per pass")
+        desk.wait_for(" tokens, ")
         desk.wait_for(">>>")
         desk.type("\x04")
         assert desk.leave() == 0
     answers = log.read_text().splitlines()
     assert len(answers) >= 2
-    assert not any(word in log.read_text() for word in (">>>", "\x1b", "tokens per pass", "/nope"))
+    assert not any(word in log.read_text() for word in (">>>", "\x1b", " tokens, ", "/nope"))
 
 
 def test_bytes_that_are_no_text_are_refused_and_the_chat_goes_on(tmp_path: Path) -> None:
@@ -49,19 +49,19 @@ def test_bytes_that_are_no_text_are_refused_and_the_chat_goes_on(tmp_path: Path)
         desk.wait_for(">>>")
         desk.press(b"caf\xe9\r")
         desk.wait_for("is not valid UTF-8: byte 0xe9 at offset 3.")
-        desk.ask("Hi", until="tokens per pass")
+        desk.ask("Hi", until=" tokens, ")
     with contextlib.closing(Desk(*QUICK, "--max-tokens", "4")) as desk:
         desk.wait_for(">>>")
         desk.press(b"caf\xff!\r")
         desk.wait_for("is not valid UTF-8: byte 0xff at offset 3.")
-        desk.ask("Hi", until="tokens per pass")
+        desk.ask("Hi", until=" tokens, ")
 
 
 def test_the_first_question_may_stand_on_the_command_line() -> None:
     with contextlib.closing(Desk(*QUICK, "Hi", "--max-tokens", "8", "--session", "first")) as desk:
         desk.wait_for(">>> Hi")
-        desk.wait_for("tokens per pass")
-        desk.ask("And you?", until="tokens per pass")
+        desk.wait_for(" tokens, ")
+        desk.ask("And you?", until=" tokens, ")
         desk.wait_for(">>>")
         desk.type("/bye\r")
         assert desk.leave() == 0
@@ -70,10 +70,10 @@ def test_the_first_question_may_stand_on_the_command_line() -> None:
 
 def test_clear_keeps_what_was_saved() -> None:
     with contextlib.closing(Desk(*QUICK, "--max-tokens", "4", "--session", "trip", columns=200)) as desk:
-        desk.ask("Hi", until="tokens per pass")
+        desk.ask("Hi", until=" tokens, ")
         before = saved("trip")
         desk.ask("/clear", until="trip.json. A new one begins; it is not saved until /save NAME.")
-        desk.ask("Another thing", until="tokens per pass")
+        desk.ask("Another thing", until=" tokens, ")
         desk.ask("/show", until="not saved")
         desk.ask("/load trip", until="Going on with a conversation of 1 turn.")
         desk.wait_for(">>>")
@@ -111,7 +111,7 @@ def test_only_what_was_written_in_the_editor_is_sent(tmp_path: Path, monkeypatch
         does.write_text('echo and more >> "$1"')
         desk.type("draft")
         desk.type("\x18\x05")
-        desk.wait_for("tokens per pass")
+        desk.wait_for(" tokens, ")
         desk.wait_for(">>>")
     assert saved("editor")[::2] == ["draft\nand more"]
 
@@ -139,10 +139,10 @@ def test_ctrl_z_suspends_and_fg_goes_on(moment: str, monkeypatch: pytest.MonkeyP
         assert not desk.cursor_hidden
         desk.type("fg\r")
         if moment == "answering":
-            desk.wait_for("tokens per pass")
+            desk.wait_for(" tokens, ")
         desk.wait_for(">>>")
         desk.type("Hi\r")
-        desk.wait_for("tokens per pass")
+        desk.wait_for(" tokens, ")
         desk.wait_for(">>>")
         desk.type("/bye\r")
         desk.wait_for("ready$")
@@ -165,7 +165,7 @@ def test_ctrl_z_hands_over_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatc
         desk.type("fg\r")
         desk.wait_for(">>>")
         desk.type("Hi\r")
-        desk.wait_for("tokens per pass")
+        desk.wait_for(" tokens, ")
         desk.wait_for(">>>")
         desk.type("/bye\r")
         desk.wait_for("ready$")
@@ -181,15 +181,15 @@ def test_a_message_of_several_lines_is_one_entry_of_the_history() -> None:
         desk.type('"""one\r')
         desk.wait_for("...")
         desk.type('two"""\r')
-        desk.wait_for("tokens per pass")
+        desk.wait_for(" tokens, ")
         desk.ask("three\\", until="...")
         desk.type("four\r")
-        desk.wait_for("tokens per pass")
+        desk.wait_for(" tokens, ")
     with contextlib.closing(Desk(*QUICK, "--max-tokens", "4", "--session", "lines")) as desk:
         desk.wait_for(">>>")
         desk.type("\x10\x10\x10\x10")  # Ctrl-P: through the lines of one entry, and to the one before
         desk.wait_for("one")
         desk.type("\r")
-        desk.wait_for("tokens per pass")
+        desk.wait_for(" tokens, ")
         desk.wait_for(">>>")
     assert saved("lines")[::2] == ["one\ntwo", "three\nfour", "one\ntwo"]

@@ -36,7 +36,7 @@ def session_messages(name: str) -> list[str]:
 def test_the_screen_shows_an_answer_and_the_last_tree(q4_drafter_path: Path, reply: Reply) -> None:
     arguments = ["--draft", str(q4_drafter_path), "--tree-budget", "8", "--max-tokens", "24"]
     with contextlib.closing(Desk("chat", *arguments, columns=60)) as desk:
-        desk.ask(SKY, until="tokens per pass")
+        desk.ask(SKY, until=" tokens, ")
         desk.ask("/tree", until="the target's own choice")
         screen = "\n".join(desk.screen)
         assert reply(SKY, 8) in screen
@@ -45,7 +45,7 @@ def test_the_screen_shows_an_answer_and_the_last_tree(q4_drafter_path: Path, rep
         desk.ask("/set budget 1", until="budget is 1 from now on.")
         desk.ask("/copy", until="characters copied")
         assert b"\x1b]52;c;" in desk.bytes
-        desk.ask("/st\t", until="drafts accepted")
+        desk.ask("/st\t", until="drafted tokens accepted")
         desk.wait_for(">>>")
         desk.type("/bye\r")
         assert desk.leave() == 0
@@ -54,7 +54,7 @@ def test_the_screen_shows_an_answer_and_the_last_tree(q4_drafter_path: Path, rep
 def test_without_colour_nothing_is_drawn_twice(monkeypatch: pytest.MonkeyPatch, reply: Reply) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     with contextlib.closing(Desk("chat", "--max-tokens", "24", columns=40)) as desk:
-        desk.ask(SKY, until="tokens per pass")
+        desk.ask(SKY, until=" tokens, ")
         begun = desk.shown.index(reply(SKY, 4))
         assert "\x1b" not in desk.shown[begun:].partition("\n")[0]
 
@@ -63,7 +63,7 @@ def test_a_window_that_changes_its_size_in_an_answer(reply: Reply) -> None:
     with contextlib.closing(Desk("chat", "--max-tokens", "120", columns=44)) as desk:
         desk.ask(SKY, until=reply(SKY, 7))
         desk.resize(90, 30)
-        desk.wait_for("tokens per pass")
+        desk.wait_for(" tokens, ")
         desk.wait_for(">>>")
         screen = desk.screen
         assert 44 < max(map(len, screen)) <= 90
@@ -78,7 +78,7 @@ def test_ctrl_c_while_the_prompt_is_read(long_question: str) -> None:
         desk.type("\x03")
         desk.wait_for("Stopped before the answer began, so the question is not kept.")
         desk.ask("/retry", until="Reading the prompt")
-        desk.wait_for("tokens per pass")
+        desk.wait_for(" tokens, ")
 
 
 @pytest.fixture(params=["in memory", "streaming"])
@@ -98,7 +98,7 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing(held: list[str]) -> 
     with contextlib.closing(Desk(*first, "--max-tokens", "500")) as desk:
         if held:
             desk.wait_for(STREAMS)
-        desk.ask("Hi", until="tokens per pass")
+        desk.ask("Hi", until=" tokens, ")
         desk.ask(STORY, until=" and ")
         desk.kill()
     kept = session_messages("trip")
@@ -108,14 +108,14 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing(held: list[str]) -> 
         desk.wait_for("Going on with a conversation of 1 turn.")
         desk.wait_for("tokens put back.")
         desk.wait_for(f"The last question got no answer: {STORY} /retry asks it again.")
-        desk.ask("/retry", until="tokens per pass")
+        desk.ask("/retry", until=" tokens, ")
         desk.wait_for(">>>")
         desk.kill()  # while nothing is written
     killed = session_messages("trip")
     whole = ["chat", "--session", "whole", "--max-tokens", "12", "--exact", *held]
     with contextlib.closing(Desk(*whole)) as desk:
-        desk.ask("Hi", until="tokens per pass")
-        desk.ask(STORY, until="tokens per pass")
+        desk.ask("Hi", until=" tokens, ")
+        desk.ask(STORY, until=" tokens, ")
         desk.wait_for(">>>")
         desk.type("/bye\r")
         assert desk.leave() == 0
@@ -126,7 +126,7 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing(held: list[str]) -> 
 def test_a_chat_killed_while_it_drafts_keeps_all_but_that_answer(q4_drafter_path: Path) -> None:
     drafting = ["--draft", str(q4_drafter_path), "--tree-budget", "32", "--max-tokens", "200"]
     with contextlib.closing(Desk("chat", "--session", "trip", *drafting)) as desk:
-        desk.ask("Hi", until="tokens per pass")
+        desk.ask("Hi", until=" tokens, ")
         kept = session_messages("trip")
         assert len(kept) == 2
         desk.ask(STORY, until=" and ")  # most of a round is drafting, with so large a tree
@@ -134,7 +134,7 @@ def test_a_chat_killed_while_it_drafts_keeps_all_but_that_answer(q4_drafter_path
     assert session_messages("trip") == kept
     with contextlib.closing(Desk("chat", "--session", "trip", *drafting[:-1], "4")) as desk:
         desk.wait_for(f"The last question got no answer: {STORY}")
-        desk.ask("/retry", until="tokens per pass")
+        desk.ask("/retry", until=" tokens, ")
         desk.wait_for(">>>")
     assert session_messages("trip")[:3] == [*kept, STORY]
 
@@ -147,7 +147,7 @@ def test_a_chat_killed_while_it_reads_keeps_the_question(long_question: str) -> 
     assert session_messages("long") == []
     with contextlib.closing(Desk(*arguments)) as desk:
         desk.wait_for("The last question got no answer: words.txt: ``` word0")
-        desk.ask("/retry", until="tokens per pass")
+        desk.ask("/retry", until=" tokens, ")
         desk.wait_for(">>>")
     assert session_messages("long")[0].endswith(f"word159\n```\n\n{long_question}")
 
@@ -160,7 +160,7 @@ def test_ctrl_c_while_drafting_or_streaming(held: list[str]) -> None:
         desk.ask(STORY, until=" and ")
         desk.type("\x03")
         desk.wait_for("Stopped; what was said so far is kept.")
-        desk.ask("Hi", until="tokens per pass")
+        desk.ask("Hi", until=" tokens, ")
         desk.wait_for(">>>")
         desk.type("\x04")
         assert desk.leave() == 0
@@ -168,7 +168,7 @@ def test_ctrl_c_while_drafting_or_streaming(held: list[str]) -> None:
 
 def test_a_session_is_held_by_one_program_and_one_model(gemma_path: Path) -> None:
     with contextlib.closing(Desk("chat", "--session", "mine", "--max-tokens", "4")) as desk:
-        desk.ask("Hi", until="tokens per pass")
+        desk.ask("Hi", until=" tokens, ")
         with contextlib.closing(Desk("chat", "--session", "mine")) as other:
             other.wait_for("another program.")
             assert other.leave() == 1
@@ -177,3 +177,37 @@ def test_a_session_is_held_by_one_program_and_one_model(gemma_path: Path) -> Non
         assert desk.leave() == 0
     with contextlib.closing(Desk("chat", "--session", "mine", "--context", "2048")) as desk:
         desk.wait_for("saved with another context size")
+
+
+def test_an_answer_that_is_cut_off_says_how_to_go_on() -> None:
+    with contextlib.closing(Desk("chat", "--draft", "none", "--max-tokens", "4")) as desk:
+        desk.ask(SKY, until="The answer was cut off by --max-tokens. Ask it to go on,")
+        assert re.search(r"^4 tokens, \d+\.\d/s$", "\n".join(desk.screen), re.MULTILINE)
+        desk.ask("/set max_tokens none", until="from now on")
+
+
+def test_run_with_a_prompt_answers_it_and_ends(reply: Reply) -> None:
+    arguments = ["run", "smollm2-135m", SKY, "--draft", "none", "--max-tokens", "4", "--temp", "0"]
+    with contextlib.closing(Desk(*arguments)) as desk:
+        desk.wait_for(reply(SKY, 4))
+        assert desk.leave() == 0
+        assert ">>>" not in "\n".join(desk.screen)
+
+
+def test_a_chat_without_a_model_says_which_it_is_and_which_would_be_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("EDGESPEC_SAMPLING")
+    quick = ["chat", "--draft", "none"]
+    with contextlib.closing(Desk(*quick)) as desk:
+        desk.ask("/set temperature", until="temperature is 0.2 (recommended for SmolLM2).")
+        desk.ask("/set top_p", until="top_p is 0.9 (recommended for SmolLM2).")
+        told = [line for line in desk.screen if line][
+            : [line[:3] for line in desk.screen if line].index(">>>")
+        ]
+        assert told[0].startswith("This is SmolLM2 135M, a toy to try things with.")
+        assert len(told) <= 3
+    for arguments in (["-m", "smollm2-135m"], ["--quiet"]):
+        with contextlib.closing(Desk(*quick, *arguments)) as desk:
+            desk.wait_for(">>>")
+            assert "toy" not in "\n".join(desk.screen)

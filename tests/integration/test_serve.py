@@ -23,7 +23,8 @@ MODEL = "SmolLM2-135M-Instruct.Q4_1"
 @contextmanager
 def server(*arguments: str) -> Iterator[str]:
     """A running server's base URL."""
-    command = [sys.executable, "-m", "edgespec", "serve", "--port", "0", "--context", "1024", *arguments]
+    fixed = ["--port", "0", "--context", "1024", "--sampling", "greedy"]
+    command = [sys.executable, "-m", "edgespec", "serve", *fixed, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
         told = program.stderr.readline()

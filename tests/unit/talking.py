@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from edgespec.engine.requests import Event, RequestSource
@@ -23,6 +24,7 @@ class TalkingEngine:
     description = "talker, drafted by nobody"
     notes = ("It only talks.",)
     warnings: tuple[str, ...] = ()
+    target = SimpleNamespace(model=SimpleNamespace(path=Path("talker.gguf")))
 
     def __init__(self) -> None:
         self.words = ["Blue", " as", " ever."]
@@ -95,6 +97,45 @@ class TalkingEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class TalkingSession:
+    """A session whose answers are the engine's."""
+
+    def __init__(self, engine: TalkingEngine, system: str | None = None) -> None:
+        self.engine = engine
+        self.system = system
+        self.file = None
+        self.unsaved = ""
+        self.messages: list[dict[str, str]] = []
+
+    def ask(self, text: str, config: GenerationConfig | None = None, **more: Any) -> Iterator[Chunk]:
+        yield from self.engine.stream(text, config, **more)
+        assert self.engine.last_generation is not None
+        if not self.engine.last_generation.passes:
+            return
+        self.messages += [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": self.engine.last_generation.text},
+        ]
+
+    def clear(self) -> None:
+        self.messages.clear()
+
+    @property
+    def turns(self) -> int:
+        return len(self.messages) // 2
+
+    def drop_oldest(self, text: str = "", room: int = 256) -> int:
+        dropped = self.turns - 1
+        del self.messages[:-2]
+        self.engine.full = False
+        return dropped
+
+    def undo(self) -> bool:
+        had = bool(self.messages)
+        del self.messages[-2:]
+        return had
 
 
 def records(text: str) -> list[dict[str, Any]]:

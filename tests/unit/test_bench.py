@@ -43,6 +43,7 @@ from edgespec.bench.rows.runner import Measured, RunConfig, Runner, why_it_faile
 from edgespec.bench.rows.synthetic import remove_leftovers
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.cli.main import main
+from edgespec.cli.options.rows import form_and_file, with_bare_json
 from edgespec.errors import BackendError, OutputError, UsageError
 from edgespec.files.writing import open_locked
 from edgespec.generation.config import GenerationConfig
@@ -331,14 +332,14 @@ def test_markdown() -> None:
         " nodes ",
         " pass s ",
         " draft s ",
-        " read MB ",
+        " read MiB ",
         " disk ",
-        " peak MB ",
+        " peak MiB ",
         " identical ",
     ]
     assert len({len(line) for line in lines[:5]}) == 1
     assert "| 2.12 (2.00-2.25) |" in lines[2]
-    assert "1200 |  98% |     900 |       yes |" in lines[2]
+    assert "1144 |  98% |      858 |       yes |" in lines[2]
     assert "4.00* |      5.00 |" in lines[3]
     assert lines[3].endswith("|        NO |")
     assert "|           failed |" in lines[4]
@@ -347,6 +348,19 @@ def test_markdown() -> None:
         "memory-mapped, plain (widened) failed: Killed: <out> of memory.",
         "* cut off by --row-seconds.",
     ]
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_table_that_is_too_wide_goes_on_below(columns: int) -> None:
+    document = make_document(measured(), ABOUT)
+    lines = format_rows(ROWS, document, "md", columns).splitlines()
+    tables = [line for line in lines if line.startswith("|")]
+    assert max(map(len, tables)) <= columns
+    titles = [line.split("|")[1:-1] for line in tables if "| row " in line]
+    assert len(titles) > 1
+    whole = format_rows(ROWS, document, "md").splitlines()[0].split("|")[2:-1]
+    assert [title.strip() for row in titles for title in row[1:]] == [title.strip() for title in whole]
+    assert lines[-2:] == format_rows(ROWS, document, "md").splitlines()[-2:]
 
 
 def test_csv_json_and_lines() -> None:
@@ -425,7 +439,7 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
         "small & <wide>",
         "<out> of memory",
         "edgespec bench --html 'a b.html'",
-        "2.00 and 2.20 GB/s",
+        "1.9 GiB/s and 2.0 GiB/s before and after",
     ):
         assert shown in page.text
     assert 'name="viewport"' in text
@@ -675,6 +689,10 @@ def test_llama_cpp_rows(tmp_path: Path) -> None:
         (["--workload", "none.jsonl"], "none.jsonl cannot be read: No such file or directory."),
         (["--compare", "llama.cpp=/none"], "/none does not exist."),
         (["--temperature", "-1"], "temperature is -1.0."),
+        (["-o", "rows.xml"], "the name of a file ends in one of them."),
+        (["-o", "big.gguf"], "There is no output format 'big.gguf'."),
+        (["--json", "big.gguf"], "big.gguf would be written over. Name the model with -m: -m big.gguf"),
+        (["a.gguf", "-m", "b.gguf"], "Two models were named: a.gguf and b.gguf."),
     ],
 )
 def test_refusals(arguments: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -684,11 +702,30 @@ def test_refusals(arguments: list[str], what: str, capsys: pytest.CaptureFixture
     assert what in " ".join(err.split())
 
 
-@pytest.mark.parametrize("flag", ["--json", "--html"])
+@pytest.mark.parametrize(
+    ("words", "same_as"),
+    [
+        ("bench --json", "bench --json -"),
+        ("bench --json -m x.gguf", "bench --json - -m x.gguf"),
+        ("bench --json rows.json", "bench --json rows.json"),
+        ("bench --json -", "bench --json -"),
+        ("generate --json", "generate --json"),
+    ],
+)
+def test_json_without_a_file_is_standard_output(words: str, same_as: str) -> None:
+    assert with_bare_json(words.split()) == same_as.split()
+
+
+def test_the_ending_of_a_file_is_the_format_of_its_rows(tmp_path: Path) -> None:
+    assert form_and_file("csv") == ("csv", None)
+    assert form_and_file("rows.CSV") == ("csv", "rows.CSV")
+
+
+@pytest.mark.parametrize("flag", ["--json", "--html", "-o"])
 def test_a_file_that_cannot_be_written_is_noticed_first(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", flag, str(tmp_path / "none" / "file")]) == 1
+    assert main(["bench", flag, str(tmp_path / "none" / "file.md")]) == 1
     assert "there is no folder" in " ".join(capsys.readouterr().err.split())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
 import re
 import shlex
 import subprocess
@@ -15,8 +17,10 @@ import pytest
 import typer.main
 
 import edgespec
+from edgespec.cli.commands.draft import gain_in_words
+from edgespec.cli.commands.ps import arguments_of
 from edgespec.cli.main import app, main
-from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.loading import TREES, LoadOptions
 from edgespec.cli.options.values import parse_size
 from edgespec.cli.origin import NO_ORIGIN
 from edgespec.cli.screen.formatting import in_columns
@@ -129,7 +133,8 @@ def test_every_option_has_its_environment_variable_unless_the_docs_except_it() -
             if option.envvar is None:
                 found.add((" ".join(words), flag))
             else:
-                assert option.envvar == "EDGESPEC_" + flag.removeprefix("--").replace("-", "_").upper()
+                first = option.envvar if isinstance(option.envvar, str) else option.envvar[0]
+                assert first == "EDGESPEC_" + flag.removeprefix("--").replace("-", "_").upper()
     assert found == without
 
 
@@ -142,7 +147,8 @@ def test_variables_reach_the_options_of_every_command(
         ("EDGESPEC_HOST", "0.0.0.0", ["serve"], "Other machines can reach this server at 0.0.0.0"),
         ("EDGESPEC_SECONDS", "0", ["profile"], "--seconds is 0."),
         ("EDGESPEC_MEMORY", "lots", ["draft", "make", "x.gguf"], "'lots' is not a size."),
-        ("EDGESPEC_N", "0", ["generate", "-p", "Hi"], "--n is 0."),
+        ("EDGESPEC_N", "0", ["generate", "-p", "Hi"], "--answers is 0."),
+        ("EDGESPEC_ANSWERS", "0", ["generate", "-p", "Hi"], "--answers is 0."),
     ]:
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
@@ -178,6 +184,116 @@ def test_flags_reach_the_library(engine: TalkingEngine) -> None:
     assert engine.asked == [("Hi", config, False)]
 
 
+@pytest.mark.usefixtures("talking_session")
+def test_short_options_are_those_of_llama_cpp(engine: TalkingEngine) -> None:
+    flags = "-m m.gguf -md d.gguf -c 99 -n 9 -t 3 --temp 0.5 -s 7 -ngl 2"
+    for command in (["generate"], ["run"]):
+        assert main([*command, "-p", "Hi", *flags.split()]) == 0
+        del engine.loaded_with["on_progress"]
+        assert engine.loaded_with == {
+            "model": "m.gguf",
+            "draft": "d.gguf",
+            "context": 99,
+            "threads": 3,
+            "gpu_layers": 2,
+        }
+    assert engine.asked[0][1] == GenerationConfig(max_tokens=9, temperature=0.5, seed=7)
+    assert main(["generate", "-p", "Hi", "-n", "-1"]) == 0
+    assert engine.asked[-1][1].max_tokens is None
+
+
+def test_a_system_prompt_as_in_llm_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-p", "Hi", "-s", "You are a pirate"]) == 2
+    hint = "-s is the seed, as in llama.cpp; a system prompt is given with --system."
+    assert capsys.readouterr().err.splitlines()[-1] == hint
+
+
+@pytest.mark.parametrize("name", ["pull", "list", "show", "rm", "ps", "run"])
+def test_the_short_forms_of_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"Usage: edgespec {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command_line", "arguments"),
+    [
+        (["/usr/bin/python3", "/venv/bin/edgespec", "chat", "x"], ["chat", "x"]),
+        (["python", "-m", "edgespec", "serve", "--port", "1"], ["serve", "--port", "1"]),
+        (["python", "-m", "edgespec", "list"], None),
+        (["vim", "notes", "on", "edgespec"], None),
+        (["grep", "-r", "edgespec"], None),
+        ([], None),
+    ],
+)
+def test_which_programs_hold_a_model(command_line: list[str], arguments: list[str] | None) -> None:
+    assert arguments_of(command_line) == arguments
+
+
+def test_ps_shows_programs_and_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "import sys\nprint('up', flush=True)\nsys.stdin.read()"
+    words = ["-c", lines, "-m", "edgespec", "serve", "--api-key", "hush", "--api-key=hush"]
+    with subprocess.Popen(
+        [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        try:
+            assert main(["ps", "--json"]) == 0
+            assert main(["ps"]) == 0
+        finally:
+            program.kill()
+    out = capsys.readouterr().out
+    assert "hush" not in out
+    (mine,) = [p for p in json.loads(out.splitlines()[0])["programs"] if p["pid"] == program.pid]
+    assert mine["command"] == "edgespec serve --api-key ... --api-key=..."
+    assert mine["rss_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("option", "typed", "offers"),
+    [
+        ("--offload", "", ["auto", "stream", "mmap", "none"]),
+        ("--offload", "s", ["stream"]),
+        ("--tree", "se", ["sequoia", "sequences"]),
+        ("--verify", "spec", ["specexec", "speculative", "specinfer", "spectr"]),
+        ("--sampling", "", ["recommended", "greedy"]),
+        ("--tree-budget", "a", ["auto"]),
+        ("--draft", "lo", ["lookup"]),
+    ],
+)
+def test_values_are_completed(option: str, typed: str, offers: list[str], tmp_path: Path) -> None:
+    words = f"edgespec chat {option} {typed}"
+    variables = {"COMP_WORDS": words, "COMP_CWORD": "3", "_EDGESPEC_COMPLETE": "complete_bash"}
+    program = "import sys; from edgespec.cli.main import app; app(prog_name='edgespec')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+    )
+    assert done.stdout.split() == offers
+
+
+def test_the_policies_that_are_completed_are_those_there_are() -> None:
+    from edgespec.speculation.policies import NAMES
+
+    assert NAMES == TREES
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_second", "gain", "said"),
+    [
+        (2.06, 2.6, "about 2.1 tokens/s, 2.6 times as many"),
+        (31.0, 1.5, "about 31 tokens/s, 1.5 times as many"),
+        (9.0, 1.05, "It will gain little"),
+    ],
+)
+def test_what_a_made_drafter_gains(tokens_per_second: float, gain: float, said: str) -> None:
+    assert said in gain_in_words(tokens_per_second, gain)
+
+
 def test_what_is_not_asked_for_is_left_to_the_library(engine: TalkingEngine) -> None:
     assert main(["generate", "-p", "Hi", "--tree-budget", "auto"]) == 0
     assert set(engine.loaded_with) == {"on_progress"}
@@ -196,7 +312,14 @@ def test_environment_variables_are_defaults(engine: TalkingEngine, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4096", 4096), ("12GiB", 12 * 2**30), ("800MB", 800 * 10**6), ("1.5g", 3 * 2**29), (" 2 kib ", 2048)],
+    [
+        ("4096000", 4096000),
+        ("12B", 12),
+        ("12GiB", 12 * 2**30),
+        ("800MB", 800 * 10**6),
+        ("1.5g", 3 * 2**29),
+        (" 2 kib ", 2048),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
@@ -235,9 +358,16 @@ def test_wrong_sizes(text: str) -> None:
         ),
         (
             "generate --bogus",
-            "No such option: --bogus (Possible options: --verbose)\nSee 'edgespec generate --help'.",
+            "There is no option --bogus here.\nSee 'edgespec generate --help'.",
         ),
-        ("generat", "No such command 'generat'. Did you mean 'generate'?\nSee 'edgespec --help'."),
+        ("generate --memry 1GiB", "There is no option --memry here.\nDid you mean --memory?"),
+        ("generate --ctx-size 1", "There is no option --ctx-size here.\nDid you mean --context?"),
+        ("generate -p Hi --memory 12", "The size 12 has no unit.\nWrite 12GiB or 12MiB; 12B is bytes."),
+        ("generat", "There is no command 'generat'.\nDid you mean 'edgespec generate'?"),
+        ("ls", "There is no command 'ls'.\nDid you mean 'edgespec list'?"),
+        ("models rm x", "There is no command 'rm'.\nDid you mean 'edgespec models remove'?"),
+        ("qwen3-8b", "There is no command 'qwen3-8b'.\nTo chat with a model: edgespec chat qwen3-8b"),
+        ("xyzzy", "There is no command 'xyzzy'.\nSee 'edgespec --help'."),
     ],
 )
 def test_usage_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,7 +178,7 @@ def test_several_answers_to_one_prompt(engine: TalkingEngine, capsys: pytest.Cap
     assert main(["generate", "-p", "Hi", "--n", "2"]) == 0
     assert capsys.readouterr().out == f"{ANSWER}\n\n{ANSWER}\n"
     assert main(["generate", "-p", "Hi", "--n", "0"]) == 2
-    assert capsys.readouterr().err == "Error: --n is 0.\nIt must be from 1 to 1000.\n"
+    assert capsys.readouterr().err == "Error: --answers is 0.\nIt must be from 1 to 1000.\n"
 
 
 @pytest.mark.parametrize(

@@ -18,50 +18,10 @@ from edgespec.cli.main import main
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.generation.config import GenerationConfig
-from edgespec.generation.result import Chunk
 from edgespec.generation.rules import KINDS
-from tests.unit.talking import ANSWER, TalkingEngine
+from tests.unit.talking import ANSWER, TalkingEngine, TalkingSession
 
 CONVERT = "Convert it first, for example with: iconv -f WINDOWS-1252 -t UTF-8"
-
-
-class TalkingSession:
-    """A session whose answers are the engine's."""
-
-    def __init__(self, engine: TalkingEngine) -> None:
-        self.engine = engine
-        self.system: str | None = None
-        self.file = None
-        self.unsaved = ""
-        self.messages: list[dict[str, str]] = []
-
-    def ask(self, text: str, config: GenerationConfig | None = None, **more: Any) -> Iterator[Chunk]:
-        yield from self.engine.stream(text, config, **more)
-        assert self.engine.last_generation is not None
-        if not self.engine.last_generation.passes:
-            return
-        self.messages += [
-            {"role": "user", "content": text},
-            {"role": "assistant", "content": self.engine.last_generation.text},
-        ]
-
-    def clear(self) -> None:
-        self.messages.clear()
-
-    @property
-    def turns(self) -> int:
-        return len(self.messages) // 2
-
-    def drop_oldest(self, text: str = "", room: int = 256) -> int:
-        dropped = self.turns - 1
-        del self.messages[:-2]
-        self.engine.full = False
-        return dropped
-
-    def undo(self) -> bool:
-        had = bool(self.messages)
-        del self.messages[-2:]
-        return had
 
 
 class TypingFriend:
@@ -168,9 +128,10 @@ def test_ctrl_c_before_the_answer_claims_none(typed: Any, engine: TalkingEngine)
     assert out == [ANSWER, ANSWER]
     assert err == [
         "Stopped before the answer began, so the question is not kept. /retry asks it again.",
-        "prompt  3 tokens, 0.00 s spent on reading them",
-        "answer  none; cancelled before it began",
-        "mode    not bit-exact",
+        "prompt    3 tokens, 0.00 s spent on reading them",
+        "answer    none; stopped before it began",
+        "mode      not bit-exact: near-ties may come out differently than without drafts",
+        "sampling  greedy: always the likeliest token",
     ]
     assert [message["content"] for message in session.messages] == ["Hi", ANSWER, "Go on", ANSWER]
 
@@ -199,9 +160,41 @@ def test_settings_can_be_changed_and_shown(typed: Any, engine: TalkingEngine) ->
         "top_k is 'few'. It must be a number.",
         "There is no setting 'temprature'. Did you mean temperature?",
     ]
-    assert "temperature        0.5" in err
+    assert "temperature        0.5 (/set)" in err
     assert "session            not saved" in err
     assert engine.asked[0][1] == GenerationConfig(temperature=0.5, stop=("X",))
+
+
+def test_a_setting_says_where_it_comes_from(
+    engine: TalkingEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session: Any = TalkingSession(engine)
+    sources = {"temperature": "recommended for Qwen 3", "top_k": "recommended for Qwen 3", "seed": "given"}
+    config = GenerationConfig(temperature=0.6, top_k=20, seed=7)
+    results = ResultStream(sys.stdout, "Standard output")
+    chat = Chat(session, engine, config, Terminal(), results, sources=sources)  # type: ignore[arg-type]
+    messages = [
+        "/set temperature",
+        "/set --top-k 5",
+        "/set n 9",
+        "/set",
+        "/set temp 0",
+        "/set temp default",
+        "/set nonsense",
+        "Hi",
+        "/stats",
+    ]
+    InteractiveChat(chat).run(TypingFriend(messages, False))
+    err = capsys.readouterr().err.splitlines()
+    assert err[0] == ("temperature is 0.6 (recommended for Qwen 3). To change it: /set temperature VALUE")
+    assert err[1:3] == ["top_k is 5 from now on.", "max_tokens is 9 from now on."]
+    shown = dict(line.split(maxsplit=1) for line in err[3:] if len(line.split()) > 1)
+    assert shown["top_k"] == "5 (/set)"
+    assert shown["seed"] == "7 (given)"
+    assert shown["min_p"] == "0"
+    assert "There is no setting 'nonsense'." in " ".join(err)
+    assert err[-1] == "sampling    temperature 0.6 (recommended for Qwen 3); top_k 5 (/set)"
+    assert engine.asked[0][1] == GenerationConfig(temperature=0.6, top_k=5, seed=7, max_tokens=9)
 
 
 def test_files_go_with_the_next_question(typed: Any, engine: TalkingEngine, tmp_path: Path) -> None:
@@ -243,6 +236,9 @@ def test_a_binary_file_is_not_attached(typed: Any, tmp_path: Path) -> None:
         ("/st", ["/stats "]),
         ("/se", ["/set", "/sessions"]),
         ("/set tem", ["temperature "]),
+        ("/set verify bl", ["verify block"]),
+        ("/set temp d", ["temp default"]),
+        ("/set budget ", ["budget auto"]),
         ("/copy ", ["code"]),
         ("/clear ", []),
         ("Hello /st", []),

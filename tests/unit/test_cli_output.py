@@ -8,11 +8,12 @@ import pyte
 import pytest
 
 from edgespec.cli.screen import status as status_line
-from edgespec.cli.screen.formatting import format_statistics
+from edgespec.cli.screen.formatting import details, format_statistics
 from edgespec.cli.screen.results import ResultStream
-from edgespec.cli.screen.status import Status, aside, format_prefill
+from edgespec.cli.screen.status import Pace, Status, aside, format_prefill
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import OutputError
-from edgespec.generation.result import Generation, PassRecord
+from edgespec.generation.result import FinishReason, Generation, PassRecord, Timings
 
 
 class FakeTerminal(io.StringIO):
@@ -45,9 +46,74 @@ def test_statistics_line() -> None:
     passes = [PassRecord(8, 2, 0.1, 0.4, 0.0), PassRecord(8, 1, 0.1, 0.4, 0.0)]
     answer = Generation(tokens=[1, 2, 3, 4, 5], passes=passes, exact=True)
     answer.timings.decode_s = 2.0
-    assert format_statistics(answer) == "5 tokens, 2.0 tokens/s, 2.50 tokens per pass, bound by disk, exact"
+    assert format_statistics(answer) == "5 tokens, 2.0/s"
     answer.plain_pass_s, answer.timings.verify_s, answer.timings.io_wait_s = 0.8, 1.5, 0.5
-    assert format_statistics(answer).endswith("bound by compute, 2.0x plain decoding, exact")
+    assert format_statistics(answer) == "5 tokens, 2.0/s, 2.0x"
+
+
+def test_the_figures_by_name_are_words_that_people_know() -> None:
+    passes = [PassRecord(9, 2, 0.1, 0.4, 0.0), PassRecord(9, 1, 0.1, 0.4, 0.0)]
+    answer = Generation(tokens=[1, 2, 3, 4, 5], passes=passes, exact=True, finish_reason="length", seed=7)
+    answer.timings = Timings(decode_s=2.0, verify_s=1.5, io_wait_s=0.5, draft_s=0.2)
+    answer.plain_pass_s = 0.8
+    rows = details(answer)
+    assert rows["answer"] == "5 tokens in 2.00 s, 2.0/s; cut off by max_tokens"
+    assert rows["speed-up"] == "2.00x the speed of one token a pass, measured at 800.0 ms a token"
+    assert rows["drafts"] == "2 passes, 2.50 tokens each; 1.50 of 8.0 drafted tokens accepted in each"
+    assert rows["limited by"].startswith("the processor")
+    assert rows["mode"].startswith("exact: bit for bit")
+    assert rows["seed"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("reason", "context_full", "said"),
+    [
+        ("stop", False, []),
+        ("length", True, []),
+        ("length", False, ["The answer was cut off by --max-tokens. More."]),
+    ],
+)
+def test_an_answer_that_was_cut_off_says_so(
+    reason: FinishReason, context_full: bool, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = Generation(tokens=[1, 2], finish_reason=reason, context_full=context_full)
+    Terminal(verbose=True).statistics(answer, "More.")
+    assert capsys.readouterr().err.splitlines() == ["2 tokens", *said]
+
+
+def test_how_long_something_takes_is_said_when_it_is_long_and_no_guess() -> None:
+    now = [100.0]
+    pace = Pace(lambda: now[0])
+    assert not pace.is_due()
+    now[0] += 2
+    assert pace.left(0.01) == ""  # a guess
+    now[0] += 2
+    assert pace.left(0.5) == ""  # 8 s in all
+    assert pace.left(0.1) == ", about 0:36 left"
+    assert pace.left(1.0) == pace.left(0.0) == ""
+    now[0] += 6
+    assert pace.is_due()
+    now[0] += 29
+    assert not pace.is_due()
+    now[0] += 1
+    assert pace.is_due()
+
+
+def test_long_work_in_a_pipe_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("edgespec.cli.screen.terminal.Pace", lambda: Pace(lambda: now[0]))
+    for long in (True, False):
+        now[0] = 0.0
+        with Terminal().working(long=long) as progress:
+            for step in range(1, 5):
+                now[0] = 10.0 * step
+                progress("Timing passes", step / 5)
+    assert capsys.readouterr().err.splitlines() == [
+        "Timing passes 20%, about 0:40 left",
+        "Timing passes 80%, about 0:10 left",
+    ]
 
 
 def test_prefill_line() -> None:

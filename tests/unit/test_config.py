@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_flags_then_environment_then_file(
     [
         ('memry = "1GiB"', "There is no setting 'memry', but {file} has it.\nDid you mean memory?"),
         ("[chat]\nfoo = 1", "There is no setting 'chat.foo', but {file} has it."),
-        ("context = 'few'", "context is 'few' in {file}.\nInvalid value for '--context': "),
+        ("context = 'few'", "context is 'few' in {file}.\nInvalid value for '-c' / '--context': "),
         ("[context]\na = 1", "context is {{'a': 1}} in {file}.\nit is a table"),
         ("a = ", "{file} is not valid TOML: "),
     ],
@@ -48,6 +49,15 @@ def test_what_is_wrong_with_it(
     assert main(["generate", "-p", "Hi"]) == 2
     assert capsys.readouterr().err.startswith(f"Error: {message.format(file=file)}")
     assert engine.asked == []
+
+
+@pytest.mark.usefixtures("talking_session")
+def test_other_names_of_an_option_and_the_table_of_run(file: Path, engine: TalkingEngine) -> None:
+    file.write_text("temp = 0.5\n[chat]\ntop_k = 7\n")
+    assert main(["generate", "-p", "Hi"]) == 0
+    assert main(["run", "-p", "Hi"]) == 0
+    asked = [(config.temperature, config.top_k) for _, config, _ in engine.asked]
+    assert asked == [(0.5, 0), (0.5, 7)]
 
 
 def test_config_shows_where_values_come_from(
@@ -70,10 +80,14 @@ def test_config_shows_where_values_come_from(
     }
     assert found["settings"]["serve"]["api-key"]["value"] == "(not shown)"
     assert found["settings"]["generate"]["top-k"] == {"value": 0, "from": "default"}
+    assert found["settings"]["generate"]["gpu-layers"] == {"value": None, "from": "default", "default": "0"}
+    assert found["settings"]["chat"]["top-k"] == {"value": None, "from": "default", "default": "recommended"}
     assert main(["config"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"File: {file}"
     assert any(line.split() == ["temperature", "0.5", str(file)] for line in lines)
+    assert any(re.fullmatch(r"tree-budget +auto +default", line) for line in lines)
+    assert any(re.fullmatch(r"top-k \(chat, run, serve\) +recommended +default", line) for line in lines)
     assert main(["config", "--path"]) == 0
     assert capsys.readouterr().out == f"{file}\n"
 

@@ -30,6 +30,12 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert "One target and one drafter, generating one answer at a time." in page
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in pages if f": {page}\n" not in navigation + "\n"} == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_path_that_is_named_exists(page: Path) -> None:
     named = {path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()}

@@ -140,7 +140,7 @@ def _meanings(rows: Sequence[Row]) -> str:
 def _facts(document: dict[str, Any]) -> str:
     machine, limits, model = document["machine"], document["limits"], document["model"]
     disk = document["disk"]
-    speeds = " and ".join(f"{speed / 1e9:.2f}" for speed in disk["bytes_per_s"]) if disk else ""
+    speeds = " and ".join(f"{readable(speed)}/s" for speed in disk["bytes_per_s"]) if disk else ""
     how = "direct reads" if disk and disk["direct"] else "reads through the page cache"
     facts = {
         "Model": model["name"] if model["widened_from"] else f"{model['name']}, {readable(model['bytes'])}",
@@ -150,7 +150,7 @@ def _facts(document: dict[str, Any]) -> str:
         "Memory budget": readable(limits["memory_bytes"]) if limits["memory_bytes"] else "what is available",
         "Memory cap": _cap(limits),
         "Disk": machine["disk"],
-        "Disk speed": f"{speeds} GB/s before and after, {how}" if disk else None,
+        "Disk speed": f"{speeds} before and after, {how}" if disk else None,
         "System": machine["system"],
         "Versions": ", ".join(f"{name} {value}" for name, value in document["versions"].items() if value),
         "Asked": document["asked"],

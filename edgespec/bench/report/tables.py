@@ -34,10 +34,10 @@ COLUMNS = (
     Column("nodes", "nodes of a tree, the root included", lambda row: _number(row.nodes_per_pass, 1)),
     Column("pass s", "seconds of a pass of the target", lambda row: _number(row.pass_s, 3)),
     Column("draft s", "seconds of drafting for it", lambda row: _number(row.draft_s, 3)),
-    Column("read MB", "10^6 bytes read from disk for a pass", lambda row: _mega(row.streamed_bytes_per_pass)),
+    Column("read MiB", "MiB read from disk for a pass", lambda row: _mebi(row.streamed_bytes_per_pass)),
     Column("disk", "share of the disk's limit reached", lambda row: _share(row.disk_share)),
     Column("cpu", "share of the processor's limit reached", lambda row: _share(row.compute_share)),
-    Column("peak MB", "most memory, 10^6 bytes", lambda row: _mega(row.peak_bytes)),
+    Column("peak MiB", "most memory, in MiB", lambda row: _mebi(row.peak_bytes)),
     Column("identical", "same answers as the first exact row", lambda row: _identical(row)),
 )
 
@@ -47,8 +47,12 @@ def shown_columns(rows: Sequence[Row]) -> list[Column]:
     return [column for column in COLUMNS if any(column.cell(row) for row in rows)]
 
 
-def format_rows(rows: Sequence[Row], document: dict[str, Any], form: str) -> str:
-    """The rows in one of FORMATS; "json" gives the whole document."""
+def format_rows(rows: Sequence[Row], document: dict[str, Any], form: str, columns: int | None = None) -> str:
+    """The rows in one of FORMATS; "json" gives the whole document.
+
+    Args:
+        columns: of the window: a table that is wider goes on below in another one. None keeps it whole.
+    """
     match form:
         case "csv":
             return _csv(document["rows"])
@@ -57,21 +61,36 @@ def format_rows(rows: Sequence[Row], document: dict[str, Any], form: str) -> str
         case "jsonl":
             return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in document["rows"])
         case _:
-            return _markdown(rows)
+            return _markdown(rows, columns)
 
 
-def _markdown(rows: Sequence[Row]) -> str:
-    """A table with aligned columns, and a line for each row that failed."""
-    columns = shown_columns(rows)
-    lines = [["row", *(column.title for column in columns)]]
-    lines += [[row.name, *(column.cell(row) for column in columns)] for row in rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    text = [_line(lines[0], widths), _line(rule, widths), *(_line(line, widths) for line in lines[1:])]
+def _markdown(rows: Sequence[Row], columns: int | None) -> str:
+    """Tables with aligned columns, and a line for each row that failed."""
+    text: list[str] = []
+    for part in _parts(rows, columns):
+        text += [*([""] if text else []), *_table(rows, part)]
     remarks = [f"{row.name} failed: {row.error}" for row in rows if row.error]
     if any(row.cut for row in rows):
         remarks.append("* cut off by --row-seconds.")
     return "".join(f"{line}\n" for line in [*text, *([""] if remarks else []), *remarks])
+
+
+def _parts(rows: Sequence[Row], columns: int | None) -> list[list[Column]]:
+    """The columns of each table, so that none is wider than the window."""
+    parts: list[list[Column]] = [[]]
+    for column in shown_columns(rows):
+        if columns is not None and parts[-1] and len(_table(rows, [*parts[-1], column])[0]) > columns:
+            parts.append([])
+        parts[-1].append(column)
+    return parts
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    lines = [["row", *(column.title for column in columns)]]
+    lines += [[row.name, *(column.cell(row) for column in columns)] for row in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return [_line(lines[0], widths), _line(rule, widths), *(_line(line, widths) for line in lines[1:])]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -107,8 +126,8 @@ def _number(value: float | None, digits: int) -> str:
     return f"{value:.{0 if value >= 1000 else 1 if value >= 100 else digits}f}"
 
 
-def _mega(n_bytes: int | None) -> str:
-    return f"{n_bytes / 1e6:.0f}" if n_bytes else ""
+def _mebi(n_bytes: int | None) -> str:
+    return f"{n_bytes / 2**20:.0f}" if n_bytes else ""
 
 
 def _share(value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import sys
 from functools import partial
@@ -13,11 +14,13 @@ import typer
 
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import option, with_options
-from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.loading import LoadOptions, ModelFlag
+from edgespec.cli.options.rows import check_no_model, form_and_file
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.values import parse_size, parse_tree_budget
+from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.results import results
-from edgespec.cli.screen.terminal import Terminal
+from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,11 +33,21 @@ _WORK = "What is asked"
 _OUTPUT = "Output"
 _TREES = ("16", "32", "auto")
 _SEED = 1  # without one, sampled answers could not be compared
-_LEFT_OUT = ("context", "prompt_cache", "tree_budget", "max_tokens", "stop", "json_schema", "grammar")
+_LEFT_OUT = (
+    "context",
+    "prompt_cache",
+    "tree_budget",
+    "sampling",
+    "max_tokens",
+    "stop",
+    "json_schema",
+    "grammar",
+)
 
 
 @partial(with_options, leave_out=_LEFT_OUT)
 def bench(
+    called: typer.Context,
     tree_budgets: Annotated[
         list[str] | None,
         option(
@@ -68,11 +81,11 @@ def bench(
         ),
     ] = None,
     max_tokens: Annotated[
-        int, option(_WORK, "--max-tokens", metavar="N", help_text="Most tokens of an answer.")
+        int, option(_WORK, "-n --max-tokens", metavar="N", help_text="Most tokens of an answer.")
     ] = 64,
     context: Annotated[
         int | None,
-        option(_WORK, "--context", metavar="N", help_text="Most tokens of both. Default: what they need."),
+        option(_WORK, "-c --context", metavar="N", help_text="Most tokens of both. Default: what they need."),
     ] = None,
     workload: Annotated[
         Path | None,
@@ -105,8 +118,8 @@ def bench(
             _OUTPUT,
             "-o --output",
             variable=False,
-            metavar="md|csv|json|jsonl",
-            help_text="How rows are printed.",
+            metavar="FILE|md|csv|json|jsonl",
+            help_text="Write the rows to FILE, whose ending says how, or print them in this format.",
         ),
     ] = "md",
     json_name: Annotated[
@@ -115,8 +128,8 @@ def bench(
             _OUTPUT,
             "--json",
             variable=False,
-            metavar="FILE",
-            help_text="Write all as a JSON document; - is stdout.",
+            metavar="[FILE]",
+            help_text="Write everything as a JSON document; without FILE, or with -, to stdout.",
         ),
     ] = None,
     html_name: Annotated[
@@ -126,16 +139,22 @@ def bench(
     quiet: Annotated[bool, option(_OUTPUT, "--quiet", help_text="Only results and errors.")] = False,
     verbose: Annotated[bool, option(_OUTPUT, "--verbose", help_text="More on what happens.")] = False,
     *,
+    flag: ModelFlag,
     loading: LoadOptions,
     sampling: SamplingOptions,
 ) -> None:
     """Measure what this machine does with a model: tokens per second, plain and with trees."""
-    load = loading.arguments() | ({"context": context} if context is not None else {})
+    load = flag.on(loading, called).arguments() | ({"context": context} if context is not None else {})
     model, memory, offload = load.pop("model", None), load.pop("memory", None), load.pop("offload", "auto")
     trees = list(dict.fromkeys(_tree(text) for text in tree_budgets or _TREES))
-    if form == "md" and json_name == "-":
+    form, rows_name = form_and_file(form)
+    if form == "md" and rows_name is None and json_name == "-":
         form, json_name = "json", None
-    _check_outputs(form, json_name)
+    if json_name == "-":
+        raise UsageError(
+            f"Standard output cannot be both {form} and a JSON document.",
+            "Give --json a file, or leave out -o.",
+        )
     config = sampling.config_for(loading).with_(max_tokens=max_tokens)
     if not config.greedy and config.seed is None:
         config = config.with_(seed=_SEED)
@@ -163,15 +182,17 @@ def bench(
         command=shlex.join(["edgespec", *sys.argv[1:]]),
     )
     check(request)
-    for path in (Path(json_name) if json_name else None, html_name):
+    rows_path, json_path = (Path(name) if name else None for name in (rows_name, json_name))
+    for path in (rows_path, json_path, html_name):
         if path is not None:
+            check_no_model(path)
             check_writable(path)
     if html_name is not None:
         from edgespec.bench.report.plots import check_matplotlib
 
         check_matplotlib()
     terminal = Terminal(quiet=quiet, verbose=verbose)
-    code = _Bench(terminal, form, Path(json_name) if json_name else None, html_name).run(request)
+    code = _Bench(terminal, form, rows_path, json_path, html_name).run(request)
     if code:
         raise typer.Exit(code)
 
@@ -179,9 +200,17 @@ def bench(
 class _Bench:
     """Measures, reports progress, and writes the results."""
 
-    def __init__(self, terminal: Terminal, form: str, json_path: Path | None, html_path: Path | None) -> None:
+    def __init__(
+        self,
+        terminal: Terminal,
+        form: str,
+        rows_path: Path | None,
+        json_path: Path | None,
+        html_path: Path | None,
+    ) -> None:
         self._terminal = terminal
         self._form = form
+        self._rows_path = rows_path
         self._json_path = json_path
         self._html_path = html_path
 
@@ -192,12 +221,16 @@ class _Bench:
         from edgespec.bench.report.expected import expected
         from edgespec.bench.rows.job import prepared
         from edgespec.bench.rows.runner import Runner
+        from edgespec.units import readable_time
 
         with ExitStack() as stack:
-            with self._terminal.working() as progress:
+            with self._terminal.working(long=True) as progress:
                 job = stack.enter_context(prepared(request, progress))
             for note in job.about["notes"]:
                 self._terminal.note(note)
+            rows = len(job.specs) + len(job.others.specs if job.others else ())
+            most = readable_time(rows * request.row_seconds)
+            self._terminal.note(f"Measuring {count(rows, 'row')}, in at most {most} and what loading takes.")
             with self._terminal.status() as status:
                 runner = Runner(
                     job.run_config,
@@ -230,7 +263,13 @@ class _Bench:
         document = make_document(measured, about)
         for note in document["notes"]:
             self._terminal.detail(note)
-        results().text(format_rows(measured.rows, document, self._form))
+        columns = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+        rows = format_rows(measured.rows, document, self._form, None if self._rows_path else columns)
+        if self._rows_path is None:
+            results().text(rows)
+        else:
+            write_whole(self._rows_path, rows)
+            self._terminal.note(f"{self._rows_path} has the rows.")
         if self._form == "md":
             self._terminal.note(_conditions(document))
         for row in broken_promises(measured.rows):
@@ -254,14 +293,16 @@ def _how_far(rows: int) -> str:
 
 def _conditions(document: dict[str, Any]) -> str:
     """The conditions of the measurement, in a line."""
+    from edgespec.units import readable
+
     disk, limits = document["disk"], document["limits"]
     parts = [document["model"]["name"], f"drafter {document['draft']}", document["asked"]]
     if limits["cap_bytes"] and limits["cap"] != "none":
-        parts.append(f"capped at {limits['cap_bytes'] / 1e6:.0f} MB ({limits['cap']})")
+        parts.append(f"capped at {readable(limits['cap_bytes'])} ({limits['cap']})")
     elif limits["memory_bytes"]:
-        parts.append(f"memory budget {limits['memory_bytes'] / 1e6:.0f} MB")
+        parts.append(f"memory budget {readable(limits['memory_bytes'])}")
     if disk:
-        parts.append(f"disk {' and '.join(f'{speed / 1e9:.2f}' for speed in disk['bytes_per_s'])} GB/s")
+        parts.append(f"disk {' and '.join(readable(speed) + '/s' for speed in disk['bytes_per_s'])}")
     parts += [f"{name} {value}" for name, value in document["versions"].items() if name != "python"]
     return ". ".join(parts) + "."
 
@@ -269,13 +310,3 @@ def _conditions(document: dict[str, Any]) -> str:
 def _tree(text: str) -> int | str:
     budget = parse_tree_budget(text)
     return "auto" if budget is None else budget
-
-
-def _check_outputs(form: str, json_name: str | None) -> None:
-    if form not in ("md", "csv", "json", "jsonl"):
-        raise UsageError(f"There is no output format '{form}'.", "The formats are md, csv, json and jsonl.")
-    if json_name == "-":
-        raise UsageError(
-            f"Standard output cannot be both {form} and a JSON document.",
-            "Give --json a file, or leave out -o.",
-        )

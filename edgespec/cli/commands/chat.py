@@ -15,6 +15,7 @@ from edgespec.cli.conversation.chat import Chat
 from edgespec.cli.conversation.echo import without_echo
 from edgespec.cli.conversation.interactive import InteractiveChat
 from edgespec.cli.conversation.prompting import keyboard
+from edgespec.cli.conversation.welcome import welcome
 from edgespec.cli.options.declaration import is_on_command_line, option, with_options
 from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.options.output import OutputOptions
@@ -56,6 +57,7 @@ def chat(
     output: OutputOptions,
 ) -> None:
     """Hold a conversation."""
+    ends_after_prompt = called.info_name == "run"
     model, prompt = model_and_prompt(
         words_of(word, words),
         model=model,
@@ -63,18 +65,18 @@ def chat(
         model_is_given=is_on_command_line(called, "model"),
     )
     loading = replace(loading, model=model)
-    config = sampling.config_for(loading)
+    sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     results = ResultStream(sys.stdout, "Standard output")
     for text, name in ((system, "The system prompt"), (prompt, "The question")):
         if text is not None:
             checked(text, name)
-    typed = is_terminal(sys.stdin)
+    typed = is_terminal(sys.stdin) and not (ends_after_prompt and prompt is not None)
     if typed and output.as_json:
         raise UsageError("--json is not for a chat at a terminal.", "Pipe the question in.")
     if not typed:
         prompt = whole_prompt(prompt, terminal, "Pipe the question in, or give it with -p TEXT.")
-    terminal.rule(config.rule)
+    usually = "recommended" if is_terminal(sys.stdin) else "greedy"  # what is piped in comes from a script
     with ExitStack() as stack:
         if typed:  # what is typed ahead, even while the model is loaded, shows when its turn comes
             stack.enter_context(without_echo())
@@ -90,11 +92,20 @@ def chat(
                 "The model has no chat template, so it cannot chat.",
                 "Have it continue a text instead: edgespec generate --raw -p TEXT.",
             )
+        chosen = sampling.chosen_for(loading, engine.target.model.path, usually=usually)
+        terminal.rule(chosen.config.rule)
         from edgespec.engine.session import Session
 
         conversation = Session(engine, system)
         turns = Chat(
-            conversation, engine, config, terminal, results, budget=loading.budget, exact=bool(loading.exact)
+            conversation,
+            engine,
+            chosen.config,
+            terminal,
+            results,
+            sources=chosen.sources,
+            budget=loading.budget,
+            exact=bool(loading.exact),
         )
         pending = None
         if file is not None:
@@ -104,6 +115,8 @@ def chat(
             if system is not None and conversation.system != system:
                 conversation.system = system
         if typed:
+            if loading.model is None:
+                welcome(terminal)
             interactive = InteractiveChat(turns, pending)
             interactive.run(keyboard(interactive.completer), first=prompt)
         else:
@@ -113,7 +126,7 @@ def chat(
 
 def _answer_once(turns: Chat, question: str, *, as_json: bool) -> None:
     """Without a terminal, all of standard input is one question, whatever its lines begin with."""
-    interruption = turns.ask(question, as_json=as_json)
+    interruption = turns.ask(question, as_json=as_json, to_go_on="A larger value allows a longer one.")
     if turns.last_answer is not None and turns.last_answer.context_full:
         turns.terminal.warn(
             f"The context of {turns.context} tokens is full, so the answer ends early; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +13,23 @@ import typer
 
 from edgespec.cli import config_file as settings
 from edgespec.cli.options.declaration import option
+from edgespec.cli.options.sampling import RECOMMENDABLE
+from edgespec.cli.screen.formatting import table
 from edgespec.errors import EdgeSpecError, OutputError, UsageError
+from edgespec.generation.config import GenerationConfig
+from edgespec.models.hub.elsewhere import own_folders
 
 # Options that belong to a single run.
 _NOT_SETTINGS = {"prompt", "word", "words", "input_name", "output_name", "overwrite", "answers", "session"}
 # Options of `bench` that share a name with others but mean something else.
-_NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets"}
+_NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets", "model_flag"}
+_FOLDERS = settings.MODELS_FOLDER.replace("_", "-")
 _SECRET = ("api-key",)
-WITHOUT_SETTINGS = ("config", "doctor")  # these must work even if the file is damaged
+_RECOMMENDED = ("chat", "run", "serve")  # commands that sample as a model's maker recommends
+_DEFAULTS = vars(GenerationConfig())
+# The first two must work even if the file is damaged; the others have nothing to set.
+WITHOUT_SETTINGS = ("config", "doctor", "pull", "list", "show", "rm", "ps")
+_TABLES = {"run": "chat"}  # the table of a command, where it is not named after it
 
 
 def config(
@@ -42,11 +52,16 @@ def config(
     assert context.parent is not None
     commands: Any = context.parent.command
     values = defaults_from(file, commands.commands)
+    settings.use_models_folder()
     found = {name: _sources(commands.commands[name], values[name], file) for name in values}
+    folders = os.pathsep.join(map(str, own_folders()))
     if as_json:
-        typer.echo(json.dumps({"file": str(file), "settings": found}, ensure_ascii=False))
+        typer.echo(
+            json.dumps({"file": str(file), _FOLDERS: folders or None, "settings": found}, ensure_ascii=False)
+        )
         return
     typer.echo(f"File: {file}" + ("" if file.exists() else " (does not exist; --init makes it)"))
+    typer.echo(f"Models folder: {folders or 'none; models_folder in that file names one'}")
     _print(found)
 
 
@@ -57,21 +72,24 @@ def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
         UsageError: a name is not that of an option, or a value is of the wrong kind.
     """
     everywhere = settings.read_config(file)
+    settings.models_folders(everywhere)
+    everywhere = {key: value for key, value in everywhere.items() if _dashed(key) != _FOLDERS}
     result: dict[str, dict[str, Any]] = {}
     for name, command in commands.items():
         if name in WITHOUT_SETTINGS:
             continue
         options = _options(command)
-        own = everywhere.get(name, {})
+        own = everywhere.get(_TABLES.get(name, name), {})
         own = own if isinstance(own, dict) else {}
-        given = {key: value for key, value in everywhere.items() if _dashed(key) in options} | own
+        others = _other_names(command)
+        given = {key: value for key, value in everywhere.items() if _dashed(key) in options | others} | own
         result[name] = {}
         for key, value in given.items():
-            parameter = options.get(_dashed(key))
+            parameter = options.get(_dashed(key)) or others.get(_dashed(key))
             if parameter is None:
                 raise _unknown(f"{name}.{key}", key, list(options), file)
             result[name][parameter.name] = _checked(command, parameter, key, value, file)
-    known = {key for name in result for key in _options(commands[name])}
+    known = {key for name in result for key in _options(commands[name]) | _other_names(commands[name])}
     for key in everywhere:
         if key not in result and _dashed(key) not in known:
             raise _unknown(key, key, [*known, *result], file)
@@ -118,42 +136,74 @@ def _options(command: Any) -> dict[str, Any]:
     }
 
 
+def _other_names(command: Any) -> dict[str, Any]:
+    """The same parameters by their other long names, such as "temp"."""
+    return {
+        name.removeprefix("--"): parameter
+        for parameter in _options(command).values()
+        for name in parameter.opts[:-1]
+        if name.startswith("--")
+    }
+
+
+def _variable(parameter: Any) -> str | None:
+    """The environment variable that sets a parameter now, or None."""
+    names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+    return next((name for name in names if os.environ.get(name)), None)
+
+
 def _sources(command: Any, from_file: dict[str, Any], file: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, parameter in _options(command).items():
-        variable = parameter.envvar if isinstance(parameter.envvar, str) else None
-        if variable and os.environ.get(variable):
+        variable = _variable(parameter)
+        if variable is not None:
             found[name] = {"value": os.environ[variable], "from": f"{variable} in the environment"}
         elif parameter.name in from_file:
             found[name] = {"value": from_file[parameter.name], "from": str(file)}
         else:
-            default = parameter.default if not callable(parameter.default) else None
-            found[name] = {"value": default, "from": "default"}
+            found[name] = _default(command.name, parameter)
         if name in _SECRET and found[name]["value"] is not None:
             found[name]["value"] = "(not shown)"
     return found
 
 
+def _default(command: str, parameter: Any) -> dict[str, Any]:
+    """A setting that was not set. Where the library decides, "default" says what it takes, in words."""
+    value = parameter.default if not callable(parameter.default) else None
+    if value is not None:
+        return {"value": value, "from": "default"}
+    recommended = command in _RECOMMENDED and parameter.name in RECOMMENDABLE
+    if parameter.name == "sampling":
+        return {"value": "recommended" if command in _RECOMMENDED else "greedy", "from": "default"}
+    if recommended:
+        return {"value": None, "from": "default", "default": "recommended"}
+    if parameter.name in _DEFAULTS and _DEFAULTS[parameter.name] is not None:
+        return {"value": _DEFAULTS[parameter.name], "from": "default"}
+    stated = re.search(r"Default: (.*?)\.$", parameter.help or "")
+    return {"value": None, "from": "default"} | ({"default": stated[1]} if stated else {})
+
+
 def _print(found: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """Print each setting once if all its commands agree, or else for each command."""
-    names = list(dict.fromkeys(name for settings_ in found.values() for name in settings_))
-    width = max(map(len, names)) + 2
-    for name in names:
-        by_command = {command: s[name] for command, s in found.items() if name in s}
-        first = next(iter(by_command.values()))
-        if all(entry == first for entry in by_command.values()):
-            where = (
-                "" if len(by_command) == len(found) or len(by_command) > 1 else f" ({next(iter(by_command))})"
-            )
-            typer.echo(f"{name + where:<{width + 10}}{_text(first['value']):<24}{first['from']}")
-        else:
-            for command, entry in by_command.items():
-                typer.echo(f"{f'{name} ({command})':<{width + 10}}{_text(entry['value']):<24}{entry['from']}")
+    """Print each setting once if all its commands agree, or else a line for each value."""
+    rows = []
+    for name in dict.fromkeys(name for settings_ in found.values() for name in settings_):
+        commands = [command for command, settings_ in found.items() if name in settings_]
+        groups: dict[tuple[str, str], list[str]] = {}
+        for command in commands:
+            entry = found[command][name]
+            groups.setdefault((_text(entry), entry["from"]), []).append(command)
+        for (value, source), its in groups.items():
+            where = "" if len(groups) == 1 and len(commands) > 1 else f" ({', '.join(its)})"
+            rows.append((name + where, value, source))
+    typer.echo(table((), rows), nl=False)
 
 
-def _text(value: Any) -> str:
-    """A value for people."""
-    return "-" if value is None else str(value)
+def _text(entry: dict[str, Any]) -> str:
+    """A setting's value for people."""
+    value = entry["value"]
+    if value is None:
+        return str(entry.get("default", "-"))
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
 def _make(file: Path) -> None:

@@ -13,6 +13,7 @@ import typer
 from edgespec.cli.commands.config import settings_problem
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options.declaration import option
+from edgespec.cli.options.loading import ModelFlag
 from edgespec.cli.screen.formatting import in_columns
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
@@ -28,11 +29,16 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Argument(
+            metavar="MODEL",
             help="Say how this model would run here.",
             autocompletion=complete_model,
             envvar="EDGESPEC_MODEL",
             show_envvar=False,
         ),
+    ] = None,
+    model_flag: Annotated[
+        str | None,
+        option(None, "-m --model", "The same as the argument.", variable=False, metavar="MODEL"),
     ] = None,
     disk_check: Annotated[
         bool,
@@ -44,6 +50,7 @@ def doctor(
     ] = False,
 ) -> None:
     """Look for what makes models slow or fail here, and say how to mend it."""
+    model = ModelFlag(model_flag).or_argument(model, context)
     from edgespec.doctor.diagnosis import diagnose
     from edgespec.doctor.facts import gather
     from edgespec.doctor.finding import ERROR
@@ -121,7 +128,7 @@ def _disk(disk: Disk, speed: float | None = None) -> str:
 
     device = " ".join(part for part in (disk.device, f"({disk.kind})", disk.file_system) if part)
     direct = {True: ", direct reads", False: ", no direct reads", None: ""}[disk.direct]
-    measured = f", {speed / 1e9:.2f} GB/s" if speed else ""
+    measured = f", {readable(speed)}/s" if speed else ""
     return f"{disk.path} on {device}, {readable(disk.free)} free{direct}{measured}"
 
 

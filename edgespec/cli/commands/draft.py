@@ -13,6 +13,8 @@ from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 
+_LITTLE = 1.1  # times the speed
+
 app = typer.Typer(
     name="draft",
     help="Make a drafter for a target that has none.",
@@ -26,7 +28,7 @@ def make(
     target: Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="TARGET")],
     output: Annotated[
         Path | None,
-        option(None, "--output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
+        option(None, "-o --output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
     ] = None,
     memory: Annotated[
         str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")
@@ -45,7 +47,7 @@ def make(
         int, option(None, "--tokens", "Tokens of each of the target's answers.", metavar="N")
     ] = 64,
     threads: Annotated[
-        int | None, option(None, "--threads", "CPU threads. Default: all cores.", metavar="N")
+        int | None, option(None, "-t --threads", "CPU threads. Default: all cores.", metavar="N")
     ] = None,
     as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False,
     quiet: Annotated[bool, option(None, "--quiet", "Only results and errors.")] = False,
@@ -70,7 +72,7 @@ def make(
         tokens=tokens,
         threads=threads,
     )
-    with terminal.working() as progress:
+    with terminal.working(long=True) as progress:
         made = make_for(target, options, progress)
     if as_json:
         results().record(made.to_json())
@@ -80,6 +82,17 @@ def make(
         f"Made from {made.target.name}: {made.recipe}. It has {readable(made.n_bytes)}, takes "
         f"{made.step_s * 1000:.1f} ms a step, and agrees on {made.agreement.top1:.0%} of tokens at once and "
         f"{made.agreement.top4:.0%} within four ({made.agreement.tokens} tokens). --draft auto uses it."
+    )
+    terminal.note(gain_in_words(made.tokens_per_second, made.gain))
+
+
+def gain_in_words(tokens_per_second: float, gain: float) -> str:
+    """What a drafter gains, by what was measured of it."""
+    if gain < _LITTLE:
+        return "It will gain little: the target's passes are too short, or it agrees too seldom."
+    return (
+        f"With it, the target should write about {tokens_per_second:.{0 if tokens_per_second >= 10 else 1}f} "
+        f"tokens/s, {gain:.1f} times as many as with one token a pass. 'edgespec bench' measures it."
     )
 
 

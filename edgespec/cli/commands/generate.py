@@ -52,13 +52,13 @@ def generate(
     ] = None,
     input_name: Annotated[
         str | None,
-        option(_PANEL, "--input", "JSONL, a prompt a line; - is stdin.", variable=False, metavar="FILE"),
+        option(_PANEL, "-i --input", "JSONL, a prompt a line; - is stdin.", variable=False, metavar="FILE"),
     ] = None,
     output_name: Annotated[
         str | None,
         option(
             _PANEL,
-            "--output",
+            "-o --output",
             "Append JSON lines here; run again to go on.",
             variable=False,
             metavar="FILE",
@@ -79,7 +79,13 @@ def generate(
     ] = None,
     answers: Annotated[
         int,
-        option(_PANEL, "--n", "Answers to each prompt; a seed counts up.", metavar="N"),
+        option(
+            _PANEL,
+            "--n --answers",
+            "Answers to each prompt; a seed counts up.",
+            envvar=["EDGESPEC_ANSWERS", "EDGESPEC_N"],
+            metavar="N",
+        ),
     ] = 1,
     parallel: Annotated[
         int | None,
@@ -107,7 +113,7 @@ def generate(
     if system is not None and raw:
         raise UsageError("--system cannot be used with --raw.", "Leave one of them out.")
     if not 1 <= answers <= MOST_ANSWERS:
-        raise UsageError(f"--n is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
+        raise UsageError(f"--answers is {answers}.", f"It must be from 1 to {MOST_ANSWERS}.")
     if parallel is not None and parallel < 1:
         raise UsageError(f"--parallel is {parallel}.", "It must be 1 or more.")
     if overwrite and (input_name is None or output_name is None):
@@ -132,7 +138,7 @@ def generate(
             results = file.results
         if input_name is not None:
             batch = BatchRun(
-                sampling.config_for(loading),
+                _config(sampling, loading, terminal),
                 terminal,
                 results,
                 file=file,
@@ -147,6 +153,18 @@ def generate(
         else:
             as_text = output_name is None and not output.as_json
             _SinglePrompt(terminal, results, system, raw, as_text, answers).run(prompt, loading, sampling)
+
+
+def _config(sampling: SamplingOptions, loading: LoadOptions, terminal: Terminal) -> GenerationConfig:
+    """The settings: greedy unless others are asked for, so that scripts give the same text every time."""
+    config = sampling.config_for(loading)
+    if sampling.sampling != "recommended":
+        return config
+    from edgespec.models.hub import catalog
+
+    with terminal.working() as progress:
+        path = catalog.find(loading.model, progress)
+    return sampling.chosen_for(loading, path, usually="greedy").config
 
 
 @dataclass(frozen=True)
@@ -164,7 +182,7 @@ class _SinglePrompt:
         """Answer the prompt, or standard input if there is none; with JSON, a failure gives an object too."""
         try:
             text = prompt = whole_prompt(prompt, self.terminal, _HOW)
-            config = sampling.config_for(loading)
+            config = _config(sampling, loading, self.terminal)
             self.terminal.rule(config.rule)
             with self.terminal.load(loading) as engine:
                 self.terminal.template(engine, raw=self.raw)
@@ -195,7 +213,8 @@ class _SinglePrompt:
         else:
             self.results.record(answer.to_json(prompt) | origin.to_json())
         if answer.passes:
-            self.terminal.statistics(answer)
+            self.terminal.statistics(answer, "A larger value allows a longer one.")
+            self.terminal.all_statistics(answer)
         if answer.context_full:
             self.terminal.note(f"The context of {engine.context} tokens is full; --context makes it larger.")
         if interruption:

@@ -161,7 +161,7 @@ def pair(
     from edgespec.drafting.pair_check import examine_pair
 
     terminal = Terminal(quiet=quiet)
-    with terminal.working() as progress:
+    with terminal.working(long=True) as progress:
         found = examine_pair(target, drafter, measure_agreement=measure, on_progress=progress)
     if as_json:
         results().record(found.to_json())

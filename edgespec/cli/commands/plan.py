@@ -6,14 +6,17 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
+import typer
+
 from edgespec.cli.options.declaration import with_options
-from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
-from edgespec.cli.screen.formatting import format_gigabytes, table
+from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
+from edgespec.units import readable
 
 if TYPE_CHECKING:
     from edgespec.costs.planner import Prediction, PromptTime
@@ -27,13 +30,20 @@ _LEFT_OUT = ({f.name for f in fields(LoadOptions)} - _LOADED) | (
 
 
 @partial(with_options, leave_out=_LEFT_OUT)
-def plan(*, loading: LoadOptions, sampling: SamplingOptions, output: OutputOptions) -> None:
+def plan(
+    called: typer.Context,
+    *,
+    flag: ModelFlag,
+    loading: LoadOptions,
+    sampling: SamplingOptions,
+    output: OutputOptions,
+) -> None:
     """Say how a model would run here: what stays in memory, which trees, how fast, and what would help.
 
     The figures are those of 'edgespec profile' where it has measured them, and derived from other models
     where it has not. A model on the Hub is not downloaded for that.
     """
-    load, config = loading.arguments(), sampling.config()
+    load, config = flag.on(loading, called).arguments(), sampling.config()
     context = load.get("context", 4096)
     if not 16 <= context <= 10_000_000:
         raise UsageError(f"The context is {context}.", "It must be from 16 to 10000000.")
@@ -61,13 +71,13 @@ def _report(plan: Plan) -> str:
     chosen = plan.chosen
     holding = chosen.holding
     about = "about " if plan.uncertain else ""
-    rows = [("model", plan.model), ("memory", format_gigabytes(holding.budget))]
+    rows = [("model", plan.model), ("memory", readable(holding.budget))]
     if holding.streamed_bytes:
-        rows.append(("stays in memory", format_gigabytes(holding.resident_bytes)))
-        ring = f"{holding.n_slots} slots of {format_gigabytes(holding.slot_bytes)}"
-        rows.append(("streamed a pass", f"{format_gigabytes(holding.streamed_bytes)}, through {ring}"))
+        rows.append(("stays in memory", readable(holding.resident_bytes)))
+        ring = f"{holding.n_slots} slots of {readable(holding.slot_bytes)}"
+        rows.append(("streamed a pass", f"{readable(holding.streamed_bytes)}, through {ring}"))
     else:
-        rows.append(("stays in memory", f"all of it; {format_gigabytes(holding.needed)} are needed"))
+        rows.append(("stays in memory", f"all of it; {readable(holding.needed)} are needed"))
     if chosen.nodes > 1:
         rows.append(("drafter", chosen.drafter))
         rows.append(("tree", f"{chosen.nodes} nodes, {chosen.tokens_per_pass:.1f} tokens a pass"))

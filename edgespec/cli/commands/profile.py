@@ -5,13 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from edgespec.cli.options.declaration import option, with_options
-from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.output import OutputOptions
-from edgespec.cli.screen.formatting import format_gigabytes, table
+from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
+from edgespec.units import readable, readable_time
 
 if TYPE_CHECKING:
     from edgespec.costs.yields import Yields
@@ -23,8 +26,10 @@ _LONGEST_S = 3600.0
 
 @partial(with_options, leave_out=("tree_budget", "prompt_cache"))
 def profile(
+    called: typer.Context,
     seconds: Annotated[float, option(None, "--seconds", "About how long to measure.", metavar="N")] = 50.0,
     *,
+    flag: ModelFlag,
     loading: LoadOptions,
     output: OutputOptions,
 ) -> None:
@@ -35,11 +40,13 @@ def profile(
     """
     if not 1 <= seconds <= _LONGEST_S:
         raise UsageError(f"--seconds is {seconds:g}.", f"It must be from 1 to {_LONGEST_S:g}.")
+    loading = flag.on(loading, called)
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     with terminal.load(loading) as engine:
         from edgespec.measure.full_profile import measure_full_profile
 
-        with terminal.working(engine) as progress:
+        terminal.note(f"Measuring for about {readable_time(seconds)}.")
+        with terminal.working(engine, long=True) as progress:
             found = measure_full_profile(engine, seconds, progress)
     if found.noisy:
         terminal.warn(
@@ -86,7 +93,7 @@ def _passes(passes: PassProfile, streamed: int) -> str:
     whole = curve.floored(read_s)
     knee = f"Up to {whole.knee(0.1)} rows a pass takes about as long as one row."
     if streamed:
-        knee += f" It reads {format_gigabytes(streamed)} at {_rate(passes.read_rate)}."
+        knee += f" It reads {readable(streamed)} at {_rate(passes.read_rate)}."
     return table(headings, rows) + knee + "\n"
 
 
@@ -112,7 +119,7 @@ def _yields(name: str, yields: Yields) -> str:
 
 
 def _rate(bytes_per_second: float) -> str:
-    return f"{format_gigabytes(bytes_per_second)}/s"
+    return f"{readable(bytes_per_second)}/s"
 
 
 def _seconds(seconds: float) -> str:

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from edgespec.cli.conversation.settings import sampling_in_words
 from edgespec.cli.options.declaration import option, with_options
-from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.values import parse_size
@@ -21,6 +22,7 @@ _PANEL = "Server"
 
 @with_options
 def serve(
+    called: typer.Context,
     host: Annotated[str, option(_PANEL, "--host", "Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[int, option(_PANEL, "--port", "0 takes a free one.", metavar="N")] = 8080,
     api_key: Annotated[
@@ -49,12 +51,14 @@ def serve(
         option(_PANEL, "--max-body", "Largest request; larger ones get status 413.", metavar="SIZE"),
     ] = "8MiB",
     *,
+    flag: ModelFlag,
     loading: LoadOptions,
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
     """Answer the OpenAI API over HTTP, several requests in every pass."""
-    config = sampling.config_for(loading)
+    loading = flag.on(loading, called)
+    sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     if not 0 <= port <= 65535:
         raise UsageError(f"The port is {port}.", "It must be from 0 to 65535.")
@@ -62,7 +66,7 @@ def serve(
         raise UsageError(f"--queue is {queue}.", "It must be from 0 to 10000.")
     if not 1 <= parallel <= 1000:
         raise UsageError(f"--parallel is {parallel}.", "It must be from 1 to 1000.")
-    limit = parse_size(max_body)
+    limit = parse_size(max_body, least_bare=0)
     if not 1024 <= limit <= 1 << 30:
         raise UsageError(f"--max-body is {max_body}.", "It must be from 1KiB to 1GiB.")
     if api_key is None and not _is_loopback(host):
@@ -70,6 +74,8 @@ def serve(
             f"Other machines can reach this server at {host}, and there is no API key.",
             "Give one with --api-key or EDGESPEC_API_KEY, or leave out --host.",
         )
+    from edgespec.models.hub.elsewhere import display_name
+
     try:
         from edgespec.serving.app import Application
         from edgespec.serving.limits import Limits
@@ -83,13 +89,16 @@ def serve(
         ) from error
     with _listen(host, port) as listener:
         engine = terminal.load(loading)
-        model = name or engine.target.model.path.stem
+        model = name or display_name(engine.target.model.path)
+        chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
+        sampled = sampling_in_words(chosen.config, chosen.sources)
+        terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
         can_chat = engine.has_chat_template
         worker = Worker(engine, queue, loading.load, terminal.warn, parallel=parallel)
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)
-            app = Application(worker, model, config, api_key=api_key, hosts=hosts, limits=limits)
+            app = Application(worker, model, chosen.config, api_key=api_key, hosts=hosts, limits=limits)
             server = Server(app, limits, verbose=output.verbose)
             bound = listener.getsockname()
             terminal.note(f"Serving {model} at http://{_for_url(bound[0])}:{bound[1]}/v1. Ctrl-C ends it.")

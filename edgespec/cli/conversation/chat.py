@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.echo import without_echo
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.options.sampling import exact_contradicts
+from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.markdown import MarkdownWriter
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal, shows_colour
@@ -26,6 +29,8 @@ class Chat:
 
     Attributes:
         config: how answers are generated.
+        at_start: how they were at first.
+        sources: where settings that are not the library's defaults come from, by name.
         budget: the tree budget; None means auto.
         exact: exact decoding was requested.
         last_answer: the latest answer; None before the first one.
@@ -39,11 +44,14 @@ class Chat:
         terminal: Terminal,
         results: ResultStream,
         *,
+        sources: Mapping[str, str] | None = None,
         budget: int | None = None,
         exact: bool = False,
     ) -> None:
         self.session = session
-        self.config = config
+        self.config = self.at_start = config
+        self.sources = dict(sources or {})
+        self._sources_at_start = dict(self.sources)
         self.terminal = terminal
         self.results = results
         self.budget = budget
@@ -63,8 +71,11 @@ class Chat:
         """Target, drafter and mode in one line."""
         return self._engine.description
 
-    def ask(self, text: str, *, as_json: bool = False) -> Interruption:
+    def ask(self, text: str, *, as_json: bool = False, to_go_on: str) -> Interruption:
         """Do one turn; returns whether a signal cut it short.
+
+        Args:
+            to_go_on: what to do after an answer that --max-tokens cut off.
 
         Raises:
             EdgeSpecError: there is no answer; the conversation is as it was.
@@ -87,21 +98,28 @@ class Chat:
         if as_json:
             self.results.record(answer.to_json(text))
         if answer.passes:
-            self.terminal.statistics(answer)
+            self.terminal.statistics(answer, to_go_on)
         if self.session.unsaved and not self._warned_unsaved:
             self._warned_unsaved = True
             self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")
         return interruption
 
-    def set_config(self, config: GenerationConfig) -> None:
-        """Change the settings from now on.
+    def change(self, name: str, value: str) -> None:
+        """Change a setting from now on.
 
         Raises:
+            UsageError: there is no such setting, or it cannot have that value.
             UsageError: the rule of `verify` contradicts --exact.
         """
+        config = settings.changed(self.config, name, value, self.at_start)
         if self.exact and not config.rule.kind.invariant:
             raise exact_contradicts(config.verify)
         self.config = config
+        name = settings.name_of(name)
+        if value.lower() == settings.AS_AT_START and name in self._sources_at_start:
+            self.sources[name] = self._sources_at_start[name]
+        else:
+            self.sources[name] = "/set"
         self.terminal.rule(config.rule)
 
     def set_budget(self, budget: int | None) -> None:
@@ -113,7 +131,7 @@ class Chat:
         """Say how a saved conversation was resumed."""
         if resumed is None or not (resumed.turns or resumed.pending):
             return
-        turns = f"{resumed.turns} turn{'' if resumed.turns == 1 else 's'}"
+        turns = count(resumed.turns, "turn")
         if resumed.reason:
             how = f"{resumed.reason}, so the next question reads it again"
         else:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.completion import Completer
 from edgespec.cli.conversation.attach import with_attachments
-from edgespec.cli.conversation.slash_commands import ALIASES, SlashCommands, count
+from edgespec.cli.conversation.slash_commands import ALIASES, SlashCommands
+from edgespec.cli.screen.formatting import count
 from edgespec.cli.utf8 import checked
 from edgespec.errors import ContextLengthError, EdgeSpecError
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from edgespec.cli.conversation.prompting import Keyboard
 
 _GO_ON = "/undo takes back the last turn, /clear starts over, and --context makes it larger."
+
+_IF_CUT_OFF = "Ask it to go on, or give it more room: /set max_tokens none, then /retry."
 
 
 class InteractiveChat:
@@ -89,7 +92,7 @@ class InteractiveChat:
         """Have a question answered; if there is no room, offer to drop turns."""
         self.last_question = text
         try:
-            interruption = self.chat.ask(text)
+            interruption = self.chat.ask(text, to_go_on=_IF_CUT_OFF)
         except ContextLengthError as error:
             if not self.chat.session.messages:
                 raise

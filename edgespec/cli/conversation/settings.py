@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,17 +13,36 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import KINDS
 
 _DEFAULTS = {name: value for name, value in asdict(GenerationConfig()).items() if name != "grammar"}
-_BUDGET = ("budget", "tree_budget")
-# Names from other programs.
-_ALIASES = {"num_predict": "max_tokens", "n_predict": "max_tokens", "repeat_last_n": "penalty_window"}
-_NOTHING = ("none", "off", "auto", "random", "default")
+_BUDGET = "tree_budget"
+# Short names, and those of other programs.
+_ALIASES = {
+    "budget": _BUDGET,
+    "temp": "temperature",
+    "n": "max_tokens",
+    "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
+    "repeat_last_n": "penalty_window",
+}
+AS_AT_START = "default"
+_NOTHING = ("none", "off", "auto", "random")
 
-NAMES = (*_DEFAULTS, "budget", "system")
+_SAMPLED = (
+    *("temperature", "top_k", "top_p", "min_p"),
+    *("repeat_penalty", "frequency_penalty", "presence_penalty"),
+)
+
+NAMES = (*_DEFAULTS, _BUDGET, "system")
 
 
 def is_budget(name: str) -> bool:
     """Whether this is the tree budget, which is a setting of the engine."""
-    return name.replace("-", "_") in _BUDGET
+    return name_of(name) == _BUDGET
+
+
+def name_of(typed: str) -> str:
+    """The setting's own name, from however it was typed: as an option, or as in other programs."""
+    name = typed.removeprefix("--").replace("-", "_")
+    return _ALIASES.get(name, name)
 
 
 def parse_budget(value: str) -> int | None:
@@ -31,32 +51,70 @@ def parse_budget(value: str) -> int | None:
     Raises:
         UsageError: it is not a number.
     """
-    if value.strip().lower() in _NOTHING:
+    if value.strip().lower() in (*_NOTHING, AS_AT_START):
         return None
     if not re.fullmatch(r"\d{1,9}", value.strip(), re.ASCII):
         raise UsageError(f"The tree budget is '{value.strip()}'.", "It must be a number of nodes, or auto.")
     return int(value)
 
 
-def changed(config: GenerationConfig, name: str, value: str) -> GenerationConfig:
-    """The settings with one changed.
+def changed(config: GenerationConfig, name: str, value: str, at_start: GenerationConfig) -> GenerationConfig:
+    """The settings with one changed; "default" takes its value from those at the start of the chat.
 
     Raises:
         UsageError: there is no such setting, or it cannot have that value.
     """
-    field = _ALIASES.get(name, name.replace("-", "_"))
+    field = name_of(name)
     if field not in _DEFAULTS:
-        close = difflib.get_close_matches(field, NAMES, n=1)
-        hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(NAMES)}."
-        raise UsageError(f"There is no setting '{name}'.", hint)
+        raise unknown(name)
+    if value.lower() == AS_AT_START:
+        return config.with_(**{field: getattr(at_start, field)})
     if field == "verify":
         _check_rule(value)
     return config.with_(**{field: _parse(field, value)})
 
 
-def shown(config: GenerationConfig) -> dict[str, str]:
-    """Every setting as text that `changed` accepts."""
-    return {name: _text(name, getattr(config, name)) for name in _DEFAULTS}
+def values_of(name: str) -> list[str]:
+    """Words that the setting takes, for completion."""
+    field = name_of(name)
+    if field == "verify":
+        return [*KINDS]
+    words = {"tree_budget": ["auto"], "max_tokens": ["none"], "seed": ["random"], "stop": ["none"]}
+    return [*words.get(field, []), *([AS_AT_START] if field in _DEFAULTS else [])]
+
+
+def unknown(name: str) -> UsageError:
+    """The error for a name that is not that of a setting."""
+    close = difflib.get_close_matches(name_of(name), NAMES, n=1)
+    hint = f"Did you mean {close[0]}?" if close else f"There are {', '.join(NAMES)}."
+    return UsageError(f"There is no setting '{name}'.", hint)
+
+
+def shown(config: GenerationConfig, sources: Mapping[str, str]) -> dict[str, str]:
+    """Every setting, with where it comes from unless it is the library's default.
+
+    Args:
+        sources: by the settings' names.
+    """
+    return {
+        name: _text(name, getattr(config, name)) + (f" ({sources[name]})" if name in sources else "")
+        for name in _DEFAULTS
+    }
+
+
+def sampling_in_words(config: GenerationConfig, sources: Mapping[str, str]) -> str:
+    """How tokens are chosen, and where that comes from, in a line."""
+    if config.greedy:
+        text = "greedy: always the likeliest token"
+        return f"{text} ({sources['temperature']})" if "temperature" in sources else text
+    names = [name for name in _SAMPLED if getattr(config, name) != _DEFAULTS[name]]
+    by_source: dict[str, list[str]] = {}
+    for name in names:
+        value = f"{name} {getattr(config, name):g}"
+        by_source.setdefault(sources.get(name, ""), []).append(value)
+    return "; ".join(
+        ", ".join(values) + (f" ({source})" if source else "") for source, values in by_source.items()
+    )
 
 
 def _check_rule(value: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from edgespec.cli.completion import paths
 from edgespec.cli.conversation import clipboard, settings
 from edgespec.cli.conversation.attach import read_attachment
-from edgespec.cli.screen.formatting import details
+from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SlashCommands:
             "/help": Command("", "this list", self._help),
             "/system": Command("[TEXT]", "set the system prompt, or show it", self._system),
             "/set": Command(
-                "NAME VALUE", "change a setting: temperature, seed, budget ...", self._set, _names
+                "NAME VALUE", "change a setting: temperature, seed, tree_budget ...", self._set, _names
             ),
             "/show": Command("", "settings, model and session", self._show),
             "/file": Command("PATH", "attach a text file to the next question", self._file, paths),
@@ -160,17 +160,32 @@ class SlashCommands:
             self._system(value)
             return
         if not value.strip():
-            raise UsageError("/set needs a name and a value.", "For example: /set temperature 0.7")
+            self._show_settings(settings.name_of(name))
+            return
         if settings.is_budget(name):
             self._chat.chat.set_budget(settings.parse_budget(value))
         else:
-            self._chat.chat.set_config(settings.changed(self._chat.chat.config, name, value.strip()))
-        self._chat.say(f"{name} is {value.strip()} from now on.")
+            self._chat.chat.change(name, value.strip())
+        self._chat.say(f"{settings.name_of(name)} is {value.strip()} from now on.")
+
+    def _settings(self) -> dict[str, str]:
+        chat = self._chat.chat
+        budget = "auto" if chat.budget is None else str(chat.budget)
+        return {**settings.shown(chat.config, chat.sources), "tree_budget": budget}
+
+    def _show_settings(self, name: str) -> None:
+        """Show one setting, or all if the name is empty."""
+        rows = self._settings()
+        if not name:
+            self._chat.chat.terminal.rows(rows)
+        elif name in rows:
+            self._chat.say(f"{name} is {rows[name]}. To change it: /set {name} VALUE")
+        else:
+            raise settings.unknown(name)
 
     def _show(self, _rest: str) -> None:
         rows = {
-            **settings.shown(self._chat.chat.config),
-            "budget": "auto" if self._chat.chat.budget is None else str(self._chat.chat.budget),
+            **self._settings(),
             "context": f"{self._chat.chat.context} tokens",
             "model": self._chat.chat.description,
             "system": self._session.system or "none",
@@ -244,12 +259,14 @@ class SlashCommands:
         if answer is None:
             self._chat.say("There is no answer yet.")
         else:
-            self._chat.chat.terminal.rows(details(answer))
+            chat = self._chat.chat
+            sampled = settings.sampling_in_words(chat.config, chat.sources)
+            chat.terminal.rows(details(answer) | {"sampling": sampled})
 
     def _tree(self, _rest: str) -> None:
         if not self._chat.chat.draw_last_tree(shutil.get_terminal_size().columns - 1):
             self._chat.say(
-                "No tree was drafted yet. /set budget 16 asks for trees even where they do not pay."
+                "No tree was drafted yet. /set tree_budget 16 asks for trees even where they do not pay."
             )
 
     def _copy(self, rest: str) -> None:
@@ -267,12 +284,11 @@ class SlashCommands:
         self._chat.say(f"{count(len(text), 'character')} copied {how}.")
 
 
-def count(number: int, name: str) -> str:
-    """A number and what it counts, in the plural where it must be."""
-    return f"{number} {name}{'' if number == 1 else 's'}"
-
-
-def _names(_typed: str) -> Sequence[str]:
+def _names(typed: str) -> Sequence[str]:
+    """Names of settings, and then the values that can be listed."""
+    name, space, _ = typed.partition(" ")
+    if space:
+        return [f"{name} {value}" for value in settings.values_of(name)]
     return [f"{name} " for name in settings.NAMES]
 
 

@@ -9,21 +9,31 @@ from typing import Any, get_type_hints
 
 import typer
 
+from edgespec.cli.completion import complete_words
+
 
 def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool = True, **more: Any) -> Any:
     """An option, with an environment variable named after it: --tree-budget is EDGESPEC_TREE_BUDGET.
 
     Args:
         panel: the heading of `--help` under which it is listed; None is the general one.
-        flags: the flag, or several, separated by spaces; the last one gives the variable its name.
+        flags: the flag, or several, separated by spaces; the last one is the option's name, which messages,
+            variables and the configuration file use. The others are short forms and names from elsewhere.
         variable: False for options of a single run, such as the name of its output file, and for those that
             must be confirmed each time. A variable that is set once for all commands could overwrite or
             remove a file that nobody named.
     """
     if variable:
-        name = flags.split()[-1].split("/")[0].removeprefix("--").replace("-", "_").upper()
-        more |= {"envvar": f"EDGESPEC_{name}", "show_envvar": False}
+        more = {"envvar": variable_of(flags.split()[-1].split("/")[0]), "show_envvar": False} | more
+    words = [word for word in str(more.get("metavar", "")).split("|") if word.islower()]
+    if "|" in str(more.get("metavar", "")) and words and "autocompletion" not in more:
+        more["autocompletion"] = complete_words(*words)
     return typer.Option(*flags.split(), help=help_text or None, rich_help_panel=panel, **more)
+
+
+def variable_of(flag: str) -> str:
+    """The environment variable of an option."""
+    return f"EDGESPEC_{flag.removeprefix('--').replace('-', '_').upper()}"
 
 
 def is_on_command_line(context: typer.Context, name: str) -> bool:

@@ -7,18 +7,22 @@ belongs to the library, the option is None unless somebody sets it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.cli.completion import complete_draft, complete_model
-from edgespec.cli.options.declaration import option
+from edgespec.cli.completion import complete_draft, complete_model, complete_words
+from edgespec.cli.options.declaration import is_on_command_line, option
 from edgespec.cli.options.values import parse_size, parse_tree_budget
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
+
+
+# The policies of speculation.policies, which takes too long to import for help and completion.
+TREES = ("calibrated", "specexec", "sequoia", "opt-tree", "eagle2", "chain", "sequences")
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class LoadOptions:
     model: Annotated[
         str | None,
         typer.Argument(
+            metavar="MODEL",
             help="Path of a GGUF file, or a name. Default: a small model that comes along.",
             autocompletion=complete_model,
             envvar="EDGESPEC_MODEL",
@@ -42,7 +47,7 @@ class LoadOptions:
         int | None,
         option(
             "Model",
-            "--context",
+            "-c --context",
             "Most tokens of prompt and answer. Default: 4096.",
             metavar="N",
         ),
@@ -51,14 +56,14 @@ class LoadOptions:
         int | None,
         option(
             "Model",
-            "--threads",
+            "-t --threads",
             "CPU threads. Default: one for each physical core, or more if faster.",
             metavar="N",
         ),
     ] = None
     gpu_layers: Annotated[
         int | None,
-        option("Model", "--gpu-layers", "Layers for the GPU; -1 is all. Default: 0.", metavar="N"),
+        option("Model", "-ngl --gpu-layers", "Layers for the GPU; -1 is all. Default: 0.", metavar="N"),
     ] = None
     offload: Annotated[
         str | None,
@@ -100,7 +105,7 @@ class LoadOptions:
         str | None,
         option(
             "Speculation",
-            "--draft",
+            "-md --draft",
             "Small model that drafts. Default: auto.",
             autocompletion=complete_draft,
             metavar="PATH|NAME|auto|none",
@@ -123,6 +128,7 @@ class LoadOptions:
             "How token trees grow: calibrated, specexec, sequoia, opt-tree, eagle2, chain or sequences. "
             "Default: calibrated.",
             metavar="NAME",
+            autocompletion=complete_words(*TREES),
         ),
     ] = None
     tree_budget: Annotated[
@@ -183,3 +189,34 @@ class LoadOptions:
         import edgespec
 
         return edgespec.load(**arguments, on_progress=on_progress)
+
+
+@dataclass(frozen=True)
+class ModelFlag:
+    """-m MODEL, for commands whose argument is the model: other programs name it so."""
+
+    model_flag: Annotated[
+        str | None,
+        option(
+            "Model",
+            "-m --model",
+            "The same as the argument.",
+            variable=False,  # EDGESPEC_MODEL is that of the argument
+            metavar="MODEL",
+            autocompletion=complete_model,
+        ),
+    ] = None
+
+    def or_argument(self, model: str | None, called: typer.Context) -> str | None:
+        """The model of the flag, or else of the argument.
+
+        Raises:
+            UsageError: the command line has both.
+        """
+        if self.model_flag is not None and is_on_command_line(called, "model"):
+            raise UsageError(f"Two models were named: {model} and {self.model_flag}.", "Name one.")
+        return self.model_flag or model
+
+    def on(self, loading: LoadOptions, called: typer.Context) -> LoadOptions:
+        """The options with the model of the flag; raises as `or_argument`."""
+        return replace(loading, model=self.or_argument(loading.model, called))

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+from edgespec.cli.completion import complete_words
 from edgespec.cli.options.declaration import option
 from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.utf8 import decoded
-from edgespec.errors import UsageError
+from edgespec.errors import ModelFileError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
+from edgespec.generation.rules import KINDS
+
+if TYPE_CHECKING:
+    from edgespec.models.hub.recommended import Recommendation
 
 _DEFAULTS = GenerationConfig()
+_SAMPLING = ("recommended", "greedy")
+RECOMMENDABLE = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")  # see models.hub.recommended
+_NO_LIMIT = -1  # of --max-tokens, as in llama.cpp and ollama
 
 
 @dataclass(frozen=True)
@@ -23,38 +32,76 @@ class SamplingOptions:
         int | None,
         option(
             "Sampling",
-            "--max-tokens",
-            "Most tokens to generate. Default: until the context is full.",
+            "-n --max-tokens",
+            "Most tokens to generate; -1 is no limit. Default: until the context is full.",
             metavar="N",
         ),
     ] = _DEFAULTS.max_tokens
+    sampling: Annotated[
+        str | None,
+        option(
+            "Sampling",
+            "--sampling",
+            "For settings not given: what the model's maker recommends, or greedy. Default: recommended "
+            "in a chat at a terminal and for serve, otherwise greedy.",
+            metavar="recommended|greedy",
+        ),
+    ] = None
     temperature: Annotated[
-        float, option("Sampling", "--temperature", "0 takes the likeliest token.", metavar="T")
-    ] = _DEFAULTS.temperature
+        float | None,
+        option(
+            "Sampling",
+            "--temp --temperature",
+            "0 takes the likeliest token. Default: 0, or as recommended.",
+            metavar="T",
+        ),
+    ] = None
     top_k: Annotated[
-        int, option("Sampling", "--top-k", "Only the k likeliest tokens; 0 is all.", metavar="K")
-    ] = _DEFAULTS.top_k
+        int | None,
+        option(
+            "Sampling",
+            "--top-k",
+            "Only the k likeliest tokens; 0 is all. Default: 0, or as recommended.",
+            metavar="K",
+        ),
+    ] = None
     top_p: Annotated[
-        float,
-        option("Sampling", "--top-p", "Only the likeliest tokens that sum up to P.", metavar="P"),
-    ] = _DEFAULTS.top_p
+        float | None,
+        option(
+            "Sampling",
+            "--top-p",
+            "Only the likeliest tokens that sum up to P. Default: 1, or as recommended.",
+            metavar="P",
+        ),
+    ] = None
     min_p: Annotated[
-        float,
-        option("Sampling", "--min-p", "Drop tokens under P times the likeliest one.", metavar="P"),
-    ] = _DEFAULTS.min_p
+        float | None,
+        option(
+            "Sampling",
+            "--min-p",
+            "Drop tokens under P times the likeliest one. Default: 0, or as recommended.",
+            metavar="P",
+        ),
+    ] = None
     repeat_penalty: Annotated[
-        float, option("Sampling", "--repeat-penalty", "Over 1 avoids repetition.", metavar="X")
-    ] = _DEFAULTS.repeat_penalty
+        float | None,
+        option(
+            "Sampling",
+            "--repeat-penalty",
+            "Over 1 avoids repetition. Default: 1, or as recommended.",
+            metavar="X",
+        ),
+    ] = None
     frequency_penalty: Annotated[
-        float,
-        option("Sampling", "--frequency-penalty", "Taken off for each earlier use.", metavar="X"),
-    ] = _DEFAULTS.frequency_penalty
+        float | None,
+        option("Sampling", "--frequency-penalty", "Taken off for each earlier use. Default: 0.", metavar="X"),
+    ] = None
     presence_penalty: Annotated[
-        float,
-        option("Sampling", "--presence-penalty", "Taken off once for earlier use.", metavar="X"),
-    ] = _DEFAULTS.presence_penalty
+        float | None,
+        option("Sampling", "--presence-penalty", "Taken off once for earlier use. Default: 0.", metavar="X"),
+    ] = None
     seed: Annotated[
-        int | None, option("Sampling", "--seed", "Makes sampled text repeatable.", metavar="N")
+        int | None, option("Sampling", "-s --seed", "Makes sampled text repeatable.", metavar="N")
     ] = _DEFAULTS.seed
     stop: Annotated[
         list[str] | None,
@@ -75,15 +122,24 @@ class SamplingOptions:
             "--verify",
             "Rule by which drafted tokens are accepted: see docs/verification.md.",
             metavar="RULE",
+            autocompletion=complete_words(*KINDS),
         ),
     ] = _DEFAULTS.verify
 
+    @property
+    def given(self) -> frozenset[str]:
+        """Settings that were given, by whatever means; they win over what is recommended."""
+        own = (f.name for f in fields(GenerationConfig) if getattr(self, f.name, None) not in (None, []))
+        return frozenset(own) - ({"verify"} if self.verify == _DEFAULTS.verify else set())
+
     def config(self) -> GenerationConfig:
-        """The settings, checked.
+        """The settings, checked; what was not given has the library's default.
 
         Raises:
             UsageError: a value is out of its range, or a file cannot be read.
         """
+        if self.sampling not in (None, *_SAMPLING):
+            raise UsageError(f"--sampling is '{self.sampling}'.", "It must be recommended or greedy.")
         if self.json_schema is not None and self.grammar is not None:
             raise UsageError("Both --json-schema and --grammar were given.", "Give one of them.")
         form = None
@@ -91,8 +147,10 @@ class SamplingOptions:
             form = Grammar("json_schema", _read_form("--json-schema", self.json_schema))
         elif self.grammar is not None:
             form = Grammar("grammar", _read_form("--grammar", self.grammar))
-        values = asdict(self) | {"stop": tuple(self.stop or ()), "grammar": form}
-        del values["json_schema"]
+        values = {name: getattr(self, name) for name in self.given}
+        values |= {"stop": tuple(self.stop or ()), "grammar": form}
+        if self.max_tokens == _NO_LIMIT:
+            values["max_tokens"] = None
         return GenerationConfig(**values)
 
     def config_for(self, loading: LoadOptions) -> GenerationConfig:
@@ -105,6 +163,47 @@ class SamplingOptions:
         if loading.exact and not config.rule.kind.invariant:
             raise exact_contradicts(self.verify)
         return config
+
+    def chosen_for(self, loading: LoadOptions, model: Path, *, usually: str) -> ChosenSampling:
+        """The settings for a model, with what its maker recommends where nothing was given.
+
+        Args:
+            model: its file.
+            usually: what this command does without --sampling: "recommended" or "greedy".
+
+        Raises:
+            UsageError: as config_for.
+        """
+        config = self.config_for(loading)
+        sources = dict.fromkeys(self.given, "given")
+        # Whoever asks for greedy decoding by its temperature or rule means all of it.
+        greedy = self.temperature == 0 or self.verify == "greedy"
+        if greedy or (self.sampling or usually) != "recommended":
+            return ChosenSampling(config, sources)
+        found = _recommendation(model)
+        values = {name: value for name, value in found.values.items() if name not in self.given}
+        config = config.with_(**values)
+        if loading.exact and not config.rule.kind.invariant:
+            raise exact_contradicts(self.verify)
+        return ChosenSampling(config, {name: found.sources[name] for name in values} | sources)
+
+
+@dataclass(frozen=True)
+class ChosenSampling:
+    """Settings, and where those that are not the library's defaults come from."""
+
+    config: GenerationConfig
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def _recommendation(model: Path) -> Recommendation:
+    from edgespec.models.gguf.header import read_header
+    from edgespec.models.hub.recommended import Recommendation, recommended_sampling
+
+    try:
+        return recommended_sampling(read_header(model))
+    except ModelFileError:  # only the settings are lost: the model was loaded
+        return Recommendation()
 
 
 def exact_contradicts(rule: str) -> UsageError:

@@ -39,7 +39,7 @@ NamedModel = Annotated[
     option(
         "Model",
         "-m --model",
-        "The same; what stands without a flag is then the prompt.",
+        "The same; what stands without a flag is then the prompt. Default: a small model that comes along.",
         metavar="MODEL",
         autocompletion=complete_model,
     ),
@@ -113,6 +113,10 @@ def is_model(word: str) -> bool:
         return True
     name = word.partition(":")[0]
     if catalog.entry_for(name) is not None or parse_hub_name(word) is not None:
+        return True
+    from edgespec.models.hub.elsewhere import find_elsewhere
+
+    if find_elsewhere(word) is not None:
         return True
     close = difflib.get_close_matches(name.lower(), catalog.names(), n=1, cutoff=0.8)
     if close:

@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.generation.result import Generation
-
-
-def format_gigabytes(n_bytes: float) -> str:
-    """Such as 1.84 GB, with 10^9 bytes per GB."""
-    return f"{n_bytes / 1e9:.2f} GB"
+from edgespec.units import readable
 
 
 def format_statistics(generation: Generation) -> str:
-    """The figures of an answer in one line."""
-    count = len(generation.tokens)
-    return ", ".join(
-        [
-            f"{count} token{'' if count == 1 else 's'}",
-            f"{generation.tokens_per_second:.1f} tokens/s",
-            f"{generation.tokens_per_pass:.2f} tokens per pass",
-            f"bound by {generation.bound_by}",
-            *([f"{generation.gain:.1f}x plain decoding"] if generation.gain else []),
-            _mode(generation),
-        ]
-    )
+    """The figures of an answer in one line, such as "60 tokens, 46.7/s, 1.7x".
+
+    The factor is the speed against one token a pass, by the measured time of such a pass; it is left out
+    where none was measured.
+    """
+    parts = [count(len(generation.tokens), "token")]
+    if generation.tokens_per_second:
+        parts.append(f"{generation.tokens_per_second:.1f}/s")
+    if generation.gain:
+        parts.append(f"{generation.gain:.1f}x")
+    if generation.lossy:
+        parts.append(f"lossy ({generation.verify})")
+    return ", ".join(parts)
+
+
+def is_cut_off(generation: Generation) -> bool:
+    """Whether the answer ended because it reached --max-tokens."""
+    return generation.finish_reason == "length" and not generation.context_full
 
 
 def details(generation: Generation) -> dict[str, str]:
@@ -33,29 +35,66 @@ def details(generation: Generation) -> dict[str, str]:
     if not generation.passes:
         return {
             "prompt": f"{generation.prompt_tokens} tokens, {timings.prefill_s:.2f} s spent on reading them",
-            "answer": f"none; {generation.finish_reason} before it began",
+            "answer": f"none; {_ending(generation)} before it began",
             "mode": _mode(generation),
         }
     return {
         "prompt": f"{generation.prompt_tokens} tokens, read in {timings.prefill_s:.2f} s",
-        "answer": f"{len(generation.tokens)} tokens in {timings.decode_s:.2f} s, "
-        f"{generation.tokens_per_second:.1f} tokens/s, ended by {generation.finish_reason}",
-        "passes": f"{len(generation.passes)}, {generation.tokens_per_pass:.2f} tokens and "
-        f"{generation.nodes_per_pass:.1f} nodes each, {generation.acceptance_rate:.0%} of drafts accepted",
-        "time": f"{timings.draft_s:.2f} s drafting, {timings.verify_s:.2f} s verifying, "
-        f"{timings.io_wait_s:.2f} s of it waiting for the disk",
-        "gain": f"{generation.gain:.2f}x plain decoding, by a pass of {1e3 * generation.plain_pass_s:.1f} ms"
-        if generation.gain
-        else "not known: no plain pass was measured beside trees",
-        "memory": f"{memory.peak_rss_bytes / 2**30:.2f} GiB at most of {memory.budget_bytes / 2**30:.2f} GiB",
-        "mode": _mode(generation) + (f", seed {generation.seed}" if generation.seed else ""),
+        "answer": f"{count(len(generation.tokens), 'token')} in {timings.decode_s:.2f} s, "
+        f"{generation.tokens_per_second:.1f}/s; {_ending(generation)}",
+        "speed-up": _speed_up(generation),
+        "drafts": _drafts(generation),
+        "time": f"{timings.draft_s:.2f} s for drafting, {timings.verify_s:.2f} s for passes, "
+        f"{timings.io_wait_s:.2f} s of them waiting for the disk",
+        "limited by": _LIMITS[generation.bound_by],
+        "memory": f"{readable(memory.peak_rss_bytes)} at most, of {readable(memory.budget_bytes)}",
+        "mode": _mode(generation),
+        **({"seed": str(generation.seed)} if generation.seed else {}),
     }
+
+
+_LIMITS = {
+    "disk": "the disk: most of the time went to waiting for weights",
+    "compute": "the processor: most of the time went to the model's arithmetic",
+    "drafter": "the drafter: most of the time went to drafting",
+}
+_ENDINGS = {"stop": "complete", "length": "cut off by max_tokens", "cancelled": "stopped", "error": "failed"}
+
+
+def _ending(generation: Generation) -> str:
+    return "cut off by a full context" if generation.context_full else _ENDINGS[generation.finish_reason]
+
+
+def _speed_up(generation: Generation) -> str:
+    if not generation.gain:
+        return "not known: no pass without drafts was timed"
+    return (
+        f"{generation.gain:.2f}x the speed of one token a pass, measured at "
+        f"{1e3 * generation.plain_pass_s:.1f} ms a token"
+    )
+
+
+def _drafts(generation: Generation) -> str:
+    passes = len(generation.passes)
+    text = f"{count(passes, 'pass', 'passes')}, {generation.tokens_per_pass:.2f} tokens each"
+    drafted = generation.nodes_per_pass - 1
+    if drafted <= 0:
+        return f"{text}; nothing was drafted"
+    accepted = generation.acceptance_rate * drafted
+    return f"{text}; {accepted:.2f} of {drafted:.1f} drafted tokens accepted in each"
 
 
 def _mode(generation: Generation) -> str:
     if generation.lossy:
-        return f"lossy ({generation.verify})"
-    return "exact" if generation.exact else "not bit-exact"
+        return f"lossy ({generation.verify}): the text may differ from the model's own"
+    if generation.exact:
+        return "exact: bit for bit the text that the model writes without drafts"
+    return "not bit-exact: near-ties may come out differently than without drafts"
+
+
+def count(number: int, name: str, plural: str = "") -> str:
+    """A number and what it counts: 1 token, 2 tokens."""
+    return f"{number} {name if number == 1 else plural or name + 's'}"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,16 +8,45 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 _A_MOMENT_S = 0.25
 _FRAME_S = 0.1
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _BAR = 20  # characters
+_GUESS_S, _SOON_S, _LATER_S = 3.0, 10.0, 30.0
 _WIDE = 70
 
 _shown: Status | None = None  # the one whose line is shown
+
+
+class Pace:
+    """Says how long something will still take, from how much of it is done.
+
+    Args:
+        clock: gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start = self._said = clock()
+        self._patience = _SOON_S
+
+    def left(self, fraction: float) -> str:
+        """Such as ", 0:40 left"; empty while that is a guess, and for what takes only seconds in all."""
+        seconds = self._clock() - self._start
+        if seconds < _GUESS_S or not 0 < fraction < 1 or seconds / fraction < _SOON_S:
+            return ""
+        return f", about {format_seconds(seconds / fraction * (1 - fraction))} left"
+
+    def is_due(self) -> bool:
+        """Whether a line should be printed where there is no status line: after 10 s, then every 30."""
+        now = self._clock()
+        if now - self._said < self._patience:
+            return False
+        self._said, self._patience = now, _LATER_S
+        return True
 
 
 class Status:
@@ -35,9 +64,9 @@ class Status:
         self._thread: threading.Thread | None = None
         self._prefill_from = 0.0
 
-    def progress(self, what: str, fraction: float) -> None:
-        """Show how much of something is done."""
-        self.say(f"{what} {fraction:.0%}" if fraction > 0 else what)
+    def progress(self, what: str, fraction: float, more: str = "") -> None:
+        """Show how much of something is done, and what else there is to say of it."""
+        self.say(f"{what} {fraction:.0%}{more}" if fraction > 0 else what)
 
     def say(self, text: str) -> None:
         """Show a text."""

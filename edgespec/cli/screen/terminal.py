@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from edgespec.cli.interrupt import Cancellable, cancelling
-from edgespec.cli.screen.formatting import format_statistics, in_columns
-from edgespec.cli.screen.status import Status, aside
+from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
+from edgespec.cli.screen.status import Pace, Status, aside
 from edgespec.generation.result import Generation
 from edgespec.progress import Progress
 
@@ -41,6 +41,16 @@ class Terminal:
         """Print something that a person may want to know."""
         if not self._quiet:
             _print(text)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a person sees what goes to standard error, and did not ask for quiet."""
+        return is_terminal(sys.stderr) and not self._quiet
+
+    def hint(self, text: str) -> None:
+        """Print something in passing, if a person is watching."""
+        if self.is_watched:
+            _print(text, style="dim")
 
     def rows(self, rows: Mapping[str, str]) -> None:
         """Print names and texts in two columns."""
@@ -80,16 +90,22 @@ class Terminal:
         return engine
 
     @contextlib.contextmanager
-    def working(self, engine: Cancellable | None = None) -> Iterator[Progress]:
+    def working(self, engine: Cancellable | None = None, *, long: bool = False) -> Iterator[Progress]:
         """A status line for some work, as a progress callback; Ctrl-C ends the work at its next report.
 
         Args:
             engine: Ctrl-C ends its pass too.
+            long: whether the work may take minutes; then how long it will still take is said too, and in a
+                pipe, where there is no status line, every now and then by a line of its own.
         """
+        pace = Pace()
         with self.status() as status, cancelling(engine or _NothingToCancel()) as interruption:
 
             def report(what: str, fraction: float) -> None:
-                status.progress(what, fraction)
+                left = pace.left(fraction) if long else ""
+                status.progress(what, fraction, left)
+                if long and not status.shown and pace.is_due():
+                    self.note(f"{what} {fraction:.0%}{left}")
                 if interruption:
                     raise KeyboardInterrupt
 
@@ -120,14 +136,21 @@ class Terminal:
                 "--raw leaves out this note."
             )
 
-    def statistics(self, generation: Generation) -> None:
-        """Print one line about an answer, if a person is watching."""
-        if self.verbose or (is_terminal(sys.stderr) and not self._quiet):
+    def statistics(self, generation: Generation, to_go_on: str) -> None:
+        """Print one line about an answer, if a person is watching, and how to go on if it was cut off."""
+        if self.verbose or self.is_watched:
             _print(format_statistics(generation), style="dim")
+            if is_cut_off(generation):
+                _print(f"The answer was cut off by --max-tokens. {to_go_on}", style="dim")
+
+    def all_statistics(self, generation: Generation) -> None:
+        """Print every figure of an answer, with `--verbose`."""
+        if self.verbose:
+            self.rows(details(generation))
 
     def status(self) -> Status:
         """A status line."""
-        return Status(shown=is_terminal(sys.stderr) and not self._quiet)
+        return Status(shown=self.is_watched)
 
 
 class _NothingToCancel:

@@ -1,7 +1,7 @@
 """From the name of a model to its file.
 
 A name is a path, a name from the catalog (catalog.json: well-known models, and which of them draft for
-which), or `org/repo[:quant]` on the Hugging Face Hub.
+which), `org/repo[:quant]` on the Hugging Face Hub, or that of a model which another program has here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import ModelFileError
+from edgespec.errors import HubError, ModelFileError, UsageError
+from edgespec.models.hub.elsewhere import find_elsewhere, models_elsewhere
 from edgespec.models.hub.names import Found, HubName, parse_hub_name
 from edgespec.progress import Progress
 
@@ -37,6 +38,7 @@ class Entry:
         n_bytes: the approximate size of the file.
         drafters: names of models that draft for it well, best first.
         package, file: the Python package it comes in, and the file in it.
+        suggested: whether it is among those that newcomers are shown.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Entry:
     licence: str
     package: str = ""
     file: str = ""
+    suggested: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """What scripts see."""
@@ -129,6 +132,9 @@ def resolve(
     if entry is not None and entry.package:
         return Found(_packaged(entry))
     hub_name = _hub_name(name, entry)
+    there = find_elsewhere(name)
+    if there is not None and not (hub_name is not None and _is_cached(hub_name, hub)):
+        return Found(there.path, (f"Found in {there.place}: {there.path}",))
     if hub_name is not None:
         from edgespec.models.hub.pull import pull
 
@@ -136,6 +142,16 @@ def resolve(
     if _looks_like_path(name):
         return Found(path)  # reading it will say what is wrong
     raise _unknown(name)
+
+
+def _is_cached(name: HubName, hub: Hub | None) -> bool:
+    from edgespec.models.hub.pull import pull
+
+    try:
+        pull(name, hub=hub, fetch=False)
+    except (HubError, UsageError):
+        return False
+    return True
 
 
 def hub_name_of(model: str) -> HubName | None:
@@ -171,7 +187,8 @@ def is_installed(entry: Entry) -> bool:
 
 
 def _unknown(name: str) -> ModelFileError:
-    close = difflib.get_close_matches(name.lower(), names(), n=3)
+    known = [*names(), *(model.name for model in models_elsewhere())]
+    close = difflib.get_close_matches(name.lower(), known, n=3)
     return ModelFileError(
         f"There is no model '{name}'.",
         f"Did you mean {' or '.join(close)}?"

@@ -8,6 +8,7 @@ from typing import Any
 
 from edgespec.files.writing import remove_abandoned
 from edgespec.models.hub import catalog
+from edgespec.models.hub.elsewhere import models_elsewhere
 from edgespec.models.hub.registry import drafters_folder
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub, cached_models, cached_repositories
@@ -19,7 +20,8 @@ class LocalModel:
 
     Attributes:
         name: what to type for it.
-        source: "hub", "package", "made", or "packed" for packed layer files, which are not models themselves.
+        source: "hub", "package", "made"; "ollama", "lm studio", "llama.cpp" or "folder" for models that lie
+            elsewhere; or "packed" for packed layer files, which are not models themselves.
         n_bytes: of all its files.
     """
 
@@ -41,7 +43,7 @@ class LocalModel:
 
 
 def local_models(hub: Hub) -> list[LocalModel]:
-    """All of them: packages, the Hub's cache, drafters made here; and packed layer files."""
+    """All of them: packages, the Hub's cache, drafters made here, other programs'; and packed layer files."""
     found = [
         LocalModel(
             entry.name, "package", catalog.find(entry.name), _size(catalog.find(entry.name)), entry.quant
@@ -55,6 +57,10 @@ def local_models(hub: Hub) -> list[LocalModel]:
             found.append(LocalModel(f"{repo}:{pick}", "hub", path, model.n_bytes, model.label))
     for path in sorted(drafters_folder().glob("*.gguf")):
         found.append(LocalModel(str(path), "made", path, _size(path), ""))
+    known = {model.path.resolve() for model in found}
+    for there in models_elsewhere():
+        if there.path.resolve() not in known:
+            found.append(LocalModel(there.name, there.source, there.path, there.n_bytes, there.quant))
     remove_abandoned(packs_folder())  # not models, and never listed, but as large as one
     for path in sorted(packs_folder().glob("*.pack")):
         found.append(LocalModel(str(path), "packed", path, _size(path), ""))

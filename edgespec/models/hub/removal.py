@@ -18,6 +18,7 @@ from edgespec.errors import ModelFileError, OutputError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.hub.elsewhere import elsewhere_at
 from edgespec.models.hub.registry import Pair, Registry, drafters_folder
 
 
@@ -97,7 +98,11 @@ def plan_removal(path: Path) -> Removal:
     if header is not None:
         with contextlib.suppress(ModelFileError):
             parts = list(split_paths(header))
-    if "snapshots" in path.parts and any(part.startswith("models--") for part in path.parts):
+    there = elsewhere_at(path)
+    if there is not None:
+        remedy = f" To remove it: ollama rm {there.name}" if there.source == "ollama" else ""
+        removal.kept.append(f"{path} is in {there.place} and stays.{remedy}")
+    elif "snapshots" in path.parts and any(part.startswith("models--") for part in path.parts):
         for part in parts:
             _add_cached(removal, part)
     elif drafters_folder() in path.parents:

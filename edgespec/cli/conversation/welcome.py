@@ -1,0 +1,43 @@
+"""What a chat with no model named says first: which model this is, and which to take instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgespec.cli.screen.terminal import Terminal
+from edgespec.units import readable
+
+if TYPE_CHECKING:
+    from edgespec.plans.suggestion import Suggestion
+
+_TOY = "This is SmolLM2 135M, a toy to try things with."
+
+
+def welcome(terminal: Terminal) -> None:
+    """Print it, if a person is watching."""
+    if terminal.is_watched:
+        for line in welcome_lines(_suggestions()):
+            terminal.hint(line)
+
+
+def welcome_lines(suggestions: list[Suggestion]) -> list[str]:
+    """At most three lines, which fit a usual window: the toy, and a command for each model."""
+    if not suggestions:
+        return [_TOY]
+    return [f"{_TOY} Better ones for this machine:", *map(_line, suggestions)]
+
+
+def _line(found: Suggestion) -> str:
+    speed = f"{found.tokens_per_second:.{0 if found.tokens_per_second >= 3 else 1}f}"
+    drafter = f" --draft {found.drafter}" if found.drafter else ""
+    size = readable(found.download_bytes) if found.download_bytes else "already here"
+    return f"  about {speed} tokens/s: edgespec chat {found.entry.name}{drafter} ({size})"
+
+
+def _suggestions() -> list[Suggestion]:
+    from edgespec.plans.suggestion import Resources, suggest
+
+    try:
+        return suggest(Resources.of_this_machine())
+    except OSError:  # folders that cannot be read must not keep anybody from chatting
+        return []

@@ -1,0 +1,43 @@
+"""Where the rows of `bench` go, and in which format: the values of its --output and --json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgespec.errors import UsageError
+
+FORMS = ("md", "csv", "json", "jsonl")
+
+
+def form_and_file(output: str) -> tuple[str, str | None]:
+    """The format of the rows, and the file they go to; None is standard output.
+
+    Raises:
+        UsageError: it is neither a format nor a file whose ending is one.
+    """
+    if output in FORMS:
+        return output, None
+    ending = Path(output).suffix.removeprefix(".").lower()
+    if ending not in FORMS:
+        raise UsageError(
+            f"There is no output format '{output}'.",
+            "The formats are md, csv, json and jsonl; the name of a file ends in one of them.",
+        )
+    return ending, output
+
+
+def check_no_model(path: Path) -> None:
+    """Refuse to write over a model: `--json big.gguf` was meant as --json and a model."""
+    if path.suffix.lower() == ".gguf":
+        raise UsageError(f"{path} would be written over.", f"Name the model with -m: -m {path}")
+
+
+def with_bare_json(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with `--json` of bench as `--json -` where no file follows: Typer needs a value."""
+    words = list(arguments)
+    if words[:1] == ["bench"]:
+        for at in reversed([at for at, word in enumerate(words) if word == "--json"]):
+            if words[at + 1 : at + 2] != ["-"] and all(w.startswith("-") for w in words[at + 1 : at + 2]):
+                words.insert(at + 1, "-")
+    return words

@@ -1,0 +1,106 @@
+"""Did you mean: the nearest command or option to one that does not exist, also by its name elsewhere."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+_NEAR = 0.7  # similarity, by difflib
+# Commands of ollama, llama.cpp, llm and mlx-lm, and what does the same here: the first that the group has.
+_COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "ask": ("generate",),
+    "benchmark": ("bench",),
+    "complete": ("generate",),
+    "completion": ("generate",),
+    "delete": ("remove", "rm"),
+    "download": ("pull",),
+    "info": ("show",),
+    "ls": ("list",),
+    "prompt": ("generate",),
+    "quantize": ("draft",),
+    "rm": ("remove",),
+    "server": ("serve",),
+    "settings": ("config",),
+    "start": ("serve",),
+}
+_OPTIONS: Mapping[str, str] = {
+    "--ctx": "--context",
+    "--ctx-size": "--context",
+    "--draft-model": "--draft",
+    "--file": "--input",
+    "--format": "--output",
+    "--gpu": "--gpu-layers",
+    "--max-kv-size": "--context",
+    "--model-draft": "--draft",
+    "--n-gpu-layers": "--gpu-layers",
+    "--n-predict": "--max-tokens",
+    "--no-draft": "--draft",
+    "--num-ctx": "--context",
+    "--num-predict": "--max-tokens",
+    "--num-thread": "--threads",
+    "--predict": "--max-tokens",
+    "--ram": "--memory",
+    "--repetition-penalty": "--repeat-penalty",
+    "--schema": "--json-schema",
+    "--sys": "--system",
+    "--system-prompt": "--system",
+    "--verify-rule": "--verify",
+}
+
+
+def explained(error: Any) -> tuple[str, str]:
+    """What is wrong with a command line, and what to do: a failure of Typer in the program's own words."""
+    context = getattr(error, "ctx", None)
+    what: str = error.format_message()
+    see = f"See '{context.command_path} --help'." if context is not None else ""
+    if context is None:
+        return what, see
+    unknown = getattr(error, "option_name", None)
+    if unknown is not None and what.startswith("No such option"):
+        meant = _near(unknown, _flags(context.command), (_OPTIONS.get(unknown, ""),))
+        return f"There is no option {unknown} here.", f"Did you mean {meant}?" if meant else see
+    command = re.match(r"No such command '(.*?)'", what, re.DOTALL)
+    if command is not None:
+        return f"There is no command '{command[1]}'.", _command_meant(command[1], context) or see
+    if getattr(getattr(error, "param", None), "name", None) == "seed":
+        return what, "-s is the seed, as in llama.cpp; a system prompt is given with --system."
+    return what, see
+
+
+def _command_meant(word: str, context: Any) -> str:
+    meant = _near(word, context.command.commands, _COMMANDS.get(word.lower(), ()))
+    if meant:
+        return f"Did you mean '{context.command_path} {meant}'?"
+    if context.parent is None and _may_be_model(word):
+        return f"To chat with a model: edgespec chat {word}"
+    return ""
+
+
+def _near(word: str, known: Collection[str], elsewhere: Collection[str]) -> str:
+    """The known word that was meant; empty if there is none near."""
+    found = [name for name in elsewhere if name in known]
+    return (found or difflib.get_close_matches(word, known, n=1, cutoff=_NEAR) or [""])[0]
+
+
+def _flags(command: Any) -> list[str]:
+    return [
+        flag
+        for parameter in command.params
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+        if flag.startswith("--")
+    ]
+
+
+def _may_be_model(word: str) -> bool:
+    from edgespec.models.hub import catalog
+    from edgespec.models.hub.elsewhere import find_elsewhere
+    from edgespec.models.hub.names import parse_hub_name
+
+    return (
+        word.lower().endswith(".gguf")
+        or catalog.entry_for(word.partition(":")[0]) is not None
+        or parse_hub_name(word) is not None
+        or find_elsewhere(word) is not None
+    )
