@@ -6,13 +6,15 @@ import functools
 import importlib.util
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import platformdirs
 import pytest
+from filelock import FileLock
 
 import edgespec
 from edgespec.kernels import setting as kernels_setting
@@ -24,7 +26,13 @@ TEST_MODELS = Path(platformdirs.user_cache_dir("edgespec")) / "test-models"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give every worker a core of its own: threads of several that share cores would wait for each other."""
+    """Give every worker a core of its own: threads of several that share cores would wait for each other.
+
+    Signals do what they usually do: programs that run in the background inherit that some are ignored.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
@@ -38,6 +46,21 @@ def tried_kernels() -> Path:
     return reports_folder()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_cache(tried_kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """EdgeSpec's cache folder outside of tests: for fixtures that several tests share, in all workers."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    home = folder / "shared-home"
+    cache = home / "cache" / "edgespec"
+    if tried_kernels.exists():
+        shutil.copytree(tried_kernels, cache / tried_kernels.name, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        _set_home(patch, home)
+        yield cache
+
+
 @pytest.fixture(autouse=True)
 def own_environment(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tried_kernels: Path
@@ -46,14 +69,19 @@ def own_environment(
     home = tmp_path_factory.mktemp("home")
     if tried_kernels.exists():
         shutil.copytree(tried_kernels, home / "cache" / "edgespec" / tried_kernels.name)
-    for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
-        monkeypatch.setenv(f"XDG_{kind}_HOME", str(home / kind.lower()))
+    _set_home(monkeypatch, home)
     monkeypatch.setenv("OLLAMA_MODELS", str(home / "ollama"))
     monkeypatch.setenv("LLAMA_CACHE", str(home / "llama.cpp"))
     for name in list(os.environ):
         # The kernel layouts that the suite runs with are chosen from outside.
         if name.startswith(("EDGESPEC_", "HF_")) and name != kernels_setting.VARIABLE:
             monkeypatch.delenv(name)
+
+
+def _set_home(patch: pytest.MonkeyPatch, home: Path) -> None:
+    """Move the user's folders."""
+    for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
+        patch.setenv(f"XDG_{kind}_HOME", str(home / kind.lower()))
 
 
 @pytest.fixture(scope="session")
@@ -64,18 +92,18 @@ def smol_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def reply(smol_path: Path) -> Callable[..., str]:
+def reply(smol_path: Path) -> Iterator[Callable[..., str]]:
     """What the default model says on this processor, greedily and without drafts.
 
     Processors round differently, so no test may know the model's texts by heart.
     """
+    with edgespec.load(smol_path, draft="none", exact=True, context=512, threads=1) as engine:
 
-    @functools.cache
-    def answer(prompt: str, max_tokens: int, *, raw: bool = False) -> str:
-        with edgespec.load(smol_path, draft="none", exact=True, context=512, threads=1) as engine:
+        @functools.cache
+        def answer(prompt: str, max_tokens: int, *, raw: bool = False) -> str:
             return engine.generate(prompt, edgespec.GenerationConfig(max_tokens=max_tokens), raw=raw).text
 
-    return answer
+        yield answer
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +137,15 @@ def dropped_drafter_path(smol_path: Path) -> Path:
     )
 
 
+@pytest.fixture(scope="session")
+def short_path(smol_path: Path) -> Path:
+    """SmolLM2 without most of its layers: it talks nonsense, and takes milliseconds a pass."""
+    return made_once(
+        f"smol-short-{version('llama-cpp-python')}.gguf",
+        lambda path: make_drafter(smol_path, path, quantization=KEEP, drop_layers=range(3, 29)),
+    )
+
+
 def package_folder(name: str) -> Path:
     """The folder of an installed model package, found without importing it."""
     spec = importlib.util.find_spec(name)
@@ -123,13 +160,13 @@ def package_folder(name: str) -> Path:
 def made_once(name: str, make: Callable[[Path], object]) -> Path:
     """The file `name` in the folder of test models; made there first if it is not, never half."""
     path = TEST_MODELS / name
-    if not path.exists():
-        TEST_MODELS.mkdir(parents=True, exist_ok=True)
-        # A folder of its own for each run that makes it, so that two at once do not meet.
-        with tempfile.TemporaryDirectory(dir=TEST_MODELS) as folder:
-            draft = Path(folder) / name
-            make(draft)
-            draft.replace(path)
+    TEST_MODELS.mkdir(parents=True, exist_ok=True)
+    with FileLock(TEST_MODELS / f"{name}.lock"):  # of several workers, one makes it
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=TEST_MODELS) as folder:
+                draft = Path(folder) / name
+                make(draft)
+                draft.replace(path)
     return path
 
 
@@ -144,3 +181,9 @@ def at_a_desk(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_SAMPLING", "greedy")  # answers are compared with the library's
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def fixed_trees(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs draft trees of a fixed size, so that nothing is measured before the first answer."""
+    monkeypatch.setenv("EDGESPEC_TREE_BUDGET", "8")

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from edgespec.models.hub.catalog import DEFAULT
+
 _STORY = "Once upon a time there was a small model that guessed what a large one would say. " * 6
 
 
@@ -39,11 +41,13 @@ def write_input(path: Path, lines: int) -> None:
             file.write(json.dumps(line) + "\n")
 
 
-def batch_command(prompts: Path, answers: Path) -> list[str]:
+def batch_command(model: str, prompts: Path, answers: Path) -> list[str]:
     """The batch run that is killed."""
     files = ["--input", str(prompts), "--output", str(answers)]
     settings = ["--exact", "--max-tokens", "6", "--seed", "7", "--context", "1024", "--threads", "1"]
-    return [sys.executable, "-m", "edgespec", "generate", *files, *settings, "--quiet"]
+    # Trees of a fixed size: nothing is measured first, which would take most of a run.
+    settings += ["--tree-budget", "8"]
+    return [sys.executable, "-m", "edgespec", "generate", model, *files, *settings, "--quiet"]
 
 
 def results(path: Path) -> list[dict[str, Any]]:
@@ -74,7 +78,7 @@ def kill_until_done(command: list[str], longest_s: float, kills: int, chance: ra
     return kills
 
 
-def check(folder: Path, *, kills: int, lines: int, seed: int = 0) -> int:
+def check(folder: Path, *, kills: int, lines: int, seed: int = 0, model: str = DEFAULT) -> int:
     """Compare killed runs with an undisturbed one until there were `kills`.
 
     Returns:
@@ -86,7 +90,7 @@ def check(folder: Path, *, kills: int, lines: int, seed: int = 0) -> int:
     prompts, whole, answers = folder / "in.jsonl", folder / "whole.jsonl", folder / "killed.jsonl"
     write_input(prompts, lines)
     start = time.monotonic()
-    subprocess.run(batch_command(prompts, whole), stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(batch_command(model, prompts, whole), stderr=subprocess.DEVNULL, check=False)
     longest_s = 0.9 * (time.monotonic() - start)
     expected = results(whole)
     answered = [result for result in expected if result.get("finish_reason") != "error"]
@@ -95,7 +99,7 @@ def check(folder: Path, *, kills: int, lines: int, seed: int = 0) -> int:
     left, batches = kills, 0
     while left > 0:
         answers.unlink(missing_ok=True)
-        left -= kill_until_done(batch_command(prompts, answers), longest_s, left, chance)
+        left -= kill_until_done(batch_command(model, prompts, answers), longest_s, left, chance)
         assert results(answers) == expected
         batches += 1
     return batches

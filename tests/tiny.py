@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def write_tiny(path: Path, architecture: str, vocabulary_of: Path, *, split: int
     writer.add_rope_dimension_count(HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
     kind.keys(writer)
-    _copy_vocabulary(writer, vocabulary_of)
+    _add_vocabulary(writer, vocabulary_of)
     rng = np.random.default_rng(1)
 
     def add(name: str, shape: Shape) -> None:
@@ -145,16 +146,27 @@ def write_tiny(path: Path, architecture: str, vocabulary_of: Path, *, split: int
     return path if path.exists() else next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*"))))
 
 
-def _copy_vocabulary(writer: gguf.GGUFWriter, source: Path) -> None:
-    """The first tokens, and the merges that lead to them."""
-    fields = gguf.GGUFReader(source).fields
-    tokens = fields["tokenizer.ggml.tokens"].contents()[:N_VOCAB]
+@cache
+def vocabulary_fields(model: Path) -> dict[str, tuple[Any, list[gguf.GGUFValueType]]]:
+    """The tokenizer's metadata of a model, as values and types: gguf takes seconds to read so many tokens."""
+    fields = gguf.GGUFReader(model).fields
+    return {
+        name: (field.contents(), field.types)
+        for name, field in fields.items()
+        if name.startswith("tokenizer.ggml.")
+    }
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, model: Path) -> None:
+    """Add the model's first tokens, and the merges that lead to them."""
+    found = {name: value for name, (value, _) in vocabulary_fields(model).items()}
+    tokens = found["tokenizer.ggml.tokens"][:N_VOCAB]
     kept = set(tokens)
-    merges = [m for m in fields["tokenizer.ggml.merges"].contents() if m.replace(" ", "") in kept]
+    merges = [m for m in found["tokenizer.ggml.merges"] if m.replace(" ", "") in kept]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(fields["tokenizer.ggml.pre"].contents())
+    writer.add_tokenizer_pre(found["tokenizer.ggml.pre"])
     writer.add_token_list(tokens)
-    writer.add_token_types(fields["tokenizer.ggml.token_type"].contents()[:N_VOCAB])
+    writer.add_token_types(found["tokenizer.ggml.token_type"][:N_VOCAB])
     writer.add_token_merges(merges)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)

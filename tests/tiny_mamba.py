@@ -7,12 +7,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from tests.tiny import vocabulary_fields
+
 EMBEDDING, INNER, STATE, RANK, CONV, LAYERS = 32, 64, 16, 4, 4, 2
 
 
 def write_mamba(path: Path, vocabulary_of: Path) -> Path:
     """A Mamba with another model's vocabulary; returns its path."""
-    source = gguf.GGUFReader(vocabulary_of)
     writer = gguf.GGUFWriter(path, "mamba")
     writer.add_block_count(LAYERS)
     writer.add_context_length(2048)
@@ -24,12 +25,10 @@ def write_mamba(path: Path, vocabulary_of: Path) -> Path:
     writer.add_ssm_state_size(STATE)
     writer.add_ssm_time_step_rank(RANK)
     writer.add_layer_norm_rms_eps(1e-5)
-    for name, field in source.fields.items():
-        if name.startswith("tokenizer.ggml."):
-            kind = field.types[0]
-            sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, sub_type=sub_type)
-    n_vocab = len(source.fields["tokenizer.ggml.tokens"].data)
+    vocabulary = vocabulary_fields(vocabulary_of)
+    for name, (value, types) in vocabulary.items():
+        writer.add_key_value(name, value, types[0], sub_type=types[-1] if len(types) > 1 else None)
+    n_vocab = len(vocabulary["tokenizer.ggml.tokens"][0])
     rng = np.random.default_rng(1)
 
     def add(name: str, *shape: int, scale: float = 0.3) -> None:

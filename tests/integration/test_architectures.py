@@ -16,6 +16,8 @@ from edgespec.offload.weights import StreamedWeights
 from tests.integration.test_streaming import load_streamed
 from tests.tiny import ARCHITECTURES, N_LAYER, write_tiny
 
+pytestmark = pytest.mark.kernels
+
 CONFIG = GenerationConfig(max_tokens=24)
 PROMPT = "the one and the other"
 
@@ -37,6 +39,12 @@ def check(path: Path) -> None:
     assert logits.std() > 0
 
 
+@pytest.fixture(scope="module")
+def llama(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama in F16."""
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "plain.gguf", "llama", smol_path)
+
+
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_architectures(architecture: str, smol_path: Path, tmp_path: Path) -> None:
     plain = write_tiny(tmp_path / f"{architecture}.gguf", architecture, smol_path)
@@ -46,10 +54,10 @@ def test_architectures(architecture: str, smol_path: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "quantization", ["f16", "bf16", "q8_0", "q5_1", "q6_k", "q2_k", "iq4_nl", "iq3_s", "q4_0"]
 )
-def test_quantizations(quantization: str, smol_path: Path, tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "plain.gguf", "llama", smol_path)
+def test_quantizations(quantization: str, llama: Path, tmp_path: Path) -> None:
+    path = llama
     if quantization != "f16":
-        path = make_drafter(path, tmp_path / "quantized.gguf", quantization=quantization)
+        path = make_drafter(llama, tmp_path / "quantized.gguf", quantization=quantization)
     with edgespec.load(path, draft="none", context=64) as engine:
         expected = engine.generate(PROMPT, CONFIG, raw=True).tokens
     with load_streamed(path, draft="none", context=64, exact=False) as engine:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,20 @@ from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 
+STORY = "Write a short story about a fox and a crow who share a house."
+_LETTER = (
+    "Dear Anna, we found the old house at the end of the lane. It has a kitchen with a stone floor, a room "
+    "for guests, and a garden with apple trees. The roof leaks, the windows rattle, and the stairs creak, "
+    "but the view over the valley is lovely. Every morning the fog lies on the river, and every evening "
+    "the swallows fly around the chimney. Please come and see it before the first snow falls. "
+)
+# So long that the answer passes position 256, in a context so short that the cache is compacted on the way.
 PROMPTS = [
-    "Write a short story about a fox and a crow who share a house.",
-    "Write a story of five hundred words about a lighthouse.",
-    "Explain at length how bread is made, step by step, for somebody who has never baked.",
-    "List the numbers from one to two hundred in words.",
-    "Describe every room of a large old house in detail.",
+    f"Repeat this letter: {_LETTER * 2}",
+    f"Answer this letter: {_LETTER * 2}",
+    f"Correct the mistakes in this letter: {_LETTER * 2}",
 ]
-# Past 256 cached positions, in a context so short that the cache must be compacted on the way.
-CONTEXT, TOKENS = 384, 300
+CONTEXT, TOKENS = 320, 64
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +41,22 @@ def drafts(q4_drafter_path: Path, dropped_drafter_path: Path) -> dict[str, Path 
     return {"q4_0": q4_drafter_path, "dropped": dropped_drafter_path, "lookup": "lookup"}
 
 
-def generate(engine: Engine, config: GenerationConfig, prompt: str = PROMPTS[0]) -> Generation:
+Plainly = Callable[[GenerationConfig, str], tuple[Generation, bytes]]
+
+
+@pytest.fixture(scope="module")
+def plainly(plain: Engine) -> Plainly:
+    """What is said without drafts, and the state it leaves; found out once."""
+    return cache(lambda config, prompt: (generate(plain, config, prompt), state_of(plain)))
+
+
+def state_of(engine: Engine) -> bytes:
+    """A digest of all keys and values: rounding shows there long before it changes a token."""
+    cache = engine.target.cache
+    return hashlib.blake2b(bytes(cache.save(0, cache.length))).digest()
+
+
+def generate(engine: Engine, config: GenerationConfig, prompt: str = STORY) -> Generation:
     engine.target.rewind(0)
     return engine.generate(prompt, config)
 
@@ -44,7 +66,12 @@ def generate(engine: Engine, config: GenerationConfig, prompt: str = PROMPTS[0])
     [("q4_0", 60, 0.0), ("dropped", 16, 0.0), ("lookup", 32, 0.0), ("q4_0", 32, 1.0), ("dropped", 32, 0.8)],
 )
 def test_text_does_not_depend_on_the_tree(
-    smol_path: Path, drafts: dict[str, Path | str], plain: Engine, draft: str, budget: int, temperature: float
+    smol_path: Path,
+    drafts: dict[str, Path | str],
+    plainly: Plainly,
+    draft: str,
+    budget: int,
+    temperature: float,
 ) -> None:
     config = GenerationConfig(max_tokens=TOKENS, temperature=temperature, seed=11)
     with edgespec.load(
@@ -52,23 +79,25 @@ def test_text_does_not_depend_on_the_tree(
     ) as engine:
         # How soon the cache must be compacted depends on how many drafts are rejected, and so on the text.
         for prompt in PROMPTS:
-            expected = generate(plain, config, prompt)
+            expected, state = plainly(config, prompt)
             answer = generate(engine, config, prompt)
             assert answer.tokens == expected.tokens
             assert answer.text == expected.text
+            assert state_of(engine) == state
             assert answer.exact
             assert expected.tokens_per_pass == 1
             assert max(record.nodes for record in answer.passes) > 1
-            if engine.target.cache.compactions:
+            passed = expected.prompt_tokens < 256 < expected.prompt_tokens + len(expected.tokens)
+            if engine.target.cache.compactions and passed:
                 break
         else:
-            pytest.fail("the cache was never compacted")
+            pytest.fail("the cache was never compacted, or every answer was too short")
 
 
 def test_several_turns_do_not_depend_on_the_tree(
     smol_path: Path, drafts: dict[str, Path | str], plain: Engine
 ) -> None:
-    config = GenerationConfig(max_tokens=60)
+    config = GenerationConfig(max_tokens=32)
     turns = ["My name is Ada and I like rowing.", "What is my name?", "Write a sentence about my hobby."]
 
     def talk(engine: Engine) -> list[dict[str, str]]:
@@ -85,13 +114,13 @@ def test_several_turns_do_not_depend_on_the_tree(
 
 
 def test_text_does_not_depend_on_what_the_cache_held_before(plain: Engine) -> None:
-    config = GenerationConfig(max_tokens=40)
+    config = GenerationConfig(max_tokens=32)
     fresh = generate(plain, config)
-    encoded = plain.encoder.encode(PROMPTS[0])
+    encoded = plain.encoder.encode(STORY)
     for shared in (1, 5, 17, len(encoded) - 1):
         plain.target.rewind(0)
         plain.generate([*encoded[:shared], 100, 200, 300], GenerationConfig(max_tokens=9))
-        assert plain.generate(PROMPTS[0], config).tokens == fresh.tokens
+        assert plain.generate(STORY, config).tokens == fresh.tokens
 
 
 def test_a_second_architecture_with_sliding_windows_is_exact_too(gemma_path: Path) -> None:

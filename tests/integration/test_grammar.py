@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,43 +32,50 @@ PERSON = Grammar("json_schema", json.dumps(SCHEMA))
 GBNF = Grammar("grammar", 'root ::= "The answer is " [0-9] [0-9]? "."\n')
 
 
+@pytest.fixture(scope="module")
+def plain(smol_path: Path) -> Iterator[edgespec.Engine]:
+    with edgespec.load(smol_path, draft="none", exact=True, context=512, threads=1) as engine:
+        yield engine
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_answers_have_the_form_whatever_drafts_them(
-    smol_path: Path, q4_drafter_path: Path, temperature: float
+    smol_path: Path, q4_drafter_path: Path, plain: edgespec.Engine, temperature: float
 ) -> None:
+    def asked(engine: edgespec.Engine) -> list[Generation]:
+        config = GenerationConfig(max_tokens=80, temperature=temperature)
+        return [
+            engine.generate("Describe a person.", config.with_(seed=seed, grammar=form))
+            for form, seed in ((PERSON, 1), (GBNF, 3))
+        ]
+
+    expected = asked(plain)
     answers: dict[str, list[Generation]] = {}
-    for draft in ("none", "lookup", q4_drafter_path):
+    for draft in ("lookup", q4_drafter_path):
         with edgespec.load(
             smol_path, draft=draft, exact=True, tree_budget=16, context=512, threads=1
         ) as engine:
-            answers[str(draft)] = [
-                engine.generate(
-                    "Describe a person.",
-                    GenerationConfig(max_tokens=80, temperature=temperature, seed=seed, grammar=form),
-                )
-                for form, seed in ((PERSON, 1), (GBNF, 3))
-            ]
-            tree_of_last_round = engine.last_round
-            assert draft == "none" or tree_of_last_round is not None
-    plain = answers.pop("none")
+            answers[str(draft)] = asked(engine)
+            assert engine.last_round is not None
     for others in answers.values():
-        assert [a.tokens for a in others] == [a.tokens for a in plain]
-    for answer in plain[:1]:
+        assert [a.tokens for a in others] == [a.tokens for a in expected]
+    for answer in expected[:1]:
         person = json.loads(answer.text)
         assert set(person) == {"name", "age", "colours"}
         assert 0 <= person["age"] <= 120
         assert set(person["colours"]) <= {"red", "green"}
         assert answer.finish_reason == "stop"
-    assert plain[1].text.startswith("The answer is ")
+    assert expected[1].text.startswith("The answer is ")
     assert answers[str(q4_drafter_path)][0].tokens_per_pass > 1.5
 
 
-def test_what_the_text_proposes_is_held_to_the_form(smol_path: Path, q4_drafter_path: Path) -> None:
+def test_what_the_text_proposes_is_held_to_the_form(
+    smol_path: Path, q4_drafter_path: Path, plain: edgespec.Engine
+) -> None:
     """The prompt holds answers of another form, which a merged drafter would quote."""
     prompt = 'Colours: {"name": "Blue", "age": "old"} {"name": "Blue", "age": "old"}. Describe a person.'
     config = GenerationConfig(max_tokens=60, grammar=PERSON)
-    with edgespec.load(smol_path, draft="none", context=512, threads=1, exact=True) as engine:
-        plain = engine.generate(prompt, config)
+    expected = plain.generate(prompt, config).tokens
     with edgespec.load(
         smol_path, draft=q4_drafter_path, drafter="merged", tree_budget=24, context=512, threads=1, exact=True
     ) as engine:
@@ -80,7 +88,7 @@ def test_what_the_text_proposes_is_held_to_the_form(smol_path: Path, q4_drafter_
             text += [int(token) for token in tree.tokens[list(accepted.path[1:])]]
             text.append(accepted.bonus)
         start = len(engine.encoder.encode(prompt))
-        assert text[start : start + len(plain.tokens)] == plain.tokens
+        assert text[start : start + len(expected)] == expected
         assert len(PromptLookup().propose(text, 4)) > 1, "the text had proposals"
 
 
@@ -110,12 +118,11 @@ def _trees_of(
         (Grammar("regex", "("), "The regular expression is wrong: "),
     ],
 )
-def test_wrong_forms(smol_path: Path, form: Grammar, message: str) -> None:
-    with edgespec.load(smol_path, draft="none", context=128, threads=1) as engine:
-        with pytest.raises(UsageError) as caught:
-            engine.generate("Hi", GenerationConfig(grammar=form))
-        assert str(caught.value).startswith(message)
-        assert engine.generate("Hi", GenerationConfig(max_tokens=1)).tokens
+def test_wrong_forms(plain: edgespec.Engine, form: Grammar, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plain.generate("Hi", GenerationConfig(grammar=form))
+    assert str(caught.value).startswith(message)
+    assert plain.generate("Hi", GenerationConfig(max_tokens=1)).tokens
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

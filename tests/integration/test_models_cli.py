@@ -17,11 +17,13 @@ from edgespec.models.hub.inspection import inspect_model
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.hub.removal import packs_folder
 from edgespec.models.hub.repository import Hub
+from edgespec.models.llama.quantize import make_drafter
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import PlanRequest
 from edgespec.progress import no_progress
 from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
+from tests.tiny import write_tiny
 
 REPO = "acme/Small-GGUF"
 Q4, Q8 = "Small-Q4_0.gguf", "Small-Q8_0.gguf"
@@ -183,18 +185,20 @@ def test_the_catalog_is_listed(server: HubServer, capsys: pytest.CaptureFixture[
 def test_widen_from_the_command_line(
     smol_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    plain = write_tiny(tmp_path / "plain.gguf", "llama", smol_path)
+    small = make_drafter(plain, tmp_path / "small.gguf", quantization="q4_0")
     wide = tmp_path / "wide.gguf"
-    code, out, _ = run(capsys, "models", "widen", str(smol_path), str(wide), "--size", "150MB", "--json")
+    code, out, _ = run(capsys, "models", "widen", str(small), str(wide), "--size", "20MB", "--json")
     assert code == 0
     assert json.loads(out) == {
         "path": str(wide),
         "bytes": wide.stat().st_size,
-        "widened_from": str(smol_path),
+        "widened_from": str(small),
     }
-    code, _, err = run(capsys, "models", "widen", str(smol_path), str(wide), "--size", "150MB")
+    code, _, err = run(capsys, "models", "widen", str(small), str(wide), "--size", "20MB")
     assert (code, "already exists." in err) == (2, True)
     code, out, _ = run(capsys, "models", "show", str(wide))
-    assert f"from {smol_path.name}: larger, with the same answers" in out
+    assert f"from {small.name}: larger, with the same answers" in out
 
 
 def test_help_imports_nothing_heavy() -> None:

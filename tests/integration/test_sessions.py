@@ -16,13 +16,13 @@ from edgespec.engine.session_file import SessionFile, saved_sessions
 from edgespec.errors import SessionError
 
 QUESTIONS = ["Hi", "Why is the sky blue?", "And at night?"]
-SHORT = GenerationConfig(max_tokens=24)
+SHORT = GenerationConfig(max_tokens=16)
 
 
 @pytest.fixture(scope="module")
 def engine(smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
     with edgespec.load(
-        smol_path, draft=q4_drafter_path, exact=True, tree_budget=12, context=1024, threads=1
+        smol_path, draft=q4_drafter_path, exact=True, tree_budget=12, context=512, threads=1
     ) as engine:
         yield engine
 
@@ -185,11 +185,11 @@ def test_sessions_are_listed(engine: Engine) -> None:
 def test_oldest_turns_are_dropped_to_make_room(engine: Engine) -> None:
     session = Session(engine, "Be brief.")
     for i in range(3):
-        ask(session, f"word{i} " * 100)
-    assert session.drop_oldest("x " * 400, room=24) == 1
+        ask(session, f"word{i} " * 45)
+    assert session.drop_oldest("x " * 200, room=24) == 1
     assert session.messages[0]["content"].startswith("word1")
-    ask(session, "x " * 400)
-    assert session.drop_oldest("x " * 2000) == 0
+    ask(session, "x " * 200)
+    assert session.drop_oldest("x " * 1000) == 0
     assert session.turns == 3
 
 

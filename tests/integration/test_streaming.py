@@ -79,6 +79,7 @@ def streamed(q4_drafter_path: Path) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("config", [GREEDY, GREEDY.with_(temperature=1.0, seed=5)])
 def test_streamed_text_is_the_resident_text(
     q4_drafter_path: Path, streamed: Engine, resident: Engine, config: GenerationConfig
@@ -95,6 +96,7 @@ def test_streamed_text_is_the_resident_text(
     assert weights_of(streamed).waited_s > 0
 
 
+@pytest.mark.kernels
 def test_trees_of_a_model_drafter_change_nothing(
     q4_drafter_path: Path, dropped_drafter_path: Path, resident: Engine
 ) -> None:
@@ -111,10 +113,11 @@ def test_trees_of_a_model_drafter_change_nothing(
     assert 0 < streamed < bytes_of_layers(q4_drafter_path) - 10 * MIB
 
 
+@pytest.mark.kernels
 def test_mixed_quantizations_and_sliding_windows(gemma_path: Path) -> None:
     with edgespec.load(gemma_path, draft="none", exact=True, context=CONTEXT) as engine:
         expected = generate(engine)
-    with load_streamed(gemma_path, draft="lookup", pack="always") as engine:
+    with load_streamed(gemma_path, draft="lookup", tree_budget=8, pack="always") as engine:
         answer = generate(engine)
     assert answer.tokens == expected.tokens
     assert len(packs()) == 1
@@ -160,6 +163,7 @@ def test_auto_streams_what_does_not_fit_and_pages_where_it_cannot(
         edgespec.load(q4_drafter_path, memory=budget, offload="stream", **options)
 
 
+@pytest.mark.kernels
 def test_a_damaged_pack_is_noticed_before_use_and_made_anew(q4_drafter_path: Path) -> None:
     options: dict[str, Any] = {"exact": False, "pack": "always"}
     load_streamed(q4_drafter_path, **options).close()
@@ -288,6 +292,7 @@ def test_cancelling_takes_effect_while_waiting_for_the_disk(
     assert generate(streamed).tokens == expected
 
 
+@pytest.mark.kernels
 def test_two_engines_share_one_pack(q4_drafter_path: Path, resident: Engine) -> None:
     expected = generate(resident).tokens
     options: dict[str, Any] = {"exact": True, "pack": "always"}

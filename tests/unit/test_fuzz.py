@@ -35,7 +35,7 @@ def test_the_same_number_gives_the_same_file(smol_path: Path) -> None:
 
 
 def test_damaged_files_are_refused_or_load(smol_path: Path, tmp_path: Path) -> None:
-    outcome = run(small_model(smol_path), [*SEEDS, *range(1_000_000, 1_000_400)], tmp_path)
+    outcome = run(small_model(smol_path), [*SEEDS, *range(1_000_000, 1_000_240)], tmp_path)
     assert outcome.failures == []
     # Damage of every depth: refused by the reader, by llama.cpp, and by neither.
     assert min(outcome.counts[kind] for kind in ("refused", "error", "loaded")) > 20
