@@ -158,7 +158,8 @@ class SharedPasses:
 
     def _forget_finished(self) -> bool:
         """Give up the least recent of the finished texts; False if there is none."""
-        if self._target.own.tokens:
+        own = self._target.own
+        if own.tokens and all(text.place is not own for text in self._in_flight):
             self._target.rewind(0)
             return True
         if self._idle:
@@ -187,8 +188,7 @@ class SharedPasses:
         for text in ready:
             text.answer.prompt_was_read()
         reading = [text for index, text in enumerate(reading) if not _is_being_read(text, reading[:index])]
-        streamed = self._target.model.weights.streamed_bytes > 0
-        if streamed and not ready and len(reading) == 1 and reading[0].answer.missing > self._limits.rows:
+        if not ready and len(reading) == 1 and self._reads_alone(reading[0].answer.missing):
             reading[0].started = True
             self._target.read_chunk(reading[0].prompt, reading[0].place)
             return
@@ -203,6 +203,13 @@ class SharedPasses:
             self._on_pass(rows, records[0])
         for text, record in zip(extended, records, strict=True):
             yield from self._add(text, record)
+
+    def _reads_alone(self, missing: int) -> bool:
+        """Whether a prompt that shares its pass with no other text is read in the longest chunks."""
+        if self._target.max_texts == 1:
+            return True
+        # Only where weights are streamed does the length of a chunk matter.
+        return missing > self._limits.rows and self._target.model.weights.streamed_bytes > 0
 
     def _share_prefixes(self) -> None:
         """Let texts that have read nothing yet share what others have read in the meantime."""

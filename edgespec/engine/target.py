@@ -146,11 +146,15 @@ class Target:
     def open_text(self, tokens: Sequence[int]) -> CachedText:
         """A new text in the cache, which holds as much of the beginning of `tokens` as is known already.
 
-        The cells of the longest beginning that another text has in common are shared.
+        The cells of the longest beginning that another text has in common are shared. A recurrent state is that
+        of a single text, so there this is the target's own.
 
         Raises:
             ValueError: there are `max_texts` texts already.
         """
+        if self.max_texts == 1:
+            self.recall(tokens)
+            return self.own
         self._begin()
         cached = CachedText(open_beside(self.cache))
         self._texts.append(cached)
@@ -162,7 +166,9 @@ class Target:
         return cached
 
     def close_text(self, cached: CachedText) -> None:
-        """Forget a text that was opened."""
+        """Forget a text that was opened; the target's own stays."""
+        if cached is self.own:
+            return
         self._begin()
         cached.tokens.clear()
         cached.cache.close()
@@ -175,6 +181,8 @@ class Target:
 
     def _longest_prefix(self, cached: CachedText, tokens: Sequence[int]) -> tuple[CachedText, int]:
         others = [other for other in self._texts if other is not cached]
+        if not others:
+            return cached, 0
         lengths = [common_prefix(other.tokens, tokens) for other in others]
         best = max(range(len(others)), key=lengths.__getitem__)
         return others[best], lengths[best]

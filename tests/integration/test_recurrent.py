@@ -56,6 +56,15 @@ def engine(mamba_path: Path) -> Iterator[Engine]:
         yield engine
 
 
+def test_many_requests_are_answered_one_after_the_other(mamba_path: Path) -> None:
+    config = GenerationConfig(max_tokens=8)
+    prompts = [PROMPT, PROMPT + " three", "one", PROMPT * 3]
+    with edgespec.load(mamba_path, draft="lookup", tree_budget=6, context=256) as engine:
+        expected = [engine.generate(prompt, config, raw=True).tokens for prompt in prompts]
+        assert [a.tokens for a in engine.generate_many(prompts, config, raw=True)] == expected
+        assert engine.generate(PROMPT, config, raw=True).tokens == expected[0]
+
+
 def test_a_pass_of_one_node_saves_no_state(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     save = engine.target.context.save
