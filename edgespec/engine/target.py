@@ -146,8 +146,8 @@ class Target:
     def open_text(self, tokens: Sequence[int]) -> CachedText:
         """A new text in the cache, which holds as much of the beginning of `tokens` as is known already.
 
-        The cells of the longest beginning that another text has in common are shared. A recurrent state is that
-        of a single text, so there this is the target's own.
+        The cells of the longest beginning that another text has in common are shared. A recurrent state is
+        that of a single text, so there this is the target's own.
 
         Raises:
             ValueError: there are `max_texts` texts already.
