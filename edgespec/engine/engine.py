@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from edgespec.costs.pass_time import Costs
-from edgespec.engine.in_progress import AnswerInProgress
+from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.loop import Loop, Sizer
 from edgespec.engine.requests import Event, Request, RequestList, RequestSource
 from edgespec.engine.shared_passes import SharedPasses

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.engine.in_progress import AnswerInProgress
+from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.loop import Loop
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.scheduler import CellBudget, PassLimits, plan_pass
