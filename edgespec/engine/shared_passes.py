@@ -273,7 +273,7 @@ class SharedPasses:
         if self._folder is not None:
             self._folder.cleanup()
         if not self._target.closed:
-            for cached in [*self._idle, *(text.place for text in self._in_flight)]:
+            for cached in tuple(self._target.texts):
                 self._target.close_text(cached)
         for text in self._in_flight:
             text.answer.decoding.cached = None

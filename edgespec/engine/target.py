@@ -11,6 +11,7 @@ import numpy as np
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.text_cache import (
     TextCache,
+    close_all_but,
     common_prefix,
     decode_together,
     inherit,
@@ -421,6 +422,7 @@ class Target:
     def _recover(self) -> None:
         """Reset cache and tokens to what both are known to hold."""
         self._changing = True  # in case this is interrupted too
+        close_all_but([cached.cache for cached in self._texts])
         self.cache.recover()
         for cached in self._texts:
             cached.rewind(len(cached.tokens))

@@ -12,6 +12,7 @@ from typing import Any
 
 import edgespec
 from edgespec.engine.engine import Engine
+from edgespec.engine.requests import Request
 from edgespec.engine.session_file import SessionFile
 from edgespec.errors import EdgeSpecError, StreamError
 from edgespec.files.direct_reader import FileReader
@@ -39,6 +40,31 @@ def leave_midway(subject: Subject) -> None:
     for _ in range(subject.chance.randrange(1, 6)):
         next(stream, None)
     stream.close()
+
+
+def requests_in_shared_passes(subject: Subject) -> None:
+    """Many requests at once, of which some are abandoned, until an exception, a cancellation or the end."""
+    chance, engine = subject.chance, subject.engine
+    requests = [Request(*chance.choice(QUESTIONS), key=n) for n in range(chance.randrange(2, 12))]
+    left = chance.randrange(1, 60)
+
+    def answer() -> None:
+        for number, event in enumerate(engine.stream_many(requests, parallel=chance.choice((None, 2, 5)))):
+            event.request.cancelled = chance.random() < 0.05
+            if number == left:
+                break
+
+    ending = chance.choice(("closed", "cancelled", "exception"))
+    if ending == "exception":
+        Intruder(chance.randrange(1, LINES)).run(answer)
+    elif ending == "cancelled":
+        timer = threading.Timer(chance.expovariate(3.0), engine.cancel)
+        timer.start()
+        answer()
+        timer.cancel()
+        timer.join()
+    else:
+        answer()
 
 
 def exception_at_a_random_line(subject: Subject) -> None:
@@ -176,6 +202,8 @@ def two_at_once(subject: Subject) -> None:
 ACTIONS: tuple[Callable[[Subject], None], ...] = (
     cancel_from_another_thread,
     leave_midway,
+    requests_in_shared_passes,
+    requests_in_shared_passes,
     exception_at_a_random_line,
     exception_at_a_random_line,
     exception_in_a_callback,

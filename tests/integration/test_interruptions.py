@@ -16,7 +16,7 @@ import pytest
 
 import edgespec
 from edgespec.engine.engine import Engine
-from edgespec.engine.target import Target
+from edgespec.engine.target import CachedText
 from edgespec.errors import BackendError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.quantize import make_drafter
@@ -136,7 +136,7 @@ def test_an_error_between_verifying_and_committing_changes_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     text = engine.generate(PROMPT, GREEDY).tokens
-    for owner, name in ((engine.drafter, "learn"), (engine.target, "commit"), (Target, "_rewind")):
+    for owner, name in ((engine.drafter, "learn"), (engine.target, "commit"), (CachedText, "rewind")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, _failing(error))
             with pytest.raises(type(error)):

@@ -111,7 +111,8 @@ class FakeTarget:
         return cached
 
     def close_text(self, cached: FakeText) -> None:
-        self.texts.remove(cached)
+        if cached is not self.own:
+            self.texts.remove(cached)
 
     def shared_prefix(self, cached: FakeText, tokens: Sequence[int]) -> int:
         others = [other for other in self.texts if other is not cached]

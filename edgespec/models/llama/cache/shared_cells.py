@@ -86,6 +86,13 @@ class SharedCells:
         self.texts.remove(text)
         self.give_back(text.ids)
 
+    def drop(self, text: CellHolder) -> None:
+        """Forget a text of which only `recover` knows what it holds, and call that next."""
+        self.texts.remove(text)
+        self.truncated(text, 0)
+        if self.ordered:
+            self._tail = self.context.n_cells  # its freed cells may lie before kept ones
+
     def take_id(self) -> int:
         """A sequence id for another branch of a text.
 

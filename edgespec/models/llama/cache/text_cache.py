@@ -67,6 +67,15 @@ def open_beside(cache: TextCache) -> TextCache:
     return cache.another()
 
 
+def close_all_but(known: Sequence[TextCache]) -> None:
+    """Close the texts in the cells of these that are none of them: an interrupted call may leave such."""
+    first, kept = known[0], {id(cache) for cache in known}
+    if isinstance(first, BranchingCache):
+        for text in tuple(first.cells.texts):
+            if id(text) not in kept:
+                first.cells.drop(text)
+
+
 def inherit(cache: TextCache, source: TextCache, length: int) -> None:
     """Make an empty text share the first `length` cells of another."""
     assert isinstance(cache, BranchingCache)
