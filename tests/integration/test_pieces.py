@@ -81,7 +81,7 @@ def test_attention_in_tiles_would_give_other_bits_or_is_not_there(engine: Engine
     try:
         target.rewind(0)
         target.cache.append(Batch.run(tokens, 0, target.cache.open_paths), len(tokens))
-        target._tokens.extend(tokens)
+        target.own.tokens.extend(tokens)
         tiled = bytes(target.cache.save(0, len(tokens)))
         pieces = PrefillChunks(target.rule, target.context.n_rows)
         state, _ = read(engine, tokens, pieces)
