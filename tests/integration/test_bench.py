@@ -113,8 +113,13 @@ def test_ctrl_c_prints_the_rows_that_are_done(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stderr is not None
-    first = process.stderr.readline()
-    assert first.startswith("in memory, plain: ")
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if line.startswith("in memory, plain: "):
+            break
+    else:
+        pytest.fail("".join(said))
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
