@@ -275,7 +275,8 @@ class Engine:
             begin=lambda request: self._begin(
                 *self._checked(request.prompt, request.config, request.raw), request.config
             ),
-            finish=self._finish,
+            # A text that waits, or was given up, is not in the cache.
+            finish=lambda answer, reason: self._finish(answer, reason, settles=answer.cached is not None),
             stopped=lambda: self._abort.is_set,
             on_pass=lambda rows, record: self.profile_updates.add_pass(replace(record, nodes=rows), threads),
             most_texts=parallel or self.target.max_texts,
@@ -426,10 +427,10 @@ class Engine:
         generation = self._new_answer(len(prompt), config, seed)
         return AnswerInProgress(prompt, room, config, generation, vocabulary, method, self._sizer_for(method))
 
-    def _finish(self, answer: AnswerInProgress, reason: FinishReason) -> Chunk:
+    def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, settles: bool = True) -> Chunk:
         def settle(length: int) -> None:
             with self._usage.held_for_cleanup() as is_open:
-                if is_open:
+                if is_open and settles:
                     self.target.settle(length, answer.cached)
 
         answer.generation.plain_pass_s = self.loop.plain_s

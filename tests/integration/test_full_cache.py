@@ -9,6 +9,7 @@ import pytest
 
 from edgespec.errors import EdgeSpecError
 from edgespec.models.llama.cache.text_cache import open_cache
+from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context, NoRoomInCache
 from edgespec.models.llama.runtime.model import Model
@@ -64,3 +65,20 @@ def test_a_saved_text_that_is_longer_than_the_cache_is_refused(model: Model) -> 
     with pytest.raises(NoRoomInCache):
         cache.restore(source.save(0, n_tokens), n_tokens)
     assert cache.length == 0
+
+
+def test_a_text_keeps_to_its_own_sequences(model: Model) -> None:
+    """Whatever ids it has got: here those that another text gave back, in another order."""
+    context = Context(model, n_cells=256, n_rows=N_ROWS, n_outputs=8, n_sequences=10, n_threads=1)
+    cache = open_cache(context, ordered=True)
+    assert isinstance(cache, BranchingCache)
+    others = [cache.another() for _ in range(4)]
+    for other in (others[3], others[2], others[0], others[1]):
+        other.close()
+    cache.open(4)
+    assert cache.ids == [0, 2, 1, 3]
+    rows = Batch.run([30, 31], 0, 4, "all")
+    mapped = cache.numbered(rows)
+    assert mapped.sequence_ids.tolist() == cache.ids * 2
+    cache.append(rows, 2)
+    assert cache.length == 2

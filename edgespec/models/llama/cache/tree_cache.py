@@ -91,7 +91,7 @@ class BranchingCache:
 
     def numbered(self, batch: Batch) -> Batch:
         """A batch with the text's sequence ids instead of the numbers of its paths."""
-        if self.ids[-1] == len(self.ids) - 1 and self.ids[0] == 0:
+        if self.ids == list(range(len(self.ids))):
             return batch  # the usual case: a single text, which has the first ids
         return batch.with_sequences(np.array(self.ids, dtype=np.int32)[batch.sequence_ids])
 
