@@ -8,9 +8,10 @@ from __future__ import annotations
 import secrets
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from types import TracebackType
+from typing import Any, TypeVar
 
 from edgespec.costs.pass_time import Costs
 from edgespec.engine.answer import AnswerInProgress
@@ -36,7 +37,14 @@ from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification.base import Acceptance
 
-_NO_MORE = object()
+Step = TypeVar("Step")
+
+
+class _NoMore:
+    """Ends a generator whose steps may be None."""
+
+
+_NO_MORE = _NoMore()
 
 
 class Engine:
@@ -181,18 +189,24 @@ class Engine:
         on_prefill: Callable[[int, int], None] | None,
     ) -> Generator[Chunk, None, None]:
         tokens, room = self._checked(prompt, config, raw)
+        self._claim(own)
+        yield from self._held_steps(self._answer(tokens, room, config, on_prefill))
+
+    def _claim(self, own: Sequence[weakref.ref[Generator[Any, None, None]]]) -> None:
+        """Keep the engine busy as long as a generator, which is running now, exists."""
         me = own[0]()
         assert me is not None, "a running generator exists"
         self._usage.begin(me)
-        del me
-        steps = self._answer(tokens, room, config, on_prefill)
+
+    def _held_steps(self, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
+        """The same steps, during each of which no other thread can free the models."""
         try:
             while True:
                 with self._usage.held():
-                    chunk = next(steps, None)
-                if chunk is None:
+                    step = next(steps, _NO_MORE)
+                if isinstance(step, _NoMore):
                     return
-                yield chunk
+                yield step
         finally:
             with self._usage.held_for_cleanup():
                 steps.close()
@@ -262,10 +276,7 @@ class Engine:
         source: RequestSource,
         parallel: int | None,
     ) -> Generator[Event, None, None]:
-        me = own[0]()
-        assert me is not None, "a running generator exists"
-        self._usage.begin(me)
-        del me
+        self._claim(own)
         self._usage.clear_abort()
         threads = self.target.context.n_threads
         passes = SharedPasses(
@@ -281,20 +292,12 @@ class Engine:
             on_pass=lambda rows, record: self.profile_updates.add_pass(replace(record, nodes=rows), threads),
             most_texts=parallel or self.target.max_texts,
         )
-        events = passes.events()
-        try:
-            while True:
-                with self._usage.held():
-                    event = next(events, _NO_MORE)
-                if event is _NO_MORE:
-                    return
-                if isinstance(event, Event):
+        with closing(self._held_steps(passes.events())) as events:
+            for event in events:
+                if event is not None:
                     yield event
                 elif not source.wait():
                     return
-        finally:
-            with self._usage.held_for_cleanup():
-                events.close()
 
     def generate_many(
         self,

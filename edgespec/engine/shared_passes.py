@@ -95,11 +95,6 @@ class SharedPasses:
         self._states: StateStore | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    @property
-    def in_flight(self) -> int:
-        """Answers that are being generated."""
-        return len(self._in_flight)
-
     def events(self) -> Generator[Event | None, None, None]:
         """Answer everything, yielding what each pass adds to each answer.
 

@@ -117,7 +117,7 @@ class Target:
         most = min(context.n_rows, context.n_outputs)
         self.max_nodes = min(most, rule.maximum) if rule else most
         self.max_leaves = self.cache.max_paths
-        self.max_texts = self.max_leaves
+        self.max_texts = max(self.max_leaves - 1, 1)  # saving a text's state takes an id of its own
         self.identity: dict[str, str] = {}
         self.stores: list[StateStore] = []
         self.pieces: PrefillChunks | None = None
@@ -188,16 +188,8 @@ class Target:
         best = max(range(len(others)), key=lengths.__getitem__)
         return others[best], lengths[best]
 
-    def prefill(
-        self,
-        tokens: Sequence[int],
-        on_progress: Callable[[int, int], None] | None = None,
-        cached: CachedText | None = None,
-    ) -> int:
-        """Make the cache hold exactly `tokens`, reusing what it already has of them.
-
-        Args:
-            cached: the text to read into; None for the target's own.
+    def prefill(self, tokens: Sequence[int], on_progress: Callable[[int, int], None] | None = None) -> int:
+        """Make the target's own text exactly `tokens`, reusing what the cache already has of them.
 
         Returns:
             How many tokens had to be decoded.
@@ -206,14 +198,12 @@ class Target:
             DecodeAborted: stopped from outside; what was read until then is kept, except by models with a
                 recurrent state.
         """
-        cached = cached or self.own
-        self.recall(tokens, cached)
-        missing = len(tokens) - cached.cache.length
+        missing = len(tokens) - self.recall(tokens)
         read = 0
         while read < missing:
             if on_progress is not None and read == 0 and self._next_piece(missing)[0] < missing:
                 on_progress(0, missing)
-            read += self.read_chunk(tokens, cached)
+            read += self.read_chunk(tokens, self.own)
             if on_progress is not None:
                 on_progress(read, missing)
         return missing
@@ -399,10 +389,10 @@ class Target:
             cached.tokens.extend(accepted)
         self._guessing = self._changing = False
 
-    def rewind(self, length: int, cached: CachedText | None = None) -> None:
-        """Forget a cached text from `length` on: the target's own, unless another is given."""
+    def rewind(self, length: int) -> None:
+        """Forget the target's own text from `length` on."""
         self._begin()
-        (cached or self.own).rewind(length)
+        self.own.rewind(length)
         self._changing = False
 
     def settle(self, length: int, cached: CachedText | None = None) -> None:

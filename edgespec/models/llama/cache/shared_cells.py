@@ -14,7 +14,7 @@ take their memory twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from edgespec.models.llama.cache.segments import CellHolder, Segments, Stretch
 from edgespec.models.llama.runtime.batch import Batch
@@ -245,10 +245,5 @@ class SharedCells:
         if self.ordered:
             return self.padding_id
         if not self._free_ids:
-            for text in self._with_branches():
-                text.close_path()
-                break
+            next(text for text in self.texts if len(text.ids) > 1).close_path()
         return self._free_ids[-1]
-
-    def _with_branches(self) -> Iterator[CellHolder]:
-        return (text for text in self.texts if len(text.ids) > 1)
