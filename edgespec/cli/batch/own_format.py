@@ -10,14 +10,14 @@ from typing import Any
 from edgespec.cli.batch.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
 from edgespec.errors import UsageError
-from edgespec.generation.config import GenerationConfig, Grammar, shortened
+from edgespec.generation.config import NOT_SETTINGS, GenerationConfig, Grammar, shortened
 from edgespec.generation.result import Generation
 
 MOST_ANSWERS = 1000
 
 Messages = list[dict[str, str]]
 
-_SETTINGS = {n: v for n, v in asdict(GenerationConfig()).items() if n != "grammar"}
+_SETTINGS = {n: v for n, v in asdict(GenerationConfig()).items() if n not in NOT_SETTINGS}
 _ROLES = ("system", "user", "assistant", "tool")
 
 
