@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.rules import Rule, parse_rule
-from edgespec.generation.thinking import Think, parse_think
+from edgespec.generation.thinking import Think, parse_think, think_text
 from edgespec.generation.tools import Tool, check_choice, tools_of
 
 MAX_SEED = 2**63 - 1
@@ -69,7 +69,8 @@ class GenerationConfig:
         verify: the rule by which drafted tokens are accepted, NAME or NAME:PARAMETER=VALUE,...; "auto" is
             greedy at temperature 0 and shared noise above.
         think: how a model that can think does it: "auto" as its chat template has it, "on", "off", an effort
-            ("low", "medium", "high"), or the most tokens of a thought ("500" or "budget 500").
+            ("low", "medium", "high"), or the most tokens of a thought ("500", "budget 500"). True, False and
+            a number will do, too.
         tools: functions that the model may call, each a `Tool` or its definition in the OpenAI API's form.
         tool_choice: "auto", "none", "required", or the name of the tool that must be called.
         parallel_tool_calls: whether an answer may call more than one.
@@ -155,6 +156,7 @@ class GenerationConfig:
                 f"The rule 'greedy' takes the likeliest token, and temperature is {self.temperature}.",
                 "Leave out one of them.",
             )
+        object.__setattr__(self, "think", think_text(self.think))
         parse_think(self.think)
         _check(not isinstance(self.tools, str | Mapping), "tools", "not a list", "a list of tools")
         object.__setattr__(self, "tools", tools_of(self.tools))

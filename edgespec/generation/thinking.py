@@ -27,6 +27,23 @@ class Think:
     effort: str = ""
 
 
+def think_text(value: object) -> str:
+    """The text for a value from JSON or a program, which may also be true, false, or a number of tokens.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int) and 0 <= value <= MOST_BUDGET:
+        return str(value)
+    if isinstance(value, str):
+        return value
+    raise UsageError(
+        "think is of the wrong kind.", "It must be true, false, a number, or a text such as 'off'."
+    )
+
+
 def parse_think(text: str) -> Think:
     """What "auto", "on", "off", "low", "medium", "high", "500" or "budget 500" asks for.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import MAX_SEED, MOST_LOGPROBS, GenerationConfig, Grammar
-from edgespec.generation.thinking import EFFORTS, MOST_BUDGET
+from edgespec.generation.thinking import EFFORTS, MOST_BUDGET, think_text
 from edgespec.serving.limits import LARGEST_COUNT, Limits
 from edgespec.serving.messages import read_messages, read_tools, texts_of
 from edgespec.serving.refusals import Refusal
@@ -196,12 +196,9 @@ def _config(
     body: Mapping[str, Any], defaults: GenerationConfig, limits: Limits, *, chat: bool
 ) -> GenerationConfig:
     changes: dict[str, Any] = read_tools(body, chat=chat)
-    for tool in changes.get("tools", ()):
-        if len(tool.parameters) > limits.grammar:
-            raise UsageError(
-                f"The parameters of the tool {tool.name} have {len(tool.parameters):,} characters.",
-                f"At most {limits.grammar:,} are allowed.",
-            )
+    size = sum(len(tool.parameters) + len(tool.description) for tool in changes.get("tools", ()))
+    if size > limits.grammar:
+        raise UsageError(f"The tools have {size:,} characters.", f"At most {limits.grammar:,} are allowed.")
     changes["logprobs"] = _logprobs(body, chat=chat)
     think = _think(body)
     if think is not None:
@@ -315,13 +312,7 @@ def _think(body: Mapping[str, Any]) -> str | None:
             )
     own, effort = body.get("think"), body.get("reasoning_effort")
     if own is not None:
-        if isinstance(own, bool):
-            return "on" if own else "off"
-        if isinstance(own, int) and 0 <= own <= MOST_BUDGET:
-            return str(own)
-        if isinstance(own, str):
-            return own
-        raise wrong("think", own, "true, false, a number of tokens, or a text such as 'off'")
+        return think_text(own)
     given = kwargs or {}
     budget = integer(given, "thinking_budget", 0, MOST_BUDGET)
     if budget is not None:

@@ -76,6 +76,7 @@ def impatient(smol_path: Path) -> Iterator[Running]:
         (CHAT, {"messages": HI, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs has 'a'"),
         (CHAT, {"messages": HI, "tool_choice": "required"}, "there are no tools"),
         (CHAT, {"messages": HI, "tools": {}}, "tools is an object"),
+        (CHAT, {"messages": HI, "tools": [{"name": "f", "description": "a" * 131_072}]}, "The tools have"),
         (CHAT, {"messages": HI, "tools": [TOOL, TOOL]}, "Two tools are named f"),
         (CHAT, {"messages": HI, "tools": [TOOL], "tool_choice": "g"}, "tool_choice is 'g'"),
         (CHAT, {"messages": HI, "tools": [TOOL], "response_format": {"type": "json_object"}}, "Both tools"),
