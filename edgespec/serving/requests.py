@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import MAX_SEED, MOST_LOGPROBS, GenerationConfig, Grammar
-from edgespec.generation.thinking import EFFORTS, MOST_BUDGET, think_text
 from edgespec.serving.limits import LARGEST_COUNT, Limits
 from edgespec.serving.messages import read_messages, read_tools, texts_of
+from edgespec.serving.reasoning import read_think
 from edgespec.serving.refusals import Refusal
 from edgespec.serving.values import boolean, integer, shown, wrong
 
@@ -60,7 +60,6 @@ _WITHOUT_EFFECT = (
 )
 _CLOSE = 0.85
 _MOST_NAMED = 8
-_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ def _config(
     if size > limits.grammar:
         raise UsageError(f"The tools have {size:,} characters.", f"At most {limits.grammar:,} are allowed.")
     changes["logprobs"] = _logprobs(body, chat=chat)
-    think = _think(body)
+    think = read_think(body)
     if think is not None:
         changes["think"] = think
     for name, field in _INTEGERS.items():
@@ -298,34 +297,3 @@ def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
     if top:
         raise UsageError(f"top_logprobs is {top}, and logprobs is not true.", 'Add "logprobs": true.')
     return None
-
-
-def _think(body: Mapping[str, Any]) -> str | None:
-    """How the model is to think: by `think`, the API's `reasoning_effort`, or variables of the template."""
-    kwargs = body.get("chat_template_kwargs")
-    if not isinstance(kwargs, dict | None):
-        raise wrong("chat_template_kwargs", kwargs, "an object")
-    for name in kwargs or {}:
-        if name not in _KWARGS:
-            raise UsageError(
-                f"chat_template_kwargs has {shown(name)}.", f"It may have {', '.join(_KWARGS)} here."
-            )
-    own, effort = body.get("think"), body.get("reasoning_effort")
-    if own is not None:
-        return think_text(own)
-    given = kwargs or {}
-    budget = integer(given, "thinking_budget", 0, MOST_BUDGET)
-    if budget is not None:
-        return str(budget)
-    switches = [given[name] for name in ("enable_thinking", "thinking") if given.get(name) is not None]
-    if switches and not isinstance(switches[0], bool):
-        raise wrong("enable_thinking", switches[0], "true or false")
-    if switches and not switches[0]:
-        return "off"
-    effort = effort if effort is not None else given.get("reasoning_effort")
-    if effort is None:
-        return "on" if switches else None
-    named = {"none": "off", "minimal": "low", "xhigh": "high", **{word: word for word in EFFORTS}}
-    if not isinstance(effort, str) or effort not in named:
-        raise wrong("reasoning_effort", effort, f"one of {', '.join(named)}")
-    return named[effort]

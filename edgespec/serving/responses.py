@@ -37,8 +37,10 @@ _UNSUPPORTED = {
     "tools": "Tools are served at /v1/chat/completions; here they are",
 }
 _OTHERS = ("input", "instructions", "max_output_tokens", "text", "reasoning", "tool_choice")
-_WITHOUT_EFFECT = ("parallel_tool_calls", "truncation", "service_tier", "safety_identifier", "max_tool_calls")
-_WITHOUT_EFFECT += ("prompt_cache_key", "prompt_cache_retention", "stream_options")
+_WITHOUT_EFFECT = (
+    *("parallel_tool_calls", "truncation", "service_tier", "safety_identifier", "max_tool_calls"),
+    *("prompt_cache_key", "prompt_cache_retention", "stream_options"),
+)
 _TEXTS = ("input_text", "output_text", "text")
 
 
@@ -193,7 +195,7 @@ class Reply:
         place, said = len(self._items), self._said[kind]
         self._items.append(self._item(kind, said))
         at = {"item_id": self._ids[kind], "output_index": place, "content_index": 0}
-        more = {"logprobs": []} if kind == "msg" else {}
+        more: Event = {"logprobs": []} if kind == "msg" else {}
         return [
             self._event(f"{_PART_EVENTS[kind]}.done", **at, text=said, **more),
             self._event("response.content_part.done", **at, part=_part(kind, said)),
