@@ -21,9 +21,6 @@ from tests.serving import load
 from tests.unit import templates
 
 SKY = "Why is the sky blue?"
-OPENED = templates.PLAIN.replace("assistant\\n' }}{%- endif", "assistant\\n<think>\\n' }}{%- endif") + (
-    "{#- </think> -#}"
-)
 WEATHER = {
     "type": "function",
     "function": {
@@ -64,7 +61,7 @@ def rendered(engine: Engine, prompt: Any = SKY, **settings: Any) -> str:
 
 
 def test_a_thought_is_taken_from_the_answer_and_its_budget_kept(loaded: Engine) -> None:
-    with speaking(loaded, OPENED) as engine:
+    with speaking(loaded, templates.OPENED) as engine:
         chunks = list(engine.stream(SKY, GenerationConfig(max_tokens=40, think="12")))
         answer = chunks[-1].generation
         assert answer is not None
@@ -85,7 +82,7 @@ def test_a_thought_is_taken_from_the_answer_and_its_budget_kept(loaded: Engine) 
 
 
 def test_thinking_is_switched_off_and_on(loaded: Engine) -> None:
-    with speaking(loaded, OPENED) as engine:
+    with speaking(loaded, templates.OPENED) as engine:
         assert rendered(engine).endswith("assistant\n<think>\n")
         assert rendered(engine, think="off").endswith("assistant\n<think>\n</think>\n\n")
         answer = engine.generate(SKY, GenerationConfig(max_tokens=8, think="off"))
@@ -105,7 +102,7 @@ def test_thinking_is_switched_off_and_on(loaded: Engine) -> None:
 
 
 def test_a_text_that_goes_on_is_not_taken_apart(loaded: Engine) -> None:
-    with speaking(loaded, OPENED) as engine:
+    with speaking(loaded, templates.OPENED) as engine:
         answer = engine.generate("<think>\n", GenerationConfig(max_tokens=6, think="2"), raw=True)
         assert (answer.reasoning, len(answer.tokens)) == ("", 6)
 
@@ -120,14 +117,14 @@ def test_budgets_and_calls_are_the_same_with_every_drafter(
     ]
 
     def answers(engine: Engine) -> list[Any]:
-        with speaking(engine, OPENED):
+        with speaking(engine, templates.OPENED):
             found = [engine.generate(ASKED, config) for config in configs]
         return [(a.tokens, a.reasoning, a.text, a.tool_calls, a.finish_reason, a.logprobs) for a in found]
 
     plain = answers(loaded)
     with load(smol_path, 1024, draft=q4_drafter_path, tree_budget=12) as engine:
         assert answers(engine) == plain
-    with speaking(loaded, OPENED) as engine:
+    with speaking(loaded, templates.OPENED) as engine:
         together = [
             event.chunk.generation
             for event in engine.stream_many(Request(ASKED, config, key=n) for n, config in enumerate(configs))
@@ -144,11 +141,11 @@ def test_a_form_holds_after_the_thought(loaded: Engine) -> None:
         "additionalProperties": False,
     }
     config = GenerationConfig(max_tokens=60, think="10", grammar=Grammar.of_schema(schema))
-    for template in (OPENED, templates.QWEN):
+    for template in (templates.OPENED, templates.QWEN):
         with speaking(loaded, template) as engine:
             answer = engine.generate(SKY, config)
             assert json.loads(answer.text)["n"] in (1, 2)
-            assert answer.reasoning or template is not OPENED
+            assert answer.reasoning or template is not templates.OPENED
 
 
 @pytest.mark.parametrize(
@@ -204,7 +201,7 @@ def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:
 
 
 def test_what_cannot_be_done_is_said(loaded: Engine) -> None:
-    with speaking(loaded, OPENED) as engine:
+    with speaking(loaded, templates.OPENED) as engine:
         with pytest.raises(UsageError, match="cannot call tools"):
             next(Session(engine).ask("Hi", GenerationConfig(tools=(WEATHER,))))  # type: ignore[arg-type]
         bad = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "nonsense"}}}}
@@ -213,7 +210,7 @@ def test_what_cannot_be_done_is_said(loaded: Engine) -> None:
 
 
 def test_a_conversation_drops_earlier_thoughts(loaded: Engine) -> None:
-    with speaking(loaded, OPENED) as engine:
+    with speaking(loaded, templates.OPENED) as engine:
         session = Session(engine)
         list(session.ask("Hi", GenerationConfig(max_tokens=30, think="8")))
         thought = engine.last_generation

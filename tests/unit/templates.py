@@ -9,6 +9,10 @@ _TURNS = (
 )
 
 PLAIN = _TURNS
+# The same, with a thought that the prompt opens.
+OPENED = (
+    _TURNS.replace("assistant\\n' }}{%- endif", "assistant\\n<think>\\n' }}{%- endif") + "{#- </think> -#}"
+)
 
 # A switch, whose "off" is a closed thought; tools in XML marks around JSON; earlier thoughts are cut off.
 QWEN = """\
