@@ -125,6 +125,11 @@ class Engine:
         return self.encoder.has_template
 
     @property
+    def can_think(self) -> bool:
+        """Whether the model's chat template knows thoughts before answers."""
+        return self.encoder.format is not None and self.encoder.format.thought is not None
+
+    @property
     def description(self) -> str:
         """Target, drafter and mode in one line."""
         mode = "exact" if self.target.rule else "not bit-exact"

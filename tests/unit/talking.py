@@ -20,6 +20,7 @@ class TalkingEngine:
     """Answers every prompt with the same words, one a pass."""
 
     has_chat_template = True
+    can_think = True
     context = 4096
     description = "talker, drafted by nobody"
     notes = ("It only talks.",)

@@ -51,6 +51,13 @@ def test_call_syntaxes_are_recognized(template: str, name: str) -> None:
     assert answer_format(template).calls.name == name
 
 
+@pytest.mark.parametrize("part", ["{{", "{%", "{{ '", '{{ "\\', "{% x %}{{ 'a' }}", "<think></think>"])
+def test_a_hostile_template_takes_no_time(part: str) -> None:
+    """What takes quadratic time would take hours."""
+    found = answer_format(part * 400_000)
+    assert (found.thought is not None) == ("think" in part)
+
+
 @pytest.mark.parametrize(
     "template",
     [value for name, value in vars(templates).items() if name.isupper() and name not in ("R1", "_TURNS")],

@@ -40,6 +40,13 @@ def test_a_thought_is_no_part_of_the_text(engine: TalkingEngine, capsys: pytest.
     record = json.loads(capsys.readouterr().out)
     assert (record["text"], record["reasoning_content"]) == ("Blue as ever.", "Hm, sky.")
     assert main(["generate", "-p", "Hi", "--think", "deeply"]) == 2
+    capsys.readouterr()
+    engine.can_think = False
+    assert main(["generate", "-p", "Hi", "--think", "off"]) == 0
+    told = "The model's chat template knows no thoughts, so --think changes nothing.\n"
+    assert capsys.readouterr().err == told
+    assert main(["generate", "-p", "Hi"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_verbose_tells_on_stderr(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,6 +187,7 @@ class _SinglePrompt:
             self.terminal.rule(config.rule)
             with self.terminal.load(loading) as engine:
                 self.terminal.template(engine, raw=self.raw)
+                self.terminal.thinking(engine, config)
                 model = ModelMark() if self.as_text else model_mark(loading.model)
                 for index in range(self.answers):
                     if index and self.as_text:

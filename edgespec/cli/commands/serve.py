@@ -114,6 +114,7 @@ def serve(
         chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
         sampled = sampling_in_words(chosen.config, chosen.sources)
         terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
+        terminal.thinking(engine, chosen.config)
         can_chat = engine.has_chat_template
         worker = Worker(engine, queue, loading.load, terminal.warn, parallel=parallel)
         try:

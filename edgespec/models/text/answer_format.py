@@ -76,13 +76,13 @@ _SWITCHES = ("enable_thinking", "thinking")
 _FINAL = "<|channel|>final<|message|>"
 _NEXT_FINAL = f"<|start|>assistant{_FINAL}"
 _ANALYSIS = "<|channel|>analysis<|message|>"
-_TAG = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_OPENS, _CLOSES = re.compile(r"\{[{%]"), re.compile(r"[%}]\}")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
 def answer_format(template: str) -> AnswerFormat:
     """What the answers of a model with this chat template (Jinja source) look like."""
-    code = "\n".join(_STRING.sub("''", tag) for tag in _TAG.findall(template))
+    code = _code(template)
     return AnswerFormat(_thought(template, code), syntax_of(template, knows_tools=_uses(code, "tools")))
 
 
@@ -96,6 +96,19 @@ def _thought(template: str, code: str) -> ThoughtFormat | None:
         if closes in template:
             return ThoughtFormat(opens, closes, switch=switch, knows_effort=effort, knows_budget=budget)
     return None
+
+
+def _code(template: str) -> str:
+    """What is between a template's tags, with empty strings. Takes linear time: templates are untrusted."""
+    parts = []
+    start = _OPENS.search(template)
+    while start is not None:
+        end = _CLOSES.search(template, start.end())
+        if end is None:
+            break
+        parts.append(_STRING.sub("''", template[start.end() : end.start()]))
+        start = _OPENS.search(template, end.end())
+    return "\n".join(parts)
 
 
 def _uses(code: str, name: str) -> bool:
