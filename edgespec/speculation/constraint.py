@@ -95,16 +95,17 @@ class Constraint:
         return self._known[key]
 
     def masked(self, logits: FloatArray, tree: TokenTree, text: Sequence[int]) -> FloatArray:
-        """A copy of (nodes, n_vocab) logits with -inf for every token that is not permitted.
+        """(nodes, n_vocab) logits with -inf for every token that is not permitted: a copy if there are any.
 
         Args:
             tree: as `pruned` returned it.
         """
-        result: FloatArray = logits.copy()
+        result = logits
         for node in range(len(tree)):
             permitted = self.permitted(text, self._path(tree, node))
             # In a pruned tree only end tokens have no successor, and nobody asks what follows them.
-            if permitted.any():
+            if permitted.any() and not permitted.all():
+                result = logits.copy() if result is logits else result
                 result[node, ~permitted[: result.shape[1]]] = -np.inf
         return result
 
@@ -185,6 +186,8 @@ class _Guided(Ranking):
         if self._expanded is None:
             return self._ranking.best(logits, positions, count, after)
         permitted, self._expanded = self._expanded[:, : logits.shape[1]], None
+        if permitted.all():
+            return self._ranking.best(logits, positions, count, after)
         # After an end token nothing is permitted, but a row of nothing but -inf could not be ranked.
         ruled_out = ~permitted & permitted.any(axis=1, keepdims=True)
         logits = np.where(ruled_out, np.float32(-np.inf), logits)

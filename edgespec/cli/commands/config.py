@@ -20,7 +20,17 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.models.hub.elsewhere import own_folders
 
 # Options that belong to a single run.
-_NOT_SETTINGS = {"prompt", "word", "words", "input_name", "output_name", "overwrite", "answers", "session"}
+_NOT_SETTINGS = {
+    "prompt",
+    "word",
+    "words",
+    "input_name",
+    "output_name",
+    "overwrite",
+    "answers",
+    "session",
+    "log",
+}
 # Options of `bench` that share a name with others but mean something else.
 _NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets", "model_flag"}
 _FOLDERS = settings.MODELS_FOLDER.replace("_", "-")
