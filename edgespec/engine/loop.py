@@ -136,6 +136,7 @@ class Loop:
                 verify_s=verify_end - draft_end,
                 accept_s=accept_end - verify_end,
                 wait_s=result.waited_s,
+                experts=result.experts,
                 draft_steps=self.drafter.steps if alone else 0,
                 draft_rows=self.drafter.rows if alone else 0,
             )

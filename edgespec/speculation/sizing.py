@@ -19,7 +19,7 @@ from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.running_costs import FadingLine, MovingCurve, StepCosts
 
-_FIRST_BUDGET = 16  # before anything is known
+FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
 _TRUST_MEMORY = 0.95  # the same, for how reliable the drafter's probabilities are
 _TRUST_PRIOR = 2.0  # tokens of prior evidence that those probabilities are right
@@ -51,10 +51,12 @@ class AdaptiveSizer:
     Args:
         most: limits that no tree may exceed.
         costs: measured times of passes and draft steps; None learns them while decoding.
+        first: nodes of the first tree, where costs are learned while decoding.
     """
 
-    def __init__(self, most: TreeLimits, costs: Costs | None = None) -> None:
+    def __init__(self, most: TreeLimits, costs: Costs | None = None, first: int = FIRST_BUDGET) -> None:
         self._most = most
+        self._first = first
         self._cost = MovingCurve(costs.verify, most.budget) if costs else FadingLine()
         self._plain_s = costs.verify.at(1) if costs else None  # seconds of a pass over the root alone
         self._steps = StepCosts(costs.step_s if costs else None, costs.row_s if costs else 0.0)
@@ -69,7 +71,7 @@ class AdaptiveSizer:
             return self._replace(budget=1)
         per_node = self._cost.slope
         if per_node is None:
-            return self._replace(budget=min(_FIRST_BUDGET, self._most.budget))
+            return self._replace(budget=min(self._first, self._most.budget))
         per_token = self._plain_s
         if self._trial.rounds >= _PATIENCE:
             per_token = min(per_token, self._trial.pace)
