@@ -39,17 +39,31 @@ class PlannedExperts:
         return round(self.slot_bytes * min(missed, self.n_experts - self.n_slots))
 
 
-def assumed_hit_rate(held: float) -> float:
-    """How often an expert that a token needs is in memory, where it was not measured.
+@dataclass(frozen=True)
+class HitRates:
+    """How often an expert that a token needs is in memory, by the share of the experts that is.
 
-    Between what routers give whose choices hardly depend on what came before and those that favour some
-    experts for a whole text: .38 to .73 were seen with a quarter of the experts in memory, .92 with half, and
-    .99 with three quarters.
+    The rate is a power of the share. An exponent of 1 is chance; routers that favour some experts for a whole
+    text have a smaller one. Where it was not measured, a half is assumed: with a quarter of the experts in
+    memory, that is a rate of .50, and from .38 to .73 were seen.
 
-    Args:
-        held: the share of the experts that is in memory.
+    Attributes:
+        measured: whether the exponent was measured with this model.
     """
-    return math.sqrt(min(max(held, 0.0), 1.0))
+
+    exponent: float = 0.5
+    measured: bool = False
+
+    @classmethod
+    def measured_at(cls, held: float, rate: float) -> HitRates:
+        """The rates of a model that had this one with this share of its experts in memory."""
+        if not (0 < held < 1 and 0 < rate < 1):
+            return cls()
+        return cls(min(math.log(rate) / math.log(held), 1.0), measured=True)
+
+    def at(self, held: float) -> float:
+        """The rate with this share of the experts in memory."""
+        return math.pow(min(max(held, 0.0), 1.0), self.exponent)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class PagedWeights:
     resident_bytes = streamed_bytes = 0
     waited_s = reading_s = 0.0
     expert_use: ExpertUse | None = None
+    experts_held = 1.0
 
     def __init__(self, files: ModelFiles) -> None:
         self._name_of: Callable[[Address], bytes] = ggml.functions()["ggml_get_name"]

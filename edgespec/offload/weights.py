@@ -41,9 +41,6 @@ class StreamedWeights:
         expert_slots: experts in the pool, if the store has any.
         n_used: experts of each layer that a token needs.
 
-    Attributes:
-        expert_use: hits and misses of experts so far; None if no single experts are streamed.
-
     Raises:
         UnsupportedBuild: this llama.cpp build is not as expected.
         StreamError: the files cannot be opened.
@@ -106,12 +103,18 @@ class StreamedWeights:
         n_bytes = self._ring.streamed_bytes if self._ring else 0
         if self._pool is not None:
             needed = self._n_used * len(self._store.experts) * self._pool.slot_bytes
-            n_bytes += round(needed * (1 - self._pool.n_slots / self._pool.n_experts))
+            n_bytes += round(needed * (1 - self.experts_held))
         return n_bytes
 
     @property
     def expert_use(self) -> ExpertUse | None:
+        """Hits and misses of experts so far; None if no single experts are streamed."""
         return self._pool.use if self._pool else None
+
+    @property
+    def experts_held(self) -> float:
+        """The share of a mixture's experts that is in memory at a time."""
+        return self._pool.n_slots / self._pool.n_experts if self._pool else 1.0
 
     @property
     def waited_s(self) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from edgespec.costs.planned_memory import PlannedExperts, PlannedMemory, assumed_hit_rate
+from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.machine.probe import available_memory
@@ -188,13 +188,19 @@ def _second_copy(files: ModelFiles) -> int:
 
 
 def predict_memory(
-    footprints: list[Footprint], files: ModelFiles, budget: int, *, streams: bool = False
+    footprints: list[Footprint],
+    files: ModelFiles,
+    budget: int,
+    *,
+    streams: bool = False,
+    hits: HitRates | None = None,
 ) -> PlannedMemory:
     """Where weights would be held under a budget, found without reading or writing any.
 
     Args:
         footprints: the target's footprint, and the drafter's if it is a model.
         streams: stream even if all weights fit.
+        hits: how often experts are in memory; None assumes it.
 
     Raises:
         MemoryLimitError: the budget is too small; says how much is needed.
@@ -218,9 +224,10 @@ def predict_memory(
     experts = None
     if placement.expert_slots:
         n_needed = weights.n_used * len(weights.experts)
-        held = placement.expert_slots / weights.n_experts
+        slots, hits = placement.expert_slots, hits or HitRates()
+        rate = hits.at(slots / weights.n_experts)
         experts = PlannedExperts(
-            expert_bytes, placement.expert_slots, weights.n_experts, n_needed, assumed_hit_rate(held)
+            expert_bytes, slots, weights.n_experts, n_needed, rate, measured=hits.measured
         )
         streamed += experts.missed_bytes(1)
         resident += placement.expert_slots * expert_bytes

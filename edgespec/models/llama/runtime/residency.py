@@ -26,6 +26,7 @@ class Residency(Protocol):
         read_bytes, reading_s: total bytes read for passes, and total seconds during which reads were under
             way.
         expert_use: hits and misses of experts so far; None if no single experts are streamed.
+        experts_held: the share of a mixture's experts that is in memory at a time.
         observers: of the graph's nodes, in every context of the model.
     """
 
@@ -43,6 +44,8 @@ class Residency(Protocol):
     def reading_s(self) -> float: ...
     @property
     def expert_use(self) -> ExpertUse | None: ...
+    @property
+    def experts_held(self) -> float: ...
     @property
     def observers(self) -> Sequence[GraphObserver]: ...
 
@@ -75,6 +78,7 @@ class AllInMemory:
     resident_bytes = streamed_bytes = read_bytes = 0
     waited_s = reading_s = 0.0
     expert_use: ExpertUse | None = None
+    experts_held = 1.0
     observers: Sequence[GraphObserver] = ()
 
     @contextmanager
