@@ -229,6 +229,8 @@ class _Measurement:
         rule = self._engine.target.rule
         rows = Counter(rule.padded(record.nodes) if rule else record.nodes for record in passes)
         first, memory = made[0], made[0].memory
+        needed = [record.experts for record in passes if record.experts is not None]
+        experts = sum(needed[1:], needed[0]) if needed else None
         groups = counted if len(counted) > 1 else [[answer] for answer in made]
         notes = [f"Left out: {what}" for what in dict.fromkeys(self._too_long)]
         return {
@@ -240,7 +242,9 @@ class _Measurement:
             "draft_s": sum(record.draft_s for record in passes) / n,
             "wait_s": sum(record.wait_s for record in passes) / n,
             "rows": dict(rows),
-            "streamed_bytes_per_pass": memory.streamed_bytes_per_pass,
+            # What passes read of experts was counted; what they read of layers is always the same.
+            "streamed_bytes_per_pass": experts.read_bytes // n if experts else memory.streamed_bytes_per_pass,
+            "hit_rate": experts.hit_rate if experts else None,
             "budget_bytes": memory.budget_bytes,
             "prefill_tokens_per_second": sum(a.prompt_tokens for a in made)
             / max(sum(a.timings.prefill_s for a in made), 1e-9),
