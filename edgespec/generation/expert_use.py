@@ -37,6 +37,14 @@ class ExpertUse:
             self.hits - other.hits, self.misses - other.misses, self.read_bytes - other.read_bytes
         )
 
+    def divided(self, n: int) -> list[ExpertUse]:
+        """The same divided among `n` texts that shared a pass, as evenly as whole numbers can be."""
+        return [ExpertUse(*((total + i) // n for total in self._figures)) for i in range(n)]
+
+    @property
+    def _figures(self) -> tuple[int, int, int]:
+        return self.hits, self.misses, self.read_bytes
+
     def to_json(self, tokens: int) -> dict[str, Any]:
         """As JSON, for scripts.
 
