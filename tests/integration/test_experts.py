@@ -15,17 +15,24 @@ import pytest
 from platformdirs import user_cache_path
 
 import edgespec
+from edgespec.costs.curves import Curve
+from edgespec.costs.planned_memory import HitRates
+from edgespec.costs.planner import Drafting, Passes, predict
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.experts import layer_weights
+from edgespec.models.gguf.footprint import footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.offload.experts import switch
 from edgespec.offload.packing.pack import gains_from_packing
+from edgespec.offload.planning.budget import bytes_needed, predict_memory
 from edgespec.offload.weights import StreamedWeights
+from edgespec.profiles import updates
+from edgespec.profiles.store import ProfileStore
 from tests.least_memory import load_in_least_memory
 from tests.tiny import MIXTURES, N_EXPERT, N_EXPERT_USED, N_LAYER, write_tiny
 
@@ -148,6 +155,50 @@ def test_more_memory_holds_more_experts_and_the_budget_counts_them(plain: Path) 
     assert rates == sorted(rates)
     assert rates[-1] > rates[0]
     assert read == sorted(read, reverse=True)
+
+
+def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path) -> None:
+    files = ModelFiles.of(read_header(plain))
+    needs = footprint(files.headers[0], n_cells=256, n_outputs=8)
+    whole = bytes_needed([needs])
+    plans = [predict_memory([needs], files, whole - short * MIB) for short in (12, 6, 0)]
+    few, more, all_fit = (plan.experts for plan in plans)
+    assert few is not None
+    assert more is not None
+    assert all_fit is None
+    assert N_EXPERT <= few.n_slots < more.n_slots < few.n_experts == N_EXPERT * N_LAYER
+    assert few.n_needed == N_EXPERT_USED * N_LAYER
+    assert not few.measured
+    assert few.hit_rate < more.hit_rate < 1
+    assert plans[0].streamed_bytes > plans[1].streamed_bytes > plans[2].streamed_bytes == 0
+    measured = predict_memory([needs], files, whole - 12 * MIB, hits=HitRates.measured_at(few.held, 0.9))
+    assert measured.experts is not None
+    assert measured.experts.measured
+    assert measured.experts.hit_rate == pytest.approx(0.9)
+    passes = Passes(Curve.through([(1, 0.01), (8, 0.02)]), read_rate=100 * MIB, overlap=1.0)
+    one, eight = (predict(plans[0], passes, Drafting("none"), nodes) for nodes in (1, 8))
+    assert one.pass_s == pytest.approx(0.01 + plans[0].streamed_bytes / (100 * MIB))
+    assert eight.read_s > 2 * one.read_s
+    assert one.to_json()["experts"]["hit_rate_measured"] is False
+
+
+def test_runs_measure_how_often_experts_are_in_memory(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "_ENOUGH_EXPERTS", 100)
+    with load_streamed(mixture, MIB) as engine:
+        answer = engine.generate(PROMPT, CONFIG, raw=True)
+        held = weights_of(engine).experts_held
+    known = ProfileStore().experts(read_header(mixture).fingerprint)
+    assert known is not None
+    assert answer.experts is not None
+    assert (known.held, known.hit_rate) == (held, answer.experts.hit_rate)
+
+
+def test_drafting_where_every_row_costs_experts_begins_small_and_stays_exact(mixture: Path) -> None:
+    with load_streamed(mixture, draft="lookup") as engine:
+        answer = engine.generate(LONG, CONFIG, raw=True)
+        assert max(record.nodes for record in answer.passes) <= 8
+        first = next((record.nodes for record in answer.passes if record.nodes > 1), 2)
+        assert first == 2
 
 
 def test_whole_layers_where_they_are_asked_for_or_the_choice_cannot_be_seen(
