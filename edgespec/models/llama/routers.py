@@ -77,13 +77,13 @@ def _router(
     def unit(directions: Floats) -> Floats:
         """Without the mean, and with logits of variance 1."""
         directions = directions - np.outer(directions @ mean, mean) / (mean @ mean)
-        return directions / np.maximum((varying @ directions.T).std(axis=0), 1e-9)[:, None]
+        return np.asarray(directions / np.maximum((varying @ directions.T).std(axis=0), 1e-9)[:, None])
 
     quick = unit(rng.standard_normal((n_experts, states.shape[1])))
     lasting = unit(rng.standard_normal((n_experts, len(slow))) @ slow)
     popularity = np.outer(skew * rng.standard_normal(n_experts), mean) / (mean @ mean)
     mixed = np.sqrt(1 - locality) * quick + np.sqrt(locality) * lasting
-    return (_SHARPNESS * (mixed + popularity)).astype(np.float32)
+    return np.asarray(_SHARPNESS * (mixed + popularity), np.float32)
 
 
 def _states_of(source: Path) -> list[Floats]:
@@ -123,6 +123,7 @@ class _StatesSeen(AllInMemory):
             return
         width, rows = ggml.shape_of(self._node).sizes[:2]
         data = ggml.functions()["ggml_get_data"](self._node)
-        values = np.frombuffer((ctypes.c_float * (width * rows)).from_address(data), np.float32)
+        memory = (ctypes.c_float * (width * rows)).from_address(data)
+        values = np.frombuffer(memoryview(memory), np.float32)
         layer = int(ggml.name_of(self._node)[len(_STATES) :])
         self.states[layer] = values.reshape(rows, width).astype(np.float64)
