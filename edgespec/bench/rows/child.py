@@ -77,8 +77,9 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
             measure_full_profile(engine, task["profile_s"], _report)
     files = ModelFiles.of(read_header(Path(task["load"]["model"])))
-    packed = pack_path(packs_folder(), files)
-    path = packed if packed.exists() and task["load"].get("pack") != "never" else files.paths[0]
+    packs = [pack_path(packs_folder(), files, experts=experts) for experts in (True, False)]
+    packed = next((path for path in packs if path.exists()), None)
+    path = packed if packed and task["load"].get("pack") != "never" else files.paths[0]
     return {"notes": notes, "prompts": prompts, "disk": disk({"path": str(path)})}
 
 
