@@ -155,7 +155,7 @@ def _made(
     owner = "" if keep else f"-for-{os.getpid()}"
     path = folder / f"{source.stem}-{what}{owner}.gguf"
     if not (keep and path.exists()):
-        _check_room(folder, source, n_bytes)
+        _check_room(folder, source, what.partition("-")[0], n_bytes)
         with _suited(source, folder, on_progress) as suited:
             make(suited, path)
     try:
@@ -201,12 +201,12 @@ def _suited(source: Path, folder: Path, on_progress: Progress) -> Iterator[Path]
         yield make_drafter(source, Path(place) / f"{source.stem}-q4_0.gguf")
 
 
-def _check_room(folder: Path, source: Path, n_bytes: int) -> None:
+def _check_room(folder: Path, source: Path, kind: str, n_bytes: int) -> None:
     needed = 2 * n_bytes + source.stat().st_size + _SPARE
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OutputError(
-            f"A target of {readable(n_bytes)} and its packed file need {readable(needed)} of disk, "
+            f"A {kind} target of {readable(n_bytes)} and its packed file need {readable(needed)} of disk, "
             f"some to spare included, and {readable(free)} are free in {folder}.",
             "Ask for a smaller --synthesize, or set XDG_CACHE_HOME to a folder on a larger disk.",
         )
