@@ -92,12 +92,13 @@ def test_large_layers_take_two_slots_and_small_ones_as_many_reads_ahead() -> Non
     slot=st.integers(1, 9),
     fewest=st.integers(2, 64),
     layers=st.integers(1, 40),
+    beside=st.integers(0, 30),
 )
 def test_experts_get_what_is_left_of_the_budget(
-    sizes: list[int], fixed: int, spare: int, slot: int, fewest: int, layers: int
+    sizes: list[int], fixed: int, spare: int, slot: int, fewest: int, layers: int, beside: int
 ) -> None:
     dense = {number: size * MIB for number, size in enumerate(sizes)}
-    pool = PoolSizes(slot * MIB, fewest, fewest * layers)
+    pool = PoolSizes(slot * MIB, fewest, fewest * layers, beside * MIB)
     budget = (fixed + spare) * MIB
     try:
         placement = place_with_experts(dense, pool, budget=budget, fixed=fixed * MIB)
@@ -106,6 +107,6 @@ def test_experts_get_what_is_left_of_the_budget(
         placement = place_with_experts(dense, pool, budget=budget, fixed=fixed * MIB)
     assert placement.n_bytes <= budget
     assert pool.fewest <= placement.expert_slots <= pool.most
-    alone = place(dense, budget=budget, fixed=fixed * MIB + fewest * slot * MIB)
+    alone = place(dense, budget=budget, fixed=(fixed + fewest * slot + beside) * MIB)
     assert (placement.resident, placement.streamed) == (alone.resident, alone.streamed)
     assert budget - placement.n_bytes < pool.slot_bytes or placement.expert_slots == pool.most

@@ -49,11 +49,13 @@ class PoolSizes:
         slot_bytes: of one expert, with what the kernels need beside it.
         fewest: slots without which a pass may not find room for all that it needs of a layer.
         most: slots for the experts of all layers.
+        beside: bytes besides slots.
     """
 
     slot_bytes: int
     fewest: int
     most: int
+    beside: int = 0
 
 
 def place(
@@ -121,7 +123,7 @@ def place_with_experts(
     Raises:
         MemoryLimitError: as `place`.
     """
-    least = pool.fewest * pool.slot_bytes
+    least = pool.fewest * pool.slot_bytes + pool.beside
     rest = place(layers, budget=budget, fixed=fixed + least, loading=loading, n_slots=n_slots)
     more = min((budget - rest.n_bytes) // pool.slot_bytes, pool.most - pool.fewest)
     return replace(rest, n_bytes=rest.n_bytes + more * pool.slot_bytes, expert_slots=pool.fewest + more)

@@ -14,7 +14,7 @@ from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.model import Model
-from edgespec.offload.layout import Store, plain_store
+from edgespec.offload.layout import EXPERT_PIECE_BYTES, Store, plain_store
 from edgespec.offload.packing.choice import choose_store, packing_in_memory
 from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
 from edgespec.offload.packing.sources import States, check_unchanged, current_states
@@ -29,6 +29,7 @@ EXPERT_MODES = ("auto", "never")
 # Beside each expert in memory, kernels keep the rows that it is multiplied by: an entry for each choice that
 # the rows of a pass can make, and a few counters.
 _CHOICE_BYTES, _COUNTER_BYTES = 8, 80
+_READ_BYTES = 512  # to remember a part of an expert that was read, and its checksum
 
 
 @dataclass
@@ -224,6 +225,7 @@ def pool_sizes(weights: LayerWeights, slot_bytes: int, n_rows: int) -> PoolSizes
         slot_bytes + n_rows * weights.n_used * _CHOICE_BYTES + _COUNTER_BYTES,
         fewest=max(found.n_experts for found in weights.experts),
         most=weights.n_experts,
+        beside=weights.n_experts * (3 + slot_bytes // EXPERT_PIECE_BYTES) * _READ_BYTES,
     )
 
 
