@@ -32,11 +32,14 @@ from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.policies import TreePolicy, tree_policy
-from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
+from edgespec.speculation.sizing import FIRST_BUDGET, AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification.base import Acceptance
 
 Step = TypeVar("Step")
+
+
+_FIRST_NODES_BY_EXPERT = 2
 
 
 class _NoMore:
@@ -100,7 +103,8 @@ class Engine:
             leaves=min(most.leaves, target.max_leaves),
             ends=target.model.vocabulary.ends,
         )
-        if target.rule is not None:
+        by_expert = target.model.weights.expert_use is not None
+        if target.rule is not None and not by_expert:
             # Passes are padded to these rows anyway, so filling them costs nothing.
             most = replace(most, rows=target.rule.multiple, free=min(target.rule.minimum, most.budget))
         if most.leaves == 1:
@@ -110,7 +114,9 @@ class Engine:
         self.keys = keys
         self.profile_updates = ProfileUpdates(keys)
         self._costs = costs
-        sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs)
+        # Where every row needs experts of its own, even a small tree may cost several plain passes.
+        self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
+        sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs, self._first_nodes)
         self.loop = Loop(target, drafter, sizer, plain_s=costs.verify.at(1) if costs else 0.0)
         self.load_s = self._load_s = load_s
         self._memory = memory or MemoryUse()
@@ -351,7 +357,7 @@ class Engine:
             )
         most = self.limits
         fixed = FixedSizer(replace(most, budget=budget)) if budget else None
-        self.loop.sizer = fixed or AdaptiveSizer(most, self._costs)
+        self.loop.sizer = fixed or AdaptiveSizer(most, self._costs, self._first_nodes)
 
     def close(self) -> None:
         """Free the models and their caches; may be called from any thread, and repeatedly.

@@ -125,7 +125,7 @@ class Loop:
             most_rows: most rows of the pass, if it is shared; None if a single text has it to itself.
 
         Returns:
-            A record for each text. All have the times of the whole pass.
+            A record for each text. All have the times of the whole pass, and divide its experts among them.
         """
         start = time.perf_counter()
         other_rows = sum(len(chunk.tokens) for chunk in chunks)
@@ -156,6 +156,7 @@ class Loop:
             verify_s=verify_end - draft_end,
             accept_s=time.perf_counter() - verify_end,
             wait_s=result.waited_s,
+            experts=result.experts,
             draft_steps=self.drafter.steps if places else 0,
             draft_rows=self.drafter.rows if places else 0,
         )
@@ -166,14 +167,16 @@ class Loop:
             return [whole]
         if texts:
             self.sizer.record(whole, len(texts), other_rows)
+        experts = whole.experts.divided(len(texts)) if whole.experts else [None] * len(texts)
         return [
             replace(
                 whole,
                 nodes=len(d.tree),
                 accepted=max(len(path) - 1, 0),
                 promised=d.tree.expected_accepted,
+                experts=share,
             )
-            for d, path in zip(drafted, paths, strict=True)
+            for d, path, share in zip(drafted, paths, experts, strict=True)
         ]
 
     def _draft(self, text: DecodingText) -> DraftedTree:

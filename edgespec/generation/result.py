@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.tools import CallPiece, ToolCall
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "tool_calls"]
@@ -29,6 +30,7 @@ class PassRecord:
             probabilities; 0 if unknown.
         draft_steps: decodes that the drafter took.
         draft_rows: nodes that it read in them.
+        experts: what the pass needed of a mixture's experts that are read one by one; None if none are.
     """
 
     nodes: int
@@ -40,6 +42,7 @@ class PassRecord:
     promised: float = 0.0
     draft_steps: int = 0
     draft_rows: int = 0
+    experts: ExpertUse | None = None
 
     @property
     def seconds(self) -> float:
@@ -159,6 +162,12 @@ class Generation:
         return sum(p.accepted for p in self.passes) / drafted if drafted else 0.0
 
     @property
+    def experts(self) -> ExpertUse | None:
+        """What its passes needed of a mixture's experts that are read one by one; None if none are."""
+        used = [record.experts for record in self.passes if record.experts is not None]
+        return sum(used, ExpertUse()) if used else None
+
+    @property
     def gain(self) -> float:
         """Speed-up over plain decoding, by the measured time of a plain pass; 0 if unknown."""
         if self.plain_pass_s <= 0 or self.timings.decode_s <= 0 or all(p.nodes == 1 for p in self.passes):
@@ -178,7 +187,7 @@ class Generation:
 
     def to_json(self, prompt: object, identifier: str | int | None = None) -> dict[str, Any]:
         """The record that `generate --json` prints. Its names are fixed; new ones may be added."""
-        t, m = self.timings, self.memory
+        t, m, experts = self.timings, self.memory, self.experts
         said: dict[str, Any] = {"text": self.text}
         used = {"prompt_tokens": self.prompt_tokens, "completion_tokens": len(self.tokens)}
         if self.reasoning or self.reasoning_tokens:
@@ -219,6 +228,7 @@ class Generation:
                 "resident_bytes": m.resident_bytes,
                 "streamed_bytes_per_pass": m.streamed_bytes_per_pass,
             },
+            "experts": experts.to_json(sum(p.accepted + 1 for p in self.passes)) if experts else None,
         }
 
 

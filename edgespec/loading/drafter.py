@@ -29,6 +29,7 @@ from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.policies import TreePolicy, tree_policy
 
 _MODEL_DRAFT_DEPTH = 16
+_EXPERT_NODES = 8  # every node needs experts of its own, so that larger trees lose
 
 
 def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
@@ -45,9 +46,17 @@ def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolic
     return tree_policy(state.options.tree, TableFile.for_pair(folder, pair))
 
 
-def tree_limits(drafter: ModelFiles | None, policy: TreePolicy, state: LoadState) -> TreeLimits:
-    """What no tree may exceed."""
+def tree_limits(
+    drafter: ModelFiles | None, policy: TreePolicy, state: LoadState, *, experts: bool = False
+) -> TreeLimits:
+    """What no tree may exceed.
+
+    Args:
+        experts: whether passes read the experts that their rows need.
+    """
     options, nodes = state.options, state.options.n_nodes
+    if experts and options.tree_budget is None:
+        nodes = _EXPERT_NODES
     limits = TreeLimits(nodes, depth=nodes, width=max(8, nodes // 8))
     if drafter is not None:
         limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
@@ -113,8 +122,14 @@ def _open_model_drafter(
 def pair_costs(
     target: Target, drafter: Drafter, limits: TreeLimits, keys: Keys, state: LoadState
 ) -> Costs | None:
-    """What trees of each size cost here; None where their size is fixed."""
+    """What trees of each size cost here; None where their size is fixed, or their cost is better learned.
+
+    What experts a pass reads depends on its text, and on what is in memory by then. So nothing that is
+    measured beforehand says what it costs.
+    """
     if state.options.tree_budget is not None or isinstance(drafter, NoDrafter):
+        return None
+    if target.model.weights.expert_use is not None:
         return None
     try:
         return initial_costs(target, drafter, limits.width, keys, state.on_progress, notes=state.notes)

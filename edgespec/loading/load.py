@@ -42,6 +42,7 @@ def load(
     offload: str = "auto",
     pack: str = "auto",
     slots: int | None = None,
+    experts: str = "auto",
     prompt_cache: bool = False,
     on_progress: Progress | None = None,
 ) -> Engine:
@@ -71,6 +72,8 @@ def load(
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
             the disk has room for it, "always" or "never".
         slots: streamed layers in memory at a time; None lets the plan decide.
+        experts: how a mixture of experts is streamed: "auto" reads the experts that a pass needs and does not
+            find in memory, "never" reads whole layers.
         prompt_cache: save the states of prompts on disk, so that equal beginnings are read only once.
         on_progress: called with what is being done and the fraction done.
 
@@ -92,6 +95,7 @@ def load(
         offload=offload,
         pack=pack,
         slots=slots,
+        experts=experts,
     )
     options.check()
     path = catalog.find(model, on_progress)
@@ -116,7 +120,8 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
 
     drafted_by = drafter_name(drafter_files, state)
     policy = open_policy(target_files, drafted_by, state)
-    limits = tree_limits(drafter_files, policy, state)
+    experts = target.model.weights.expert_use is not None
+    limits = tree_limits(drafter_files, policy, state, experts=experts)
     drafter = open_drafter(drafter_files, target, limits, memory, state)
 
     keys = Keys.of(

@@ -55,6 +55,7 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
             state.n_threads,
             options.gpu_layers,
             options.exact,
+            options.experts,
         ),
         budget=memory_room(options.memory),
         offload=options.offload,
@@ -64,6 +65,8 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
         state.notes.append(f"The drafter {name} is larger than its target: it is unlikely to pay off.")
     state.needed_bytes = bytes_needed(needs.footprints, needs.process)
     packs = user_cache_path("edgespec") / "packs"
-    plan = plan_memory(options.for_memory, needs.footprints, target, packs, state.on_progress, needs.process)
+    plan = plan_memory(
+        options.for_memory, needs.footprints, target, packs, state.on_progress, needs.process, needs.rows
+    )
     state.notes += plan.notes
     return MemoryDecision(needs, plan)

@@ -224,6 +224,7 @@ def test_the_json_record_has_the_promised_names_and_values() -> None:
             "resident_bytes": 30,
             "streamed_bytes_per_pass": 40,
         },
+        "experts": None,
     }
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 

@@ -92,6 +92,15 @@ class LoadOptions:
             metavar="N",
         ),
     ] = None
+    experts: Annotated[
+        str | None,
+        option(
+            "Model",
+            "--experts",
+            "Whether single experts of a mixture are streamed, or whole layers. Default: auto.",
+            metavar="auto|never",
+        ),
+    ] = None
     prompt_cache: Annotated[
         bool | None,
         option(

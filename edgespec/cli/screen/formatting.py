@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import Generation
 from edgespec.units import readable
 
@@ -50,6 +51,7 @@ def details(generation: Generation) -> dict[str, str]:
         "time": f"{timings.draft_s:.2f} s for drafting, {timings.verify_s:.2f} s for passes, "
         f"{timings.io_wait_s:.2f} s of them waiting for the disk",
         "limited by": _LIMITS[generation.bound_by],
+        **({"experts": _experts(experts, generation)} if (experts := generation.experts) else {}),
         "memory": f"{readable(memory.peak_rss_bytes)} at most, of {readable(memory.budget_bytes)}",
         "mode": _mode(generation),
         **({"seed": str(generation.seed)} if generation.seed else {}),
@@ -72,6 +74,15 @@ _ENDINGS = {
 
 def _ending(generation: Generation) -> str:
     return "cut off by a full context" if generation.context_full else _ENDINGS[generation.finish_reason]
+
+
+def _experts(use: ExpertUse, generation: Generation) -> str:
+    figures = use.to_json(sum(record.accepted + 1 for record in generation.passes))
+    return (
+        f"{use.hit_rate:.0%} of those needed were in memory; "
+        f"{figures['read_per_token']:.1f} of {figures['needed_per_token']:.1f} read for each token, "
+        f"{readable(figures['read_bytes_per_token'])}"
+    )
 
 
 def _speed_up(generation: Generation) -> str:
