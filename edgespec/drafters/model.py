@@ -18,10 +18,11 @@ from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.drafters.proposers import Proposals, Proposer, proposals_of
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
+from edgespec.speculation.sources.base import JoinedProposals, Proposer, proposals_of
+from edgespec.speculation.sources.target_rows import observed
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
 
@@ -84,7 +85,7 @@ class ModelDrafter(Drafter):
         self._pending: list[int] = []
         self._branches = _Branches()
         self._store: StateStore | None = None
-        self._proposals: Proposals | None = None
+        self._proposals: JoinedProposals | None = None
         self._expansions = Expansions()
         self._text: list[int] = []
         self._ranking: Ranking | None = None
@@ -158,6 +159,13 @@ class ModelDrafter(Drafter):
         self._branches, self._pending = _Branches(), []
         self._expansions, self._text, self._limits, self._ranking = Expansions(), [], None, None
         self._changing = False
+
+    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        observed(self._proposers, text, tree, logits)
+
+    def forget_texts(self) -> None:
+        for proposer in self._proposers:
+            proposer.forget()
 
     def learn(self, text: Sequence[int]) -> None:
         """Teach the policy which candidates of the last tree the target chose."""

@@ -23,10 +23,10 @@ from edgespec.offload.planning.needs import MOST_PROMPT_ROWS
 from edgespec.profiles.store import Keys
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
-from edgespec.speculation.drafters.proposers import Proposer
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.policies import TreePolicy, tree_policy
+from edgespec.speculation.sources.base import Proposer
 
 _MODEL_DRAFT_DEPTH = 16
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import GrammarError
+from edgespec.speculation.evidence import NOTHING
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
@@ -207,9 +208,9 @@ class _Guided(Ranking):
 def _only(children: Children, permitted: BoolArray) -> Children:
     """The candidates that are permitted below each node."""
     ruled_out = ~np.take_along_axis(permitted, children.tokens, axis=1)
-    matches = children.matches
+    evidence = children.evidence
     return Children(
         children.tokens,
         np.where(ruled_out, np.float32(-np.inf), children.logprobs),
-        None if matches is None else np.where(ruled_out, np.int32(0), matches),
+        None if evidence is None else np.where(ruled_out[..., None], np.int8(NOTHING), evidence),
     )

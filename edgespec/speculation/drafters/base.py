@@ -8,7 +8,7 @@ from typing import Protocol
 
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.tree import FloatArray, TokenTree
 
 
 class Drafter(Protocol):
@@ -24,6 +24,22 @@ class Drafter(Protocol):
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of continuations, rooted at the last token of the text."""
+
+    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        """See what the target said in a pass, drafted for or not. Drafters that have no use for it ignore it.
+
+        Args:
+            text: the text that the pass extended; the tree's root is its last token.
+            logits: (nodes, n_vocab) the target's, for this call only and not to be changed.
+        """
+        del text, tree, logits
+
+    def forget_texts(self) -> None:
+        """Forget what was kept of texts and passes so far, so that the next text is drafted for like the
+        first.
+
+        Drafters that keep nothing ignore this.
+        """
 
     def learn(self, text: Sequence[int]) -> None:
         """Learn from what the target accepted of the last tree.

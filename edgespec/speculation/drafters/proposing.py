@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.drafters.lookup import PromptLookup
-from edgespec.speculation.drafters.proposers import Proposer, proposals_of
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
 from edgespec.speculation.ranking import Ranking
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.sources.base import Proposer, proposals_of
+from edgespec.speculation.sources.recycling import RecycledSource
+from edgespec.speculation.sources.target_rows import observed
+from edgespec.speculation.sources.text import TextSource
+from edgespec.speculation.tree import FloatArray, TokenTree
 
 
 class ProposingDrafter(Drafter):
@@ -41,16 +43,23 @@ class ProposingDrafter(Drafter):
 
         return grow(text[-1], expand, limits)
 
+    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        observed(self._proposers, text, tree, logits)
+
     def learn(self, text: Sequence[int]) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
         if self._limits is not None and list(text[: len(self._text)]) == self._text:
             self._last.teach(self._limits.growth.chances, text[len(self._text) :])
         self._last = Expansions()  # each counts as evidence once
 
+    def forget_texts(self) -> None:
+        for proposer in self._proposers:
+            proposer.forget()
+
     def close(self) -> None:
         """There is nothing to free."""
 
 
 def lookup_drafter() -> ProposingDrafter:
-    """Prompt lookup alone."""
-    return ProposingDrafter([PromptLookup()])
+    """Everything that needs neither a model nor files: the text, and what the target has said."""
+    return ProposingDrafter([TextSource(), RecycledSource()])
