@@ -43,6 +43,8 @@ def load(
     pack: str = "auto",
     slots: int | None = None,
     prompt_cache: bool = False,
+    draft_from: str | os.PathLike[str] | None = None,
+    learn: bool = True,
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load a target and its drafter.
@@ -70,8 +72,12 @@ def load(
             every pass, "mmap" lets the system page them, "auto" keeps or streams them.
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
             the disk has room for it, "always" or "never".
-        slots: streamed layers in memory at a time; None lets the plan decide.
-        prompt_cache: save the states of prompts on disk, so that equal beginnings are read only once.
+        slots: streamed layers in memory at a time; None lets the plan decide. prompt_cache: save the states
+        of prompts on disk, so that equal beginnings are read only once. draft_from: a folder with text files,
+        or a file, whose passages are proposed where the text goes on like
+            one of them. An index of it is kept in the cache folder.
+        learn: use what earlier runs learned about this pair of models, and keep what this one learns; see
+            docs/how-to/privacy.md for what that is. False begins with nothing and keeps nothing.
         on_progress: called with what is being done and the fraction done.
 
     Raises:
@@ -92,6 +98,8 @@ def load(
         offload=offload,
         pack=pack,
         slots=slots,
+        draft_from=None if draft_from is None else Path(draft_from),
+        learn=learn,
     )
     options.check()
     path = catalog.find(model, on_progress)
