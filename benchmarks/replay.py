@@ -290,9 +290,10 @@ class Walk:
                 run.grow_s += time.perf_counter() - begun
                 at = self._places(found)
                 nodes = [node for node, key in enumerate(at) if self._whole or not key[1]]
-                unknown = self._target.unknown([at[node] for node in nodes])
-                for depth in sorted({len(off) for _, off in unknown}):  # a parent is read before its children
-                    yield self._target, [key for key in unknown if len(key[1]) == depth]
+                for depth in range(1 + max(len(off) for _, off in at)):  # parents are read before children
+                    level = [at[node] for node in nodes if len(at[node][1]) == depth]
+                    if unknown := self._target.unknown(level):  # others may have asked in the meantime
+                        yield self._target, unknown
                 begun = time.perf_counter()
                 said = self._target.said([at[node] for node in nodes])
                 rows_of_nodes = TargetRows(

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Protocol
 
 import numpy as np
-from platformdirs import user_cache_path
 
 from edgespec.errors import UsageError
+from edgespec.files.kept import Kept
 from edgespec.files.writing import atomic_large_write, remove_abandoned
 from edgespec.progress import Progress
 from edgespec.speculation.sources.corpus import BREAK, Block, Corpus, Tokens, suffix_array
@@ -51,11 +51,6 @@ class _Stamp:
     changed_ns: int
 
 
-def index_folder() -> Path:
-    """Where indexes are kept."""
-    return user_cache_path("edgespec") / "files"
-
-
 def open_corpus(
     source: Path, vocabulary: Tokenizer, key: str, on_progress: Progress
 ) -> tuple[Corpus, list[str]]:
@@ -84,7 +79,7 @@ def open_corpus(
         raise UsageError(
             f"{source} has no files to draft from.", "Give --draft-from a folder with text files."
         )
-    folder = index_folder()
+    folder = Kept.FILES.folder
     named = f"{source} {key}".encode("utf-8", "surrogateescape")
     path = folder / f"{hashlib.blake2b(named, digest_size=16).hexdigest()}.index"
     old = _read(path)
@@ -109,18 +104,6 @@ def open_corpus(
             f"{source} is too large: {old.left_out} of its {len(stamps)} files are not drafted from."
         )
     return Corpus(old.blocks, vocabulary.n_tokens), notes
-
-
-def forget_indexes() -> int:
-    """Delete all indexes; returns how many there were.
-
-    Raises:
-        OSError: one cannot be deleted.
-    """
-    paths = [path for path in index_folder().glob("*") if path.suffix in (".index", ".partial")]
-    for path in paths:
-        path.unlink(missing_ok=True)
-    return len(paths)
 
 
 @dataclass(frozen=True)

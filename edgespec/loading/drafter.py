@@ -8,6 +8,7 @@ from dataclasses import replace
 from edgespec.costs.pass_time import Costs
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.engine.target import Target
+from edgespec.files.kept import Kept
 from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
 from edgespec.loading.state import LoadState
@@ -20,7 +21,7 @@ from edgespec.models.llama.tokenizer.compatibility import differs
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS
 from edgespec.profiles.store import Keys
-from edgespec.profiles.table_file import TableFile, acceptance_folder
+from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.growth import TreeLimits
@@ -42,7 +43,7 @@ def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
 def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolicy:
     """The tree policy, with what it learned of this pair in earlier runs, if that may be used."""
     pair = [target.headers[0].fingerprint, drafter]
-    store = TableFile.for_pair(acceptance_folder(), pair) if state.options.learn else TableStore()
+    store = TableFile.for_pair(Kept.LEARNED.folder, pair) if state.options.learn else TableStore()
     return tree_policy(state.options.tree, store)
 
 

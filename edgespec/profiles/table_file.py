@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from platformdirs import user_cache_path
 
 from edgespec.files.writing import atomic_write
 from edgespec.speculation.learning.tables import TableStore
@@ -25,23 +24,6 @@ from edgespec.speculation.learning.tables import TableStore
 _VERSIONED = "2 "  # prefix of table names in this version of the file
 _CELLS, _VALUES, _SHAPE = " cells", " values", " shape"
 _MOST_CELLS = 1 << 24  # of a table; larger ones were not written by this program
-
-
-def acceptance_folder() -> Path:
-    """Where what was learned about pairs of models is kept."""
-    return user_cache_path("edgespec") / "acceptance"
-
-
-def forget_learned() -> int:
-    """Delete what was learned about pairs of models; returns how many pairs there were.
-
-    Raises:
-        OSError: a file cannot be deleted.
-    """
-    paths = list(acceptance_folder().glob("*"))
-    for path in paths:
-        path.unlink(missing_ok=True)
-    return sum(path.suffix == ".npz" and not path.name.startswith(".") for path in paths)
 
 
 class TableFile(TableStore):
