@@ -42,12 +42,9 @@ def texts(smol_path: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def quoted(tmp_path_factory: pytest.TempPathFactory, smol_path: Path, texts: list[list[int]]) -> Path:
     """A file that holds what the model will write, and other things."""
-    from edgespec.models.llama.runtime.model import Model
-
     with edgespec.load(smol_path, draft="none", exact=True, context=256) as engine:
         vocabulary = engine.target.model.vocabulary
         written = b"".join(vocabulary.piece(token) for token in texts[0])
-    assert Model is not None
     folder = tmp_path_factory.mktemp("files")
     (folder / "written.txt").write_bytes(written)
     (folder / "other.txt").write_text("Nothing of this will be written by anyone.\n" * 50)

@@ -1,9 +1,11 @@
-"""Drafting from files: the suffix array against sorting, retrieval against a naive search, and the index on disk."""
+"""Drafting from files: suffix arrays against sorting, retrieval against a naive search, and the index."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -195,8 +197,6 @@ def test_only_the_owner_can_read_an_index(folder: Path) -> None:
 @given(st.lists(st.binary(max_size=60).map(lambda data: data.replace(b"\0", b"")), min_size=1, max_size=12))
 def test_blocks_hold_all_files_whatever_their_sizes(files: list[bytes]) -> None:
     """With blocks of 16 tokens, files end in, on and across their limits."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", f"{name}/cache")
         patch.setattr(folder_index, "_BLOCK_TOKENS", 16)
@@ -208,10 +208,8 @@ def test_blocks_hold_all_files_whatever_their_sizes(files: list[bytes]) -> None:
             return
         expected: list[int] = []
         for data in files:
-            try:
+            with contextlib.suppress(UnicodeDecodeError):
                 expected += [*data.decode().encode(), BREAK] if data else []
-            except UnicodeDecodeError:
-                pass
         for _ in range(2):  # new, and from the old one's tokens
             corpus, _ = open_corpus(source, _Bytes(), "v", no_progress)
             blocks = corpus._blocks
