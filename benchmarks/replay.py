@@ -27,7 +27,7 @@ from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.learning.published import ByRank, Even
 from edgespec.speculation.learning.tables import Table
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import ByAgreement, ByProbability
+from edgespec.speculation.ranking import ByAgreement, ByProbability, Ranking
 from edgespec.speculation.sources.base import Proposer, TargetRows, proposals_of
 from edgespec.speculation.tree import IntArray, TokenTree
 
@@ -234,6 +234,7 @@ class Walk:
         target: Contexts | None = None,
         model: bool = True,
         whole: bool = True,
+        ranking: Ranking | None = None,
     ) -> None:
         self.run = Run(tokens=len(contexts.text) - start)
         self.at = start
@@ -243,6 +244,7 @@ class Walk:
         self._target = target
         self._model = model
         self._whole = whole
+        self._ranking = ranking
         # Where scores do not come from what the drafter says, nodes off the text need not be read: they are
         # not accepted, and take their places in the tree whatever they are.
         self._shaped = isinstance(limits.growth.chances, ByRank | Even) or limits.branching == 1
@@ -281,6 +283,8 @@ class Walk:
                     children.tokens[rows], children.logprobs[rows] = known.tokens, known.logprobs
                 begun = time.perf_counter()
                 children = proposals.join(found, children)
+                if self._ranking is not None:
+                    children = self._ranking.filtered(found, children, self.at)
                 expansions.add(found, children)
                 found = search.send(children)
             node, accepted = 0, 0

@@ -49,6 +49,7 @@ from edgespec.models.llama.runtime.model import Model
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.learning.tables import TableStore
+from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.policies import DEFAULT, NAMES, TreePolicy, tree_policy
 from edgespec.speculation.sources.base import Proposer
 from edgespec.speculation.sources.recycling import RecycledSource
@@ -185,7 +186,14 @@ def replay_all(
         if not model:
             limits = replace(limits, depth=budget)
         walks[f"{method} {budget}"] = Walk(
-            contexts, len(text.prompt), limits, proposers, target=target, model=model, whole=whole
+            contexts,
+            len(text.prompt),
+            limits,
+            proposers,
+            target=target,
+            model=model,
+            whole=whole,
+            ranking=policy.ranking(config, GumbelNoise(text.question.number, contexts.n_vocab)),
         )
     replay(contexts, list(walks.values()))
     for method, budget in wanted:

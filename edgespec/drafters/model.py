@@ -262,7 +262,8 @@ class ModelDrafter(Drafter):
         children = self._candidates(frontier, self._limits.branching)
         if self._proposals is not None:
             assert self._ranking is not None
-            children = self._ranking.filtered(frontier, self._proposals.join(frontier, children))
+            children = self._proposals.join(frontier, children)
+            children = self._ranking.filtered(frontier, children, len(self._text))
         self._expansions.add(frontier, children)
         return children
 

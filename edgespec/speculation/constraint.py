@@ -191,8 +191,8 @@ class _Guided(Ranking):
         logits = np.where(ruled_out, np.float32(-np.inf), logits)
         return _only(self._ranking.best(logits, positions, count, after), permitted)
 
-    def filtered(self, frontier: Frontier, children: Children) -> Children:
-        return _only(self._ranking.filtered(frontier, children), self._follow(frontier))
+    def filtered(self, frontier: Frontier, children: Children, start: int) -> Children:
+        return _only(self._ranking.filtered(frontier, children, start), self._follow(frontier))
 
     def _follow(self, frontier: Frontier) -> BoolArray:
         """(width, n_vocab) what may follow each node of a frontier."""
@@ -213,4 +213,5 @@ def _only(children: Children, permitted: BoolArray) -> Children:
         children.tokens,
         np.where(ruled_out, np.float32(-np.inf), children.logprobs),
         None if evidence is None else np.where(ruled_out[..., None], np.int8(NOTHING), evidence),
+        children.noise,
     )

@@ -41,11 +41,14 @@ class Children:
         logprobs: (width, branching) log-probability of each given its parent; -inf for none.
         evidence: (width, branching, sources) what each source without a model says for each candidate; see
             `evidence`. None if no source was asked.
+        noise: (width, branching) the noise that the target adds to each candidate's log-probability, in which
+            the drafter's log-probability already has its part. None if it adds none, or nobody asked.
     """
 
     tokens: IntArray
     logprobs: FloatArray
     evidence: EvidenceArray | None = None
+    noise: FloatArray | None = None
 
     @classmethod
     def none(cls, width: int, branching: int = 1) -> Children:
@@ -55,17 +58,18 @@ class Children:
 
     def row(self, row: int) -> Children:
         """The candidates of one node of the frontier."""
-        part = slice(row, row + 1)
-        return Children(
-            self.tokens[part], self.logprobs[part], None if self.evidence is None else self.evidence[part]
-        )
+        return self._part(slice(row, row + 1), slice(None))
 
     def first(self, count: int) -> Children:
         """The best `count` candidates of each node."""
+        return self._part(slice(None), slice(count))
+
+    def _part(self, rows: slice, columns: slice) -> Children:
         return Children(
-            self.tokens[:, :count],
-            self.logprobs[:, :count],
-            None if self.evidence is None else self.evidence[:, :count],
+            self.tokens[rows, columns],
+            self.logprobs[rows, columns],
+            None if self.evidence is None else self.evidence[rows, columns],
+            None if self.noise is None else self.noise[rows, columns],
         )
 
     @property

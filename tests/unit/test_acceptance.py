@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import tempfile
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -275,3 +277,52 @@ def test_pairs_have_files_of_their_own(tmp_path: Path) -> None:
         store.put("x", np.ones(1))
         store.keep()
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@settings(max_examples=4)
+@given(st.floats(0.1, 1.3), st.integers(0, 2**32 - 1))
+def test_how_much_noise_says_is_learned(slope: float, seed: int) -> None:
+    """The target takes what the text proposes more often, the more noise it adds to it."""
+    rng = np.random.default_rng(seed)
+    calibrated = Calibrated(TableStore(), "x")
+
+    def row(noise: float) -> Children:
+        return replace(_row([0], [3]), noise=np.full((1, 1), noise, dtype=np.float32))
+
+    for _ in range(4000):
+        noise = float(rng.gumbel())
+        chance = 1 / (1 + np.exp(-slope * (np.clip(noise, -2, 6) - 0.5772)))
+        _learn(calibrated, row(noise), 0 if rng.random() < chance else -1)
+    for noise in (-1.0, 0.5, 3.0):
+        expected = 1 / (1 + np.exp(-slope * (noise - 0.5772)))
+        assert _chances(calibrated, row(noise))[0] == pytest.approx(expected, abs=0.09)
+
+
+def test_noise_does_not_count_twice_where_the_drafter_ranks_by_it() -> None:
+    calibrated = Calibrated(TableStore(), "x")
+    for noise in (-1.0, 4.0):
+        listed = replace(_row([0.5, 0.2], [3, 0]), noise=np.full((1, 2), noise, dtype=np.float32))
+        assert _chances(calibrated, listed) == _chances(calibrated, _row([0.5, 0.2], [3, 0]))
+
+
+def test_what_is_kept_has_the_same_shape_whatever_was_read(tmp_path: Path) -> None:
+    """No table grows with a text or has its order: they are sums over all of them."""
+    shapes = []
+    for number, tokens in enumerate(([3, 1, 4, 1, 5], [9, 2, 6] * 40)):
+        path = tmp_path / f"{number}.npz"
+        calibrated = Calibrated(TableFile(path), "greedy")
+        for before, token in itertools.pairwise(tokens):
+            children = replace(_row([0.5, 0.3, 0], [0, 2, 4]), noise=np.zeros((1, 3), dtype=np.float32))
+            calibrated.learn(replace(children, tokens=children.tokens + token), before, token)
+        calibrated.keep()
+        with np.load(path) as file:
+            shapes.append({name: tuple(file[name]) for name in file.files if name.endswith(" shape")})
+    assert shapes[0] == shapes[1]
+    assert {name.split(" ", 1)[1].removesuffix(" shape") for name in shapes[0]} == {
+        "disagreement",
+        "bias of token",
+        "bias after token",
+        "greedy map",
+        "greedy sources",
+        "greedy noise",
+    }

@@ -37,7 +37,7 @@ class ProposingDrafter(Drafter):
 
         def expand(frontier: Frontier) -> Children:
             children = proposals.join(frontier, Children.none(len(frontier.nodes), 0))
-            children = ranking.filtered(frontier, children)
+            children = ranking.filtered(frontier, children, len(text))
             self._last.add(frontier, children)
             return children
 

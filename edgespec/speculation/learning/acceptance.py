@@ -49,6 +49,7 @@ class Calibrated(Chances):
         self._store = store
         self._counts = Counts(store, f"{name} map", (len(_RANKS) - 1, len(_LOGITS)))
         self._corrections = _Corrections(store, f"{name} sources")
+        self._slope = _NoiseSlope(store, f"{name} noise")
         self._map: Table | None = None
 
     def edges(self, children: Children) -> FloatArray:
@@ -71,6 +72,9 @@ class Calibrated(Chances):
         if children.evidence is not None:
             missed = taken - 1 / (1 + np.exp(-self._logits(cells, children)))
             self._corrections.learn(cells.states[real], children.evidence[real], missed[real])
+            if children.noise is not None:
+                unheard = real & (cells.states != _LISTED)
+                self._slope.learn(children.noise[unheard], missed[unheard])
         self._counts.fade()
         real &= cells.states == _LISTED
         for column, weight in ((cells.low, 1 - cells.part), (cells.low + 1, cells.part)):
@@ -81,6 +85,7 @@ class Calibrated(Chances):
     def keep(self) -> None:
         self._counts.keep()
         self._corrections.keep()
+        self._slope.keep()
         self.pair.keep()
         self._store.keep()
 
@@ -103,6 +108,8 @@ class Calibrated(Chances):
                 np.maximum(most, -20) + 0.3 * np.maximum(next_most + 3, 0),
             ],
         )
+        if children.noise is not None:
+            logits += np.where(cells.states == _LISTED, 0.0, self._slope.of(children.noise))
         return logits + self._corrections.of(cells.states, children.evidence)
 
 
@@ -133,12 +140,58 @@ class _Cells:
         return cls(np.where(listed, _LISTED, alone), ranks, low, place - low)
 
 
+class _NoiseSlope:
+    """How much the noise that the target adds to a candidate changes its log-odds.
+
+    The noise of a candidate with a known probability would count in full: it is chosen if its log-odds plus
+    the noise exceed the best noise of all others. The less is known of the probability, the less it counts.
+    One number says how much, learned like the corrections.
+    """
+
+    _USUAL, _SPREAD = 0.6, 0.3  # prior mean and standard deviation
+    _MOST = 1.5
+    _LEAST_NOISE, _MEAN_NOISE, _MOST_NOISE = -2.0, 0.5772, 6.0
+
+    def __init__(self, store: TableStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        known = store.get(name, (2,))
+        self._slope, self._information = self._USUAL, 0.0
+        if known is not None and 0 <= known[0] <= self._MOST and known[1] >= 0:
+            self._slope, self._information = float(known[0]), float(known[1])
+        self._changed = False
+
+    def of(self, noise: FloatArray) -> Table:
+        """What noise adds to log-odds."""
+        return self._slope * self._felt(noise)
+
+    def learn(self, noise: FloatArray, missed: Table) -> None:
+        """A natural-gradient step; `missed` as for the corrections."""
+        self._changed = True
+        felt = self._felt(noise)
+        chances = np.clip(np.abs(missed), 1e-3, 1 - 1e-3)
+        self._information = self._information * _Corrections.FADE + float(
+            (chances * (1 - chances) * felt**2).sum()
+        )
+        step = float((missed * felt).sum()) / (self._information + self._SPREAD**-2)
+        self._slope = float(np.clip(self._slope + step, 0, self._MOST))
+
+    def keep(self) -> None:
+        """Hand the slope to the store, if there is a new one."""
+        if self._changed:
+            self._store.put(self._name, np.array([self._slope, self._information]))
+            self._changed = False
+
+    def _felt(self, noise: FloatArray) -> Table:
+        return np.clip(noise, self._LEAST_NOISE, self._MOST_NOISE).astype(np.float64) - self._MEAN_NOISE
+
+
 class _Corrections:
     """What was learned of each class of each source's evidence: a Gaussian in log-odds."""
 
     _SPREAD = 0.8  # prior standard deviation
     _MOST = 6.0
-    _FADE = 1 - 1 / 4000  # of what is known, per step
+    FADE = 1 - 1 / 4000  # of what is known, per step
 
     def __init__(self, store: TableStore, name: str) -> None:
         self._store = store
@@ -165,7 +218,7 @@ class _Corrections:
             missed: (candidates,) 1 for the target's choice and 0 for the others, less the estimated chance.
         """
         self._changed = True
-        self._information *= self._FADE
+        self._information *= self.FADE
         candidate, source = (evidence != NOTHING).nonzero()
         cells = states[candidate], source, evidence[candidate, source].astype(np.intp)
         sources = np.bincount(candidate, minlength=1)[candidate]
