@@ -161,7 +161,7 @@ class ModelDrafter(Drafter):
         self._changing = False
 
     def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
-        observed(self._proposers, text, tree, logits)
+        observed(self._proposers, text, tree, logits[:, : self._n_vocab])
 
     def forget_texts(self) -> None:
         for proposer in self._proposers:
