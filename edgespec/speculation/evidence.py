@@ -76,9 +76,9 @@ def alone_logits(evidence: EvidenceArray) -> FloatArray:
 
     It is -inf for a source that does not propose the candidate.
     """
-    return np.take_along_axis(_LOGITS, evidence.reshape(-1, len(Source)).T.astype(np.intp), axis=1).T.reshape(
-        evidence.shape
-    )
+    by_source = evidence.reshape(-1, len(Source)).T.astype(np.intp)
+    logits: FloatArray = np.take_along_axis(_LOGITS, by_source, axis=1).T.reshape(evidence.shape)
+    return logits
 
 
 def _first_logits() -> FloatArray:

@@ -40,6 +40,7 @@ class Drafter(Protocol):
 
         Drafters that keep nothing ignore this.
         """
+        return
 
     def learn(self, text: Sequence[int]) -> None:
         """Learn from what the target accepted of the last tree.

@@ -73,8 +73,8 @@ class Calibrated(Chances):
             missed = taken - 1 / (1 + np.exp(-self._logits(cells, children)))
             self._corrections.learn(cells.states[real], children.evidence[real], missed[real])
             if children.noise is not None:
-                unheard = real & (cells.states != _LISTED)
-                self._slope.learn(children.noise[unheard], missed[unheard])
+                alone = real & (cells.states == _UNASKED)
+                self._slope.learn(children.noise[alone], missed[alone])
         self._counts.fade()
         real &= cells.states == _LISTED
         for column, weight in ((cells.low, 1 - cells.part), (cells.low + 1, cells.part)):
@@ -108,8 +108,8 @@ class Calibrated(Chances):
                 np.maximum(most, -20) + 0.3 * np.maximum(next_most + 3, 0),
             ],
         )
-        if children.noise is not None:
-            logits += np.where(cells.states == _LISTED, 0.0, self._slope.of(children.noise))
+        if children.noise is not None:  # a drafter that was asked has ranked by it already
+            logits += np.where(cells.states == _UNASKED, self._slope.of(children.noise), 0.0)
         return logits + self._corrections.of(cells.states, children.evidence)
 
 
@@ -206,8 +206,8 @@ class _Corrections:
 
     def of(self, states: NDArray[np.intp], evidence: NDArray[np.int8]) -> Table:
         """The sum of what the sources' evidence changes, in the shape of the states."""
-        nats: Table = self._nats[states[..., None], np.arange(len(Source)), evidence]
-        return nats.sum(axis=-1)
+        nats: Table = self._nats[states[..., None], np.arange(len(Source)), evidence].sum(axis=-1)
+        return nats
 
     def learn(self, states: NDArray[np.intp], evidence: NDArray[np.int8], missed: Table) -> None:
         """A natural-gradient step on the likelihood, shared by the sources that know a candidate's context.

@@ -122,4 +122,5 @@ def _keys(before: IntArray, last: IntArray, order: int) -> Keys:
 
 def _places(keys: Keys) -> NDArray[np.int64]:
     """The rows that contexts fall into."""
-    return ((keys * _MIX) >> np.uint64(64 - _ROWS.bit_length() + 1)).astype(np.int64)
+    places: NDArray[np.int64] = ((keys * _MIX) >> np.uint64(64 - _ROWS.bit_length() + 1)).astype(np.int64)
+    return places
