@@ -21,7 +21,7 @@ from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, tree_search
+from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.learning.acceptance import Calibrated
 from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.learning.published import ByRank, Even
@@ -30,6 +30,7 @@ from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.ranking import ByAgreement, ByProbability, Ranking
 from edgespec.speculation.sources.base import Proposer, TargetRows, proposals_of
 from edgespec.speculation.tree import IntArray, TokenTree
+from edgespec.speculation.tree_search import TreeSearch, draft_steps
 
 # A context: so many tokens of the text, and the tokens off it that follow them.
 Key = tuple[int, tuple[int, ...]]
@@ -263,9 +264,14 @@ class Walk:
             proposals = proposals_of(self._proposers, text[: self.at], within.depth)
             expansions = Expansions()
             keys: dict[int, Key] = {0: (self.at, ())}
-            search = tree_search(text[self.at - 1], within)
-            found = next(search)
-            while isinstance(found, Frontier):
+            search = draft_steps([TreeSearch(text[self.at - 1], within)], within)
+            answer: list[Children] | None = None
+            while True:
+                try:
+                    ((_, found),) = search.send(answer)  # type: ignore[arg-type]
+                except StopIteration as end:
+                    (tree,) = end.value
+                    break
                 asked = self._asked(found, keys)
                 run.step_rows += [len(asked)] * self._model
                 run.grow_s += time.perf_counter() - begun
@@ -286,13 +292,13 @@ class Walk:
                 if self._ranking is not None:
                     children = self._ranking.filtered(found, children, self.at)
                 expansions.add(found, children)
-                found = search.send(children)
+                answer = [children]
             node, accepted = 0, 0
-            while (below := found.child(node, text[self.at + accepted])) is not None:
+            while (below := tree.child(node, text[self.at + accepted])) is not None:
                 node, accepted = below, accepted + 1
             if self._target is not None and any(proposer.keeps_passes for proposer in self._proposers):
                 run.grow_s += time.perf_counter() - begun
-                at = self._places(found)
+                at = self._places(tree)
                 nodes = [node for node, key in enumerate(at) if self._whole or not key[1]]
                 for depth in range(1 + max(len(off) for _, off in at)):  # parents are read before children
                     level = [at[node] for node in nodes if len(at[node][1]) == depth]
@@ -304,11 +310,11 @@ class Walk:
                     np.array(nodes, dtype=np.int32), said.tokens, np.exp(said.logprobs)
                 )
                 for proposer in self._proposers:
-                    proposer.observe(text[: self.at], found, rows_of_nodes)
+                    proposer.observe(text[: self.at], tree, rows_of_nodes)
             expansions.teach(chances, text[self.at : self.at + accepted + 1])
             run.grow_s += time.perf_counter() - begun
             run.passes += 1
-            run.nodes += len(found)
+            run.nodes += len(tree)
             self.at += accepted + 1
 
     def _asked(self, frontier: Frontier, keys: dict[int, Key]) -> list[Key]:
