@@ -30,6 +30,9 @@ _LOGITS = np.linspace(-7.0, 7.0, 15)  # of the estimated probability: the cells 
 _RANKS = np.array([0, 1, 2, 2, 3])  # rank -> class; later ranks are in the last class
 _PRIOR = 12.0  # weight of the prior in each cell, in candidates
 
+# What the target found likely after the last two tokens says little beside a drafter that has read all of them.
+_KNOWN_BETTER = 4.0
+
 # What the drafter says of a candidate: it lists it, or only others, or was not asked.
 _LISTED, _UNLISTED, _UNASKED = range(3)
 _STATES = 3
@@ -96,7 +99,9 @@ class Calibrated(Chances):
         logits += cells.part * chances[cells.ranks, cells.low + 1]
         if children.evidence is None:
             return logits
-        alone = np.sort(alone_logits(children.evidence), axis=-1).astype(np.float64)
+        alone = alone_logits(children.evidence).astype(np.float64)
+        alone[..., Source.RECYCLED] -= np.where(cells.states == _UNASKED, 0.0, _KNOWN_BETTER)
+        alone.sort(axis=-1)
         most, next_most = alone[..., -1], alone[..., -2]
         # A drafter that knows the text as well is doubted less than it is believed. Two sources that agree
         # often say the same thing twice.
