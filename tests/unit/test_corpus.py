@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 import tempfile
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -226,6 +227,24 @@ def test_what_has_no_room_is_left_out_and_said(folder: Path, monkeypatch: pytest
     corpus, notes = open_corpus(folder, _Bytes(), "v", no_progress)
     assert len(corpus) <= 30
     assert notes == [f"{folder} is too large: 1 of its 4 files are not drafted from."]
+
+
+def test_an_index_is_made_within_its_share_of_the_memory_budget(tmp_path: Path) -> None:
+    class Words(_Bytes):
+        n_tokens = 60_000
+
+        def tokenize(self, text: str, *, control: bool) -> list[int]:
+            rng = np.random.default_rng(len(text))
+            return (1000 + rng.zipf(1.4, len(text) // 3) % 50_000).tolist()
+
+    for number in range(2):
+        (tmp_path / f"{number}.txt").write_text("ab c\n" * 400_000 + "x" * number)
+    tracemalloc.start()
+    corpus, _ = open_corpus(tmp_path, Words(), "v", no_progress)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(corpus) > 1_300_000
+    assert peak <= folder_index.MAKING_BYTES
 
 
 @pytest.mark.parametrize(

@@ -169,26 +169,38 @@ def _longest(block: Block, text: Sequence[int]) -> int:
     low, high = 0, min(len(text), _LONGEST)
     while low < high:
         length = (low + high + 1) // 2
-        first, behind = _interval(block, text[len(text) - length :])
-        low, high = (length, high) if first < behind else (low, length - 1)
+        ending = list(text[len(text) - length :])
+        first = _first(block, ending)
+        occurs = first < len(block.suffixes) and _tokens_at(block, first, length) == ending
+        low, high = (length, high) if occurs else (low, length - 1)
     return low
 
 
 def _interval(block: Block, string: Sequence[int]) -> tuple[int, int]:
     """The part of the suffix array whose suffixes begin with a string."""
     wanted = list(string)
+    return _first(block, wanted), _first(block, wanted, behind=True)
 
-    def first(after: bool) -> int:
-        low, high = 0, len(block.suffixes)
-        while low < high:
-            middle = (low + high) // 2
-            place = int(block.suffixes[middle])
-            found = block.tokens[place : place + len(wanted)].tolist()
-            if found < wanted or (after and found == wanted):
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
-    begin = first(after=False)
-    return begin, first(after=True)
+def _first(block: Block, wanted: list[int], *, behind: bool = False) -> int:
+    """The rank of the first suffix that is not below a string.
+
+    Args:
+        behind: of the first behind those that begin with the string, instead.
+    """
+    low, high = 0, len(block.suffixes)
+    while low < high:
+        middle = (low + high) // 2
+        found = _tokens_at(block, middle, len(wanted))
+        if found < wanted or (behind and found == wanted):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _tokens_at(block: Block, rank: int, length: int) -> list[int]:
+    """The first tokens of the suffix with that rank."""
+    place = int(block.suffixes[rank])
+    found: list[int] = block.tokens[place : place + length].tolist()
+    return found
