@@ -344,6 +344,14 @@ class Engine:
         """End the running answer; may be called from other threads and from signal handlers."""
         self._abort.set()
 
+    def forget_texts(self) -> None:
+        """Forget what was learned and kept of texts so far, in this engine and not on disk.
+
+        For measurements: a question that was asked before is drafted for from its answer.
+        """
+        self.policy = tree_policy(self.policy.name)
+        self.drafter.forget_texts()
+
     def set_tree_budget(self, budget: int | None) -> None:
         """Set the size of trees from now on: the nodes per pass, or None to follow the measured cost.
 

@@ -219,6 +219,7 @@ class Loop:
     def _accept(self, text: DecodingText, drafted: DraftedTree, verified: Verified) -> Sequence[int]:
         """The accepted path; the accepted tokens and the bonus token are appended to the text."""
         length = len(text.tokens)
+        self.drafter.observe(text.tokens, drafted.tree, verified.logits)
         try:
             accepted = text.method.accept(drafted, verified.logits, text.tokens)
         except EdgeSpecError as error:

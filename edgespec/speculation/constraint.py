@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import GrammarError
+from edgespec.speculation.evidence import NOTHING
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
@@ -193,8 +194,8 @@ class _Guided(Ranking):
         logits = np.where(ruled_out, np.float32(-np.inf), logits)
         return _only(self._ranking.best(logits, positions, count, after), permitted)
 
-    def filtered(self, frontier: Frontier, children: Children) -> Children:
-        return _only(self._ranking.filtered(frontier, children), self._follow(frontier))
+    def filtered(self, frontier: Frontier, children: Children, start: int) -> Children:
+        return _only(self._ranking.filtered(frontier, children, start), self._follow(frontier))
 
     def _follow(self, frontier: Frontier) -> BoolArray:
         """(width, n_vocab) what may follow each node of a frontier."""
@@ -210,9 +211,10 @@ class _Guided(Ranking):
 def _only(children: Children, permitted: BoolArray) -> Children:
     """The candidates that are permitted below each node."""
     ruled_out = ~np.take_along_axis(permitted, children.tokens, axis=1)
-    matches = children.matches
+    evidence = children.evidence
     return Children(
         children.tokens,
         np.where(ruled_out, np.float32(-np.inf), children.logprobs),
-        None if matches is None else np.where(ruled_out, np.int32(0), matches),
+        None if evidence is None else np.where(ruled_out[..., None], np.int8(NOTHING), evidence),
+        children.noise,
     )
