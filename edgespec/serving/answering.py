@@ -123,7 +123,7 @@ class Answering:
             if self._on_request is not None:
                 answers = [answer for exchange in exchanges for answer in exchange.answers]
                 seconds = time.perf_counter() - start
-                path, status = reply.http.url.path, reply.status or GONE
+                path, status = reply.http.scope["path"], reply.status or GONE
                 self._on_request(Entry.of(path, status, seconds, answers, streamed=reply.streamed))
 
     async def _until_abandoned(self, reply: Reply, work: Coroutine[Any, Any, None]) -> None:

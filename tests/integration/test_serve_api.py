@@ -173,7 +173,11 @@ def test_names_times_and_warnings(client: openai.OpenAI, server: Running) -> Non
 def test_requests_are_logged(client: openai.OpenAI, server: Running, tmp_path: Path) -> None:
     LOG.clear()
     list(ask(client, max_tokens=4, stream=True))
-    assert server.post(CHAT, {"messages": []})[0] == 400
+    body = b'{"messages": []}'
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: [\r\nContent-Type: application/json\r\n"  # no host at all
+    with server.connect() as strange:
+        strange.socket.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert strange.answer()[0] == 400
     deadline = time.monotonic() + PATIENCE_S
     while len(LOG) < 2 and time.monotonic() < deadline:  # an entry is made when the answer has been sent
         time.sleep(0.01)
