@@ -160,7 +160,7 @@ def test_a_form_holds_after_the_thought(loaded: Engine) -> None:
 )
 def test_calls_have_valid_arguments(loaded: Engine, template: str, choice: str) -> None:
     other = {"type": "function", "function": {"name": "get_time"}}
-    config = GenerationConfig(max_tokens=80, tools=(WEATHER, other), tool_choice=choice, think="5")  # type: ignore[arg-type]
+    config = GenerationConfig(max_tokens=110, tools=(WEATHER, other), tool_choice=choice, think="5")  # type: ignore[arg-type]
     with speaking(loaded, template) as engine:
         chunks = list(engine.stream(ASKED, config))
     answer = chunks[-1].generation
