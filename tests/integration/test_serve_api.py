@@ -57,7 +57,7 @@ def ask(client: openai.OpenAI, messages: Any = SKY, **more: Any) -> Any:
 
 
 def test_thoughts_are_apart_from_answers(client: openai.OpenAI) -> None:
-    settings: dict[str, Any] = {"max_tokens": 50, "extra_body": {"think": 10}}
+    settings: dict[str, Any] = {"max_tokens": 30, "extra_body": {"think": 10}}
     whole = ask(client, **settings)
     message = whole.choices[0].message
     assert message.reasoning_content
