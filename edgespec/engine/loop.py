@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer, PassRoom
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import Acceptance, DraftedTree
 
 Sizer = FixedSizer | AdaptiveSizer
@@ -51,6 +51,7 @@ class DecodingText:
         cached: where the target caches it; None for the target's own text.
         last_round: its latest tree with drafted tokens, and what was accepted of it.
         error: what went wrong with this text alone in its latest round.
+        on_accept: called with the target's logits (nodes, n_vocab), the tree and what was accepted of it.
     """
 
     tokens: list[int]
@@ -60,6 +61,7 @@ class DecodingText:
     cached: CachedText | None = None
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: EdgeSpecError | None = None
+    on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
 
     def within(self, limits: TreeLimits) -> TreeLimits:
         """Limits of a tree that leaves room for the bonus token, which follows the accepted path."""
@@ -217,12 +219,15 @@ class Loop:
     def _accept(self, text: DecodingText, drafted: DraftedTree, verified: Verified) -> Sequence[int]:
         """The accepted path; the accepted tokens and the bonus token are appended to the text."""
         length = len(text.tokens)
+        self.drafter.observe(text.tokens, drafted.tree, verified.logits)
         try:
             accepted = text.method.accept(drafted, verified.logits, text.tokens)
         except EdgeSpecError as error:
             del text.tokens[length:]
             text.error = error
             return ()
+        if text.on_accept is not None:
+            text.on_accept(verified.logits, drafted.tree, accepted)
         if len(drafted.tree) > 1:
             self.last_round = text.last_round = drafted.tree, accepted
         return accepted.path

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from edgespec.generation.expert_use import ExpertUse
+from edgespec.generation.tools import CallPiece, ToolCall
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "error", "tool_calls"]
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,37 @@ class MemoryUse:
     streamed_bytes_per_pass: int = 0
 
 
+@dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the target found a token of an answer, by its own logits, before penalties and temperature.
+
+    Attributes:
+        logprob: natural logarithm of its probability.
+        spelling: the bytes of the token; a character may span several.
+        top: the likeliest tokens there, the likeliest first.
+    """
+
+    token: int
+    logprob: float
+    spelling: bytes = b""
+    top: tuple[TokenLogprob, ...] = ()
+
+
 @dataclass
 class Generation:
     """A finished answer.
 
     Attributes:
-        text: the answer, cut off before the end token or stop string that ended it.
-        tokens: its token ids, without the end token. If a stop string ended the answer, the tokens that spell
-            it are included.
-        finish_reason: "stop" (end token or stop string), "length" (max_tokens, or the context is full),
-            "cancelled", or "error".
+        text: the answer, cut off before the end token or stop string that ended it; without the thought
+            before it and the tools that it calls.
+        reasoning: what the model thought before it answered; empty if it did not.
+        reasoning_tokens: how many of the tokens are part of the thought.
+        tool_calls: the tools that the answer calls.
+        logprobs: one for each of `tokens`, if they were asked for.
+        tokens: its token ids, with those of the thought, without the end token. If a stop string ended the
+            answer, the tokens that spell it are included.
+        finish_reason: "stop" (end token or stop string), "tool_calls" (it calls tools), "length" (max_tokens,
+            or the context is full), "cancelled", or "error".
         context_full: the answer ended because the context had no room left.
         exact: passes followed one row rule, so the logits, and with them the text, are bit for bit the same
             with any drafter and tree.
@@ -96,6 +118,10 @@ class Generation:
     """
 
     text: str = ""
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
     context_full: bool = False
@@ -162,15 +188,22 @@ class Generation:
     def to_json(self, prompt: object, identifier: str | int | None = None) -> dict[str, Any]:
         """The record that `generate --json` prints. Its names are fixed; new ones may be added."""
         t, m, experts = self.timings, self.memory, self.experts
+        said: dict[str, Any] = {"text": self.text}
+        used = {"prompt_tokens": self.prompt_tokens, "completion_tokens": len(self.tokens)}
+        if self.reasoning or self.reasoning_tokens:
+            said["reasoning_content"] = self.reasoning
+            used["reasoning_tokens"] = self.reasoning_tokens
+        if self.tool_calls:
+            said["tool_calls"] = [call.to_json() for call in self.tool_calls]
         return {
             "id": identifier,
             "prompt": prompt,
-            "text": self.text,
+            **said,
             "tokens": self.tokens,
             "finish_reason": self.finish_reason,
             "error": None,
             "seed": self.seed,
-            "usage": {"prompt_tokens": self.prompt_tokens, "completion_tokens": len(self.tokens)},
+            "usage": used,
             "timings": {
                 "load_s": round(t.load_s, 4),
                 "prefill_s": round(t.prefill_s, 4),
@@ -205,6 +238,9 @@ class Chunk:
 
     Attributes:
         text: text that can no longer change; never half a character or part of a stop string.
+        reasoning: the same of the thought before the answer.
+        calls: the same of tool calls.
+        logprobs: one for each token, if they were asked for.
         tokens: the tokens of the answer that this pass yielded, without the end token.
         record: the pass that yielded them.
         generation: the finished answer, on the last chunk only.
@@ -214,6 +250,9 @@ class Chunk:
     tokens: tuple[int, ...] = ()
     record: PassRecord | None = None
     generation: Generation | None = None
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def _mean(values: list[int]) -> float:

@@ -44,6 +44,8 @@ def load(
     slots: int | None = None,
     experts: str = "auto",
     prompt_cache: bool = False,
+    draft_from: str | os.PathLike[str] | None = None,
+    learn: bool = True,
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load a target and its drafter.
@@ -75,6 +77,10 @@ def load(
         experts: how a mixture of experts is streamed: "auto" reads the experts that a pass needs and does not
             find in memory, "never" reads whole layers.
         prompt_cache: save the states of prompts on disk, so that equal beginnings are read only once.
+        draft_from: a folder with text files, or a file, whose passages are proposed where the text goes on
+            like one of them. An index of it is kept in the cache folder.
+        learn: use what earlier runs learned about this pair of models, and keep what this one learns; see
+            docs/how-to/privacy.md for what that is. False begins with nothing and keeps nothing.
         on_progress: called with what is being done and the fraction done.
 
     Raises:
@@ -96,6 +102,8 @@ def load(
         pack=pack,
         slots=slots,
         experts=experts,
+        draft_from=None if draft_from is None else Path(draft_from),
+        learn=learn,
     )
     options.check()
     path = catalog.find(model, on_progress)

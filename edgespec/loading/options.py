@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.errors import UsageError
@@ -39,6 +40,8 @@ class LoadOptions:
     pack: str
     slots: int | None
     experts: str = "auto"
+    draft_from: Path | None = None
+    learn: bool = True
 
     @property
     def for_memory(self) -> MemoryOptions:
@@ -102,6 +105,11 @@ class LoadOptions:
             UsageError: it does, or there is no such kind.
         """
         kind, draft = self.kind, self.draft
+        if self.draft_from is not None and (draft == NO_DRAFTER or kind == "model"):
+            raise UsageError(
+                "Files to draft from were named, and this drafter does not use them.",
+                f"Leave out --draft-from, or {'--draft none' if draft == NO_DRAFTER else '--drafter model'}.",
+            )
         if kind is None:
             return
         if kind not in DRAFTER_KINDS or kind == NO_DRAFTER:

@@ -169,15 +169,12 @@ class _Measurement:
 
     def run(self, repetitions: int) -> None:
         """Measure; whatever is not done in time is left out."""
-        from edgespec.speculation.policies import tree_policy
-
         self._warm_up()
         end = time.monotonic() + self._seconds
         for number in range(repetitions):
             made: list[Generation] = []
             self._repetitions.append(made)
-            # What was learned from these very questions must not count.
-            self._engine.policy = tree_policy(self._engine.policy.name)
+            self._engine.forget_texts()  # what was learned from these very questions must not count
             for index, prompt in enumerate(self._prompts):
                 done = (number + index / len(self._prompts)) / repetitions
                 _report("Answering", max(done, 1 - (end - time.monotonic()) / self._seconds))

@@ -37,6 +37,7 @@ _TREES = ("16", "32", "auto")
 _SEED = 1  # without one, sampled answers could not be compared
 _LEFT_OUT = (
     "context",
+    "learn",
     "prompt_cache",
     "tree_budget",
     "sampling",

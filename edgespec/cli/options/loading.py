@@ -129,6 +129,24 @@ class LoadOptions:
             metavar="model|lookup|merged",
         ),
     ] = None
+    draft_from: Annotated[
+        str | None,
+        option(
+            "Speculation",
+            "--draft-from",
+            "Folder with text files, or a file, whose passages are drafted where they fit.",
+            metavar="FOLDER",
+        ),
+    ] = None
+    learn: Annotated[
+        bool | None,
+        option(
+            "Speculation",
+            "--learn/--no-learn",
+            "Use what runs learned about the models, and keep more of it. Default: yes.",
+            show_default=False,
+        ),
+    ] = None
     tree: Annotated[
         str | None,
         option(

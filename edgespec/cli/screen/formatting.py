@@ -16,6 +16,8 @@ def format_statistics(generation: Generation) -> str:
     where none was measured.
     """
     parts = [count(len(generation.tokens), "token")]
+    if generation.reasoning_tokens:
+        parts[0] += f" ({generation.reasoning_tokens} of thought)"
     if generation.tokens_per_second:
         parts.append(f"{generation.tokens_per_second:.1f}/s")
     if generation.gain:
@@ -43,6 +45,7 @@ def details(generation: Generation) -> dict[str, str]:
         "prompt": f"{generation.prompt_tokens} tokens, read in {timings.prefill_s:.2f} s",
         "answer": f"{count(len(generation.tokens), 'token')} in {timings.decode_s:.2f} s, "
         f"{generation.tokens_per_second:.1f}/s; {_ending(generation)}",
+        **({"thought": f"{generation.reasoning_tokens} of them"} if generation.reasoning_tokens else {}),
         "speed-up": _speed_up(generation),
         "drafts": _drafts(generation),
         "time": f"{timings.draft_s:.2f} s for drafting, {timings.verify_s:.2f} s for passes, "
@@ -60,7 +63,13 @@ _LIMITS = {
     "compute": "the processor: most of the time went to the model's arithmetic",
     "drafter": "the drafter: most of the time went to drafting",
 }
-_ENDINGS = {"stop": "complete", "length": "cut off by max_tokens", "cancelled": "stopped", "error": "failed"}
+_ENDINGS = {
+    "stop": "complete",
+    "length": "cut off by max_tokens",
+    "cancelled": "stopped",
+    "error": "failed",
+    "tool_calls": "calls tools",
+}
 
 
 def _ending(generation: Generation) -> str:
