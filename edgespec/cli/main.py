@@ -25,9 +25,11 @@ from edgespec.cli.commands.generate import generate
 from edgespec.cli.commands.models import app as models_app
 from edgespec.cli.commands.models import list_models, pull, remove, show
 from edgespec.cli.commands.plan import plan
+from edgespec.cli.commands.presets import app as presets_app
 from edgespec.cli.commands.profile import profile
 from edgespec.cli.commands.ps import ps
 from edgespec.cli.commands.serve import serve
+from edgespec.cli.commands.sessions import app as sessions_app
 from edgespec.cli.crash import announce_crashes
 from edgespec.cli.options.rows import with_bare_json
 from edgespec.errors import EdgeSpecError
@@ -64,6 +66,8 @@ app.command(
 )(generate)
 app.add_typer(models_app)
 app.add_typer(draft_app)
+app.add_typer(sessions_app)
+app.add_typer(presets_app)
 app.command(
     epilog="Examples:\n\nedgespec serve\n\nedgespec serve large.gguf --memory 12GiB --port 8000",
 )(serve)

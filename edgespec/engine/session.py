@@ -96,6 +96,36 @@ class Session:
         encoded = self._encoded(text)
         self._pending = text
         self._save()
+        yield from self._stream(encoded, config, on_prefill, lambda answer: self._add(text, answer, encoded))
+
+    def go_on(
+        self,
+        config: GenerationConfig | None = None,
+        *,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Chunk]:
+        """Go on with the last answer, which was cut off or stopped; what comes becomes a part of it.
+
+        The model reads its own tokens, and nothing after them, so the text is the one that it would have
+        written without the interruption. The chunks have the new text alone.
+
+        Raises:
+            SessionError: there is no answer to go on with, or the conversation cannot be saved.
+            ContextLengthError: the conversation fills the context.
+        """
+        if not self.messages:
+            raise SessionError("There is no answer to go on with.", "Ask something first.")
+        begun, said = self._begun()
+        yield from self._stream(begun, config, on_prefill, lambda answer: self._extend(said, answer, begun))
+
+    def _stream(
+        self,
+        encoded: Encoded,
+        config: GenerationConfig | None,
+        on_prefill: Callable[[int, int], None] | None,
+        keep: Callable[[Generation], None],
+    ) -> Iterator[Chunk]:
+        """Stream an answer; `keep` gets it in the end, also if it was stopped half-way."""
         before = self.engine.last_generation
         answered = False
         try:
@@ -106,7 +136,7 @@ class Session:
             self._pending = None
             answer = self.engine.last_generation
             if answered and answer is not None and answer is not before:
-                self._add(text, answer, encoded)
+                keep(answer)
             self._save()
 
     def undo(self) -> bool:
@@ -188,28 +218,69 @@ class Session:
             reason = "The saved state is missing or damaged"
         return Resumed(self.turns, len(tokens), restored, reason, saved.pending)
 
+    def detach(self) -> None:
+        """Leave the engine, which may then be closed; `attach` gives the session another one."""
+        self._stop_keeping_states()
+        self._known = None
+
+    def attach(self, engine: Engine) -> None:
+        """Go on with another engine, which reads the conversation with the next question.
+
+        Raises:
+            SessionError: the conversation cannot be saved.
+        """
+        self.engine = engine
+        if self.file is not None:
+            self._attach(self.file)
+            self._save()
+
     def close(self) -> None:
         """Stop saving; what was saved remains."""
+        self._stop_keeping_states()
+        if self.file is not None:
+            self.file.close()
+        self.file = None
+
+    def _stop_keeping_states(self) -> None:
         if self._store is not None and self._store in self.engine.target.stores:
             self.engine.target.stores.remove(self._store)
             self.engine.drafter.stop_saving()
-        if self.file is not None:
-            self.file.close()
-        self.file = self._store = None
+        self._store = None
+
+    def _begun(self) -> tuple[Encoded, str]:
+        """The conversation up to the end of its last answer, as tokens, and the text of that answer."""
+        said = self.messages[-1]["content"]
+        if self._known is not None:
+            return self._known, said
+        said = said.rstrip("\ufffd")  # of a character that was cut in half
+        with self.engine.held():
+            return self.engine.encoder.begun([*self._beginning, *self.messages[:-1]], said), said
+
+    def _extend(self, said: str, more: Generation, begun: Encoded) -> None:
+        self.messages[-1] = {"role": "assistant", "content": said + more.text}
+        self._remember(more, begun)
+
+    @property
+    def _beginning(self) -> list[dict[str, str]]:
+        """The system prompt as a message, if there is one."""
+        return [{"role": "system", "content": self._system}] if self._system else []
 
     def _encoded(self, text: str, messages: list[dict[str, str]] | None = None) -> Encoded:
-        system = [{"role": "system", "content": self._system}] if self._system else []
         told = self.messages if messages is None else messages
         question = {"role": "user", "content": text}
         known = self._known if messages is None else None
         with self.engine.held():
-            return self.engine.encoder.conversation([*system, *told, question], known)
+            return self.engine.encoder.conversation([*self._beginning, *told, question], known)
 
     def _add(self, text: str, answer: Generation, encoded: Encoded) -> None:
         self.messages += [
             {"role": "user", "content": text},
             {"role": "assistant", "content": answer.text},
         ]
+        self._remember(answer, encoded)
+
+    def _remember(self, answer: Generation, encoded: Encoded) -> None:
+        """Remember as which tokens the conversation was read."""
         self._known = None
         if not self.engine.closed:
             with self.engine.held():

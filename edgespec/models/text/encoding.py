@@ -100,6 +100,17 @@ class Encoder:
             tokens.insert(0, self._vocabulary.bos)
         return Encoded(text, tuple(tokens))
 
+    def begun(self, messages: Sequence[Message], answer: str) -> Encoded:
+        """A conversation with the beginning of an answer, which the model goes on with.
+
+        Raises:
+            TemplateError, ContextLengthError: as `conversation`.
+        """
+        encoded = self.conversation(messages)
+        self._vocabulary.refuse_longer(answer, self._context)
+        tokens = self._vocabulary.tokenize(answer, control=False, most=self._most)
+        return Encoded(encoded.text + answer, (*encoded.tokens, *tokens))
+
     def answered(self, encoded: Encoded, text: str, tokens: Sequence[int]) -> Encoded | None:
         """The encoding with an answer behind it; None if the tokens do not spell the text."""
         spelled = b"".join(self._vocabulary.piece(token) for token in tokens)
