@@ -41,7 +41,7 @@ def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
 def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolicy:
     """The tree policy, with what it learned of this pair in earlier runs."""
     folder = user_cache_path("edgespec") / "acceptance"
-    pair = [target.headers[0].fingerprint, drafter]
+    pair = [target.headers[0].fingerprint + state.variant, drafter]
     return tree_policy(state.options.tree, TableFile.for_pair(folder, pair))
 
 

@@ -55,6 +55,8 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
             state.n_threads,
             options.gpu_layers,
             options.exact,
+            options.kv,
+            sum(adapter.header.file_bytes for adapter in state.adapters),
         ),
         budget=memory_room(options.memory),
         offload=options.offload,
