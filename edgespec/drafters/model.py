@@ -16,7 +16,7 @@ from edgespec.models.llama.cache.text_cache import common_prefix, open_cache
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drafters.base import Drafter, Source
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.drafters.proposers import Proposals, Proposer, proposals_of
 from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
@@ -158,6 +158,10 @@ class ModelDrafter(Drafter):
         self._branches, self._pending = _Branches(), []
         self._expansions, self._text, self._limits, self._ranking = Expansions(), [], None, None
         self._changing = False
+
+    def sources(self, tree: TokenTree) -> list[Source]:
+        """Who proposed each node of the last tree."""
+        return self._expansions.sources(tree)
 
     def learn(self, text: Sequence[int]) -> None:
         """Teach the policy which candidates of the last tree the target chose."""

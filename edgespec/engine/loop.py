@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgespec.engine.target import CachedText, PromptChunk, TargetPass, TextTree, Verified
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import PassRecord
-from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drafters.base import Drafter, Source
 from edgespec.speculation.methods import Method
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import TokenTree
@@ -46,6 +46,8 @@ class DecodingText:
         cached: where the target caches it; None for the target's own text.
         last_round: its latest tree with drafted tokens, and what was accepted of it.
         error: what went wrong with this text alone in its latest round.
+        traced: note who proposes its tokens.
+        sources: who proposed the nodes of its latest tree below the root, if it is traced.
     """
 
     tokens: list[int]
@@ -55,6 +57,8 @@ class DecodingText:
     cached: CachedText | None = None
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: EdgeSpecError | None = None
+    traced: bool = False
+    sources: list[Source] = field(default_factory=list)
 
 
 class Loop:
@@ -116,6 +120,9 @@ class Loop:
         drafted = [self._draft(text, alone=alone) for text in texts]
 
         draft_end = time.perf_counter()
+        for text, d in zip(texts, drafted, strict=True):
+            if text.traced:
+                text.sources = self.drafter.sources(d.tree)
         trees = [TextTree(text.tokens, d.tree, text.cached) for text, d in zip(texts, drafted, strict=True)]
         result = self._target.verify(trees, chunks)
 

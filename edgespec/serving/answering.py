@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.serving import protocol
+from edgespec.serving import protocol, speculation
 from edgespec.serving.bodies import Bodies, Body, parse
 from edgespec.serving.limits import Limits
 from edgespec.serving.refusals import Refusal, ShuttingDown, refusal_for
@@ -136,7 +136,9 @@ class Answering:
     def _tasks(self, request: Request, tokens: list[int], place: Place) -> Iterator[list[Task]]:
         """The answers that a request asks for, all on their way; they are abandoned at the end."""
         place.answers = request.answers
-        tasks = [Task(tokens, nth_config(request.config, n), place) for n in range(request.answers)]
+        traced = request.stream and request.with_speculation
+        configs = [nth_config(request.config, n) for n in range(request.answers)]
+        tasks = [Task(tokens, config, place, traced) for config in configs]
         try:
             for task in tasks:
                 self._worker.submit(task)
@@ -165,11 +167,12 @@ class Answering:
                     if begin is not None:
                         yield begin
                     async for chunk in task.chunks():
-                        if chunk.text:
-                            yield form.piece(index, chunk.text)
+                        extra = speculation.of_chunk(chunk) if task.traced else {}
+                        if chunk.text or (extra and chunk.record is not None):
+                            yield form.piece(index, chunk.text) | extra
                         if chunk.generation is not None:
                             answers.append(chunk.generation)
-                            yield form.last(index, chunk.generation)
+                            yield form.last(index, chunk.generation) | extra
             if request.with_usage:
                 yield form.usage(answers)
         except Exception as error:

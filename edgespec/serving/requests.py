@@ -54,6 +54,7 @@ class Request:
         chat: the prompt is messages to answer; otherwise a text to continue.
         answers: how many.
         with_usage: the last piece of a stream reports the usage.
+        with_speculation: the pieces of a stream report what was drafted and accepted.
     """
 
     chat: bool
@@ -62,6 +63,7 @@ class Request:
     answers: int
     stream: bool
     with_usage: bool
+    with_speculation: bool = False
 
 
 def read_request(
@@ -97,6 +99,7 @@ def read_request(
         answers=answers,
         stream=_boolean(body, "stream"),
         with_usage=_boolean(options or {}, "include_usage"),
+        with_speculation=_boolean(body, "speculation"),
     )
 
 

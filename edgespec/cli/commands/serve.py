@@ -50,6 +50,10 @@ def serve(
         str,
         option(_PANEL, "--max-body", "Largest request; larger ones get status 413.", metavar="SIZE"),
     ] = "8MiB",
+    cors: Annotated[
+        str | None,
+        option(_PANEL, "--cors", "Origin whose web pages may use the API; * is any.", metavar="ORIGIN"),
+    ] = None,
     *,
     flag: ModelFlag,
     loading: LoadOptions,
@@ -79,6 +83,7 @@ def serve(
     try:
         from edgespec.serving.app import Application
         from edgespec.serving.limits import Limits
+        from edgespec.serving.origins import checked_origin
         from edgespec.serving.server import Server
         from edgespec.serving.worker import Worker
     except ModuleNotFoundError as error:
@@ -87,6 +92,7 @@ def serve(
         raise UsageError(
             "The HTTP server is not installed.", "Install it: pip install 'edgespec[serve]'"
         ) from error
+    cors = None if cors is None else checked_origin(cors)
     with _listen(host, port) as listener:
         engine = terminal.load(loading)
         model = name or display_name(engine.target.model.path)
@@ -98,10 +104,13 @@ def serve(
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)
-            app = Application(worker, model, chosen.config, api_key=api_key, hosts=hosts, limits=limits)
+            app = Application(
+                worker, model, chosen.config, api_key=api_key, hosts=hosts, limits=limits, cors=cors
+            )
             server = Server(app, limits, verbose=output.verbose)
             bound = listener.getsockname()
-            terminal.note(f"Serving {model} at http://{_for_url(bound[0])}:{bound[1]}/v1. Ctrl-C ends it.")
+            address = f"http://{_for_url(bound[0])}:{bound[1]}"
+            terminal.note(f"Serving {model} at {address}/v1; chat at {address}. Ctrl-C ends it.")
             if not can_chat:
                 terminal.warn(
                     "The model has no chat template: /v1/completions is served, and /v1/chat/completions is "

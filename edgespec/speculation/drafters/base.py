@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import TokenTree
+
+Source = Literal["model", "text", "both"]
 
 
 class Drafter(Protocol):
@@ -24,6 +26,13 @@ class Drafter(Protocol):
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of continuations, rooted at the last token of the text."""
+
+    def sources(self, tree: TokenTree) -> list[Source]:
+        """Who proposed each node of the last tree below its root: a model, the text itself, or both.
+
+        To be called before `learn`.
+        """
+        return ["model"] * (len(tree) - 1)
 
     def learn(self, text: Sequence[int]) -> None:
         """Learn from what the target accepted of the last tree.

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from edgespec.speculation.drafters.base import Source
 from edgespec.speculation.growth import Chances, Children, Frontier
+from edgespec.speculation.tree import TokenTree
 
 
 class Expansions:
@@ -21,6 +25,17 @@ class Expansions:
             self._rows[node] = children, row, token
             self._nodes[parent, token] = node
 
+    def sources(self, tree: TokenTree) -> list[Source]:
+        """Who proposed each node of the tree below its root; the model, if these are not its candidates."""
+        numbers: list[int | None] = [0]  # of the tree's nodes, as they were found
+        sources: list[Source] = []
+        for parent, token in zip(tree.parents.tolist()[1:], tree.tokens.tolist()[1:], strict=True):
+            above = numbers[parent]
+            found = self._rows.get(above) if above is not None else None
+            sources.append(_source(*found[:2], token) if found is not None else "model")
+            numbers.append(None if above is None else self._nodes.get((above, token)))
+        return sources
+
     def teach(self, chances: Chances, went_on: Sequence[int]) -> None:
         """Teach the policy which candidates the target chose.
 
@@ -34,3 +49,11 @@ class Expansions:
             children, row, after = self._rows[node]
             chances.learn(children.row(row), after, token)
             node = self._nodes.get((node, token))
+
+
+def _source(children: Children, row: int, token: int) -> Source:
+    """Who proposed a candidate in a row."""
+    same = children.tokens[row] == token
+    by_model = bool((children.logprobs[row][same] > -np.inf).any())
+    by_text = children.matches is not None and bool((children.matches[row][same] > 0).any())
+    return ("both" if by_model else "text") if by_text else "model"

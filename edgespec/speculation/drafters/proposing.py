@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drafters.base import Drafter, Source
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.drafters.lookup import PromptLookup
 from edgespec.speculation.drafters.proposers import Proposer, proposals_of
@@ -40,6 +40,10 @@ class ProposingDrafter(Drafter):
             return children
 
         return grow(text[-1], expand, limits)
+
+    def sources(self, tree: TokenTree) -> list[Source]:
+        """Who proposed each node of the last tree."""
+        return self._last.sources(tree)
 
     def learn(self, text: Sequence[int]) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
