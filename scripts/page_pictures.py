@@ -1,4 +1,4 @@
-"""Draw docs/page-light.png, page-dark.png and page-narrow.png, the page of `edgespec serve` in a real browser:
+"""Draw docs/page-light.png, page-dark.png and page-narrow.png, the page of `edgespec serve` in a browser:
 
     python scripts/page_pictures.py [MODEL] [--draft D]
 
