@@ -1,0 +1,50 @@
+"""Who proposed a token: the drafter's model, the text itself, or both."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.speculation.drafters.expansions import Expansions
+from edgespec.speculation.drafters.proposing import lookup_drafter
+from edgespec.speculation.growth import Children, Frontier, TreeLimits
+from edgespec.speculation.ranking import ByProbability
+from edgespec.speculation.tree import TokenTree
+
+NEVER = -np.inf
+
+
+def frontier(node: int, token: int, parent: int, depth: int) -> Frontier:
+    return Frontier(*(np.array([value], dtype=np.int32) for value in (node, token, parent, depth)))
+
+
+def children(*candidates: tuple[int, float, int]) -> Children:
+    """Candidates of one node: token, log-probability by the model, tokens matched in the text."""
+    tokens, logprobs, matches = zip(*candidates, strict=True)
+    return Children(
+        np.array([tokens], dtype=np.int32),
+        np.array([logprobs], dtype=np.float32),
+        np.array([matches], dtype=np.int32),
+    )
+
+
+def test_each_candidate_has_its_proposer() -> None:
+    expansions = Expansions()
+    expansions.add(frontier(0, 5, -1, 0), children((7, -0.1, 0), (8, -1.0, 2), (9, NEVER, 3)))
+    # The third candidate was found as node 3, and is the second one in the tree that was kept.
+    expansions.add(frontier(3, 9, 0, 1), children((7, NEVER, 4), (5, -0.5, 0)))
+    tree = TokenTree.build([5, 8, 9, 7, 5, 7], [-1, 0, 0, 2, 2, 0], [0, -1, -1, -1, -2, -3])
+    assert expansions.sources(tree) == ["both", "text", "text", "model", "model"]
+
+
+def test_nodes_that_were_no_candidates_are_the_models() -> None:
+    """As in trees that were drawn from its distribution."""
+    assert Expansions().sources(TokenTree.chain([1, 2, 3])) == ["model", "model"]
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=40))
+def test_prompt_lookup_finds_all_in_the_text(text: list[int]) -> None:
+    drafter = lookup_drafter()
+    tree = drafter.draft(text, TreeLimits(16), ByProbability())
+    assert drafter.sources(tree) == ["text"] * (len(tree) - 1)
