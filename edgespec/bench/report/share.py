@@ -106,9 +106,9 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any], names: Sequence
     ours = {row["name"]: row for row in first["rows"]}
     theirs = {row["name"]: row for row in second["rows"]}
     for name in dict.fromkeys([*ours, *theirs]):
-        one, other = (_speed(rows_of[name]) if name in rows_of else None for rows_of in (ours, theirs))
-        ratio = f"{other / one:.2f}x" if one and other else ""
-        rows.append((name, *(f"{speed:.2f}" if speed else "" for speed in (one, other)), ratio))
+        speeds = [_speed(rows_of[name]) if name in rows_of else None for rows_of in (ours, theirs)]
+        ratio = f"{speeds[1] / speeds[0]:.2f}x" if speeds[0] and speeds[1] else ""
+        rows.append((name, *(f"{speed:.2f}" if speed else "" for speed in speeds), ratio))
     return f"{_table(facts)}\n{_table(rows)}"
 
 
