@@ -24,11 +24,12 @@ from edgespec.models.llama.cache.text_cache import (
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.speculation.drafters.base import Drafter, DraftRequest, Source
-from edgespec.speculation.drafters.proposers import Proposer, proposals_of
+from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
+from edgespec.speculation.sources.base import Proposer, proposals_of
+from edgespec.speculation.sources.target_rows import observed
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.tree_search import TreeSearch, grow_together
 from edgespec.speculation.verification.base import DraftedTree
@@ -155,12 +156,19 @@ class ModelDrafter(Drafter):
             self._close(text)
         self._texts[0].forget()
 
-    def sources(self, tree: TokenTree, index: int = 0) -> list[Source]:
+    def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
         """Who proposed each node of the last tree."""
         place = self._places.get(index)
         if place is None or place >= len(self._drafted):
-            return super().sources(tree, index)
-        return self._drafted[place].sources(tree)
+            return super().proposed_by(tree, index)
+        return self._drafted[place].proposed_by(tree)
+
+    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        observed(self._proposers, text, tree, logits[:, : self._n_vocab])
+
+    def forget_texts(self) -> None:
+        for proposer in self._proposers:
+            proposer.forget()
 
     def learn(self, text: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""

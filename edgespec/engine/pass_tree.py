@@ -29,7 +29,7 @@ def pass_tree(text: DecodingText, nodes: int, vocabulary: Vocabulary) -> PassTre
         tokens=tuple(map(spelled, tree.tokens.tolist())),
         parents=tuple(tree.parents.tolist()),
         chances=tuple(round(float(chance), 3) for chance in chances),
-        sources=("", *text.sources),
+        sources=("", *text.proposed_by),
         path=tuple(accepted.path),
         bonus=spelled(accepted.bonus),
     )

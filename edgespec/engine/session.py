@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.session_file import Conversation, SessionFile
-from edgespec.errors import SessionError
+from edgespec.errors import SessionError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.models.llama.cache.states import StateStore
@@ -88,12 +88,20 @@ class Session:
 
         If an answer is stopped half-way, the part so far is kept.
 
+        The thought before an answer is not kept: templates leave out those of earlier turns.
+
         Raises:
             TemplateError: the model has no chat template, or it failed; the message is not kept.
+            UsageError: tools are offered, whose results a conversation of texts has no place for.
             ContextLengthError: the conversation fills the context; the message is not kept.
             SessionError: the conversation cannot be saved.
         """
-        encoded = self._encoded(text)
+        if config is not None and config.offers_tools:
+            raise UsageError(
+                "A session cannot call tools.",
+                "Give the messages to Engine.generate, results of tools included.",
+            )
+        encoded = self._encoded(text, config=config)
         self._pending = text
         self._save()
         yield from self._stream(encoded, config, on_prefill, lambda answer: self._add(text, answer, encoded))
@@ -115,8 +123,14 @@ class Session:
         """
         if not self.messages:
             raise SessionError("There is no answer to go on with.", "Ask something first.")
-        begun, said = self._begun()
-        yield from self._stream(begun, config, on_prefill, lambda answer: self._extend(said, answer, begun))
+        begun, said = self._begun(config)
+        yield from self._stream(
+            begun,
+            config,
+            on_prefill,
+            lambda answer: self._extend(said, answer, begun),
+            raw=bool(said),  # the thought, if there was one, is over
+        )
 
     def _stream(
         self,
@@ -124,12 +138,14 @@ class Session:
         config: GenerationConfig | None,
         on_prefill: Callable[[int, int], None] | None,
         keep: Callable[[Generation], None],
+        *,
+        raw: bool = False,
     ) -> Iterator[Chunk]:
         """Stream an answer; `keep` gets it in the end, also if it was stopped half-way."""
         before = self.engine.last_generation
         answered = False
         try:
-            for chunk in self.engine.stream(encoded.tokens, config, on_prefill=on_prefill):
+            for chunk in self.engine.stream(encoded.tokens, config, raw=raw, on_prefill=on_prefill):
                 answered = answered or chunk.record is not None
                 yield chunk
         finally:
@@ -247,14 +263,17 @@ class Session:
             self.engine.drafter.stop_saving()
         self._store = None
 
-    def _begun(self) -> tuple[Encoded, str]:
+    def _begun(self, config: GenerationConfig | None) -> tuple[Encoded, str]:
         """The conversation up to the end of its last answer, as tokens, and the text of that answer."""
         said = self.messages[-1]["content"]
         if self._known is not None:
             return self._known, said
         said = said.rstrip("\ufffd")  # of a character that was cut in half
+        messages, encoder = [*self._beginning, *self.messages[:-1]], self.engine.encoder
         with self.engine.held():
-            return self.engine.encoder.begun([*self._beginning, *self.messages[:-1]], said), said
+            if not said:  # it was cut off in its thought, which is not kept
+                return encoder.conversation(messages, config=config), said
+            return encoder.begun(messages, said), said
 
     def _extend(self, said: str, more: Generation, begun: Encoded) -> None:
         self.messages[-1] = {"role": "assistant", "content": said + more.text}
@@ -265,12 +284,18 @@ class Session:
         """The system prompt as a message, if there is one."""
         return [{"role": "system", "content": self._system}] if self._system else []
 
-    def _encoded(self, text: str, messages: list[dict[str, str]] | None = None) -> Encoded:
+    def _encoded(
+        self,
+        text: str,
+        messages: list[dict[str, str]] | None = None,
+        config: GenerationConfig | None = None,
+    ) -> Encoded:
         told = self.messages if messages is None else messages
         question = {"role": "user", "content": text}
         known = self._known if messages is None else None
         with self.engine.held():
-            return self.engine.encoder.conversation([*self._beginning, *told, question], known)
+            conversation = [*self._beginning, *told, question]
+            return self.engine.encoder.conversation(conversation, known, config=config)
 
     def _add(self, text: str, answer: Generation, encoded: Encoded) -> None:
         self.messages += [

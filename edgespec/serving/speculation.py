@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.generation.result import Chunk, Generation, PassRecord, PassTree
+from edgespec.generation.result import Chunk, Generation
 
 
-def of_chunk(chunk: Chunk) -> dict[str, Any]:
-    """The field for a piece: of a pass, of the whole answer at its end, or none."""
-    if chunk.generation is not None:
-        return {"speculation": of_answer(chunk.generation)}
-    if chunk.record is not None:
-        return {"speculation": of_pass(chunk.record, chunk.tree)}
-    return {}
-
-
-def of_pass(record: PassRecord, tree: PassTree | None) -> dict[str, Any]:
-    """One pass: seconds by what they went to, and its tree."""
-    figures = {
+def of_pass(chunk: Chunk) -> dict[str, Any]:
+    """The field for a pass: seconds by what they went to, and its tree; nothing if the chunk is of none."""
+    record, tree = chunk.record, chunk.tree
+    if record is None:
+        return {}
+    figures: dict[str, Any] = {
         "nodes": record.nodes,
         "accepted": record.accepted,
         "draft_s": round(record.draft_s, 5),
@@ -26,10 +20,8 @@ def of_pass(record: PassRecord, tree: PassTree | None) -> dict[str, Any]:
         "wait_s": round(record.wait_s, 5),
         "accept_s": round(record.accept_s, 5),
     }
-    if tree is None:
-        return figures
-    return figures | {
-        "tree": {
+    if tree is not None:
+        figures["tree"] = {
             "tokens": tree.tokens,
             "parents": tree.parents,
             "chances": tree.chances,
@@ -37,16 +29,17 @@ def of_pass(record: PassRecord, tree: PassTree | None) -> dict[str, Any]:
             "path": tree.path,
             "next": tree.bonus,
         }
-    }
+    return {"speculation": figures}
 
 
 def of_answer(answer: Generation) -> dict[str, Any]:
-    """The whole answer; names are those of `generate --json`."""
+    """The field for the whole answer; names are those of `generate --json`."""
     record = answer.to_json(None)
-    return {
+    figures = {
         **record["speculation"],
         "gain": round(answer.gain, 3),
         "limited_by": answer.bound_by,
         "timings": record["timings"],
         "memory": record["memory"],
     }
+    return {"speculation": figures}

@@ -56,18 +56,20 @@ class Task:
         tokens: the prompt.
         place: of the request, which may have asked for several answers.
         traced: its chunks show the trees of its passes.
+        raw: the answer goes on with a text, so nothing in it is a thought or a tool call.
     """
 
     tokens: list[int]
     config: GenerationConfig
     place: Place
+    raw: bool = True
     traced: bool = False
     events: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     request: Request = field(init=False)
 
     def __post_init__(self) -> None:
-        self.request = Request(self.tokens, self.config, raw=True, key=self, traced=self.traced)
+        self.request = Request(self.tokens, self.config, raw=self.raw, key=self, traced=self.traced)
 
     @property
     def cancelled(self) -> bool:

@@ -112,6 +112,7 @@ def chat(
             )
         chosen = models.sampling
         terminal.rule(chosen.config.rule)
+        terminal.thinking(engine, chosen.config)
         from edgespec.engine.session import Session
 
         conversation = Session(engine, system)

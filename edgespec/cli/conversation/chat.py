@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.echo import without_echo
+from edgespec.cli.conversation.thoughts import Thoughts
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.options.sampling import exact_contradicts
 from edgespec.cli.screen.formatting import count
@@ -39,6 +40,7 @@ class Chat:
         budget: the tree budget; None means auto.
         exact: exact decoding was requested.
         last_answer: the latest answer; None before the first one.
+        thoughts: shows what the model thinks.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Chat:
         self.budget = budget
         self.exact = exact
         self.last_answer: Generation | None = None
+        self.thoughts = Thoughts(terminal, " /think shows it.")
         self._engine = engine
         self._warned_unsaved = False
         self._writer: MarkdownWriter | WrappingWriter | None = None
@@ -129,11 +132,17 @@ class Chat:
             with without_echo(), cancelling(self._engine) as interruption, self.terminal.status() as status:
                 status.waiting("Reading the prompt")
                 for chunk in begin(status):
-                    status.clear()
-                    if not as_json:
+                    answer = chunk.generation
+                    answer = chunk.generation
+                    if as_json:
+                        status.clear()
+                        continue
+                    self.thoughts.take(chunk, status)
+                    if chunk.text or answer is not None:
+                        status.clear()
+                        self.thoughts.end()
                         (self._writer or self.results).text(before + chunk.text)
                         before = ""
-                    answer = chunk.generation
         finally:
             if self._writer is not None:
                 self._writer.end()

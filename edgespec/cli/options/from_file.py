@@ -11,7 +11,17 @@ import typer
 from edgespec.errors import UsageError
 
 # Options that belong to a single run.
-_NOT_SETTINGS = {"prompt", "word", "words", "input_name", "output_name", "overwrite", "answers", "session"}
+_NOT_SETTINGS = {
+    "prompt",
+    "word",
+    "words",
+    "input_name",
+    "output_name",
+    "overwrite",
+    "answers",
+    "session",
+    "log",
+}
 # Options of `bench` that share a name with others but mean something else.
 _NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets", "model_flag"}
 _NOT_SETTINGS |= {"files", "share_name"}

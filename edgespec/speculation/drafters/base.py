@@ -9,9 +9,10 @@ from typing import Literal, Protocol
 
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.tree import FloatArray, TokenTree
 
-Source = Literal["model", "text", "both"]
+ProposedBy = Literal["model", "text", "recycled", "files", "both"]
+"""A model, the text so far, an earlier pass of the target, files, or a model and one of the others."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Drafter(Protocol):
             return [TokenTree.root_only(request.text[-1]) for request in requests]
         return [self.draft(request.text, limits, request.ranking) for request in requests]
 
-    def sources(self, tree: TokenTree, index: int = 0) -> list[Source]:
-        """Who proposed each node of one of the last trees, below its root: a model, the text itself, or both.
+    def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
+        """Who proposed each node of one of the last trees, below its root.
 
         To be called before `learn`.
 
@@ -64,6 +65,22 @@ class Drafter(Protocol):
             index: of the tree, if there were several.
         """
         return ["model"] * (len(tree) - 1)
+
+    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        """See what the target said in a pass, drafted for or not. Drafters that have no use for it ignore it.
+
+        Args:
+            text: the text that the pass extended; the tree's root is its last token.
+            logits: (nodes, n_vocab) the target's, for this call only and not to be changed.
+        """
+        del text, tree, logits
+
+    def forget_texts(self) -> None:
+        """Forget what was kept of texts and passes: the next text is drafted for like the first.
+
+        Drafters that keep nothing ignore this.
+        """
+        return
 
     def learn(self, text: Sequence[int], index: int = 0) -> None:
         """Learn from what the target accepted of the last tree.

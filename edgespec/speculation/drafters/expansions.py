@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgespec.speculation.drafters.base import Source
+from edgespec.speculation.drafters.base import ProposedBy
+from edgespec.speculation.evidence import OTHERS, Source
 from edgespec.speculation.growth import Chances, Children, Frontier
 from edgespec.speculation.tree import TokenTree
+
+_NAMES: Mapping[Source, ProposedBy] = {
+    Source.TEXT: "text",
+    Source.FILES: "files",
+    Source.RECYCLED: "recycled",
+}
 
 
 class Expansions:
@@ -25,10 +32,10 @@ class Expansions:
             self._rows[node] = children, row, token
             self._nodes[parent, token] = node
 
-    def sources(self, tree: TokenTree) -> list[Source]:
+    def proposed_by(self, tree: TokenTree) -> list[ProposedBy]:
         """Who proposed each node of the tree below its root; the model, if these are not its candidates."""
         numbers: list[int | None] = [0]  # of the tree's nodes, as they were found
-        sources: list[Source] = []
+        sources: list[ProposedBy] = []
         for parent, token in zip(tree.parents.tolist()[1:], tree.tokens.tolist()[1:], strict=True):
             above = numbers[parent]
             found = self._rows.get(above) if above is not None else None
@@ -51,9 +58,14 @@ class Expansions:
             node = self._nodes.get((node, token))
 
 
-def _source(children: Children, row: int, token: int) -> Source:
+def _source(children: Children, row: int, token: int) -> ProposedBy:
     """Who proposed a candidate in a row."""
-    same = children.tokens[row] == token
-    by_model = bool((children.logprobs[row][same] > -np.inf).any())
-    by_text = children.matches is not None and bool((children.matches[row][same] > 0).any())
-    return ("both" if by_model else "text") if by_text else "model"
+    (columns,) = np.nonzero(children.tokens[row] == token)
+    by_model = bool((children.logprobs[row, columns] > -np.inf).any())
+    if children.evidence is None:
+        return "model"
+    found = (children.evidence[row, columns] > OTHERS).any(axis=0)
+    others: list[ProposedBy] = [name for source, name in _NAMES.items() if found[source]]
+    if by_model:
+        return "both" if others else "model"
+    return others[0] if others else "model"

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.speculation.drafters.base import Drafter, DraftRequest, Source
+from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
 from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.drafters.lookup import PromptLookup
-from edgespec.speculation.drafters.proposers import Proposals, Proposer, proposals_of
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.sources.base import JoinedProposals, Proposer, proposals_of
+from edgespec.speculation.sources.recycling import RecycledSource
+from edgespec.speculation.sources.target_rows import observed
+from edgespec.speculation.sources.text import TextSource
+from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.tree_search import TreeSearch, grow_together
 
 
 class _ProposedTree:
     """One tree while it grows, and until the target has decided."""
 
-    def __init__(self, request: DraftRequest, proposals: Proposals) -> None:
+    def __init__(self, request: DraftRequest, proposals: JoinedProposals) -> None:
         self._request = request
         self._text = list(request.text)
         self._proposals = proposals
@@ -25,12 +27,12 @@ class _ProposedTree:
 
     def expand(self, frontier: Frontier) -> Children:
         children = self._proposals.join(frontier, Children.none(len(frontier.nodes), 0))
-        children = self._request.ranking.filtered(frontier, children)
+        children = self._request.ranking.filtered(frontier, children, len(self._text))
         self._expansions.add(frontier, children)
         return children
 
-    def sources(self, tree: TokenTree) -> list[Source]:
-        return self._expansions.sources(tree)
+    def proposed_by(self, tree: TokenTree) -> list[ProposedBy]:
+        return self._expansions.proposed_by(tree)
 
     def learn(self, text: Sequence[int]) -> None:
         if list(text[: len(self._text)]) == self._text:
@@ -69,9 +71,16 @@ class ProposingDrafter(Drafter):
         searches = [TreeSearch(request.text[-1], request.limits) for request in requests]
         return grow_together(searches, expand, limits)
 
-    def sources(self, tree: TokenTree, index: int = 0) -> list[Source]:
+    def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
         """Who proposed each node of one of the last trees."""
-        return self._last[index].sources(tree) if index < len(self._last) else ["text"] * (len(tree) - 1)
+        return self._last[index].proposed_by(tree) if index < len(self._last) else ["text"] * (len(tree) - 1)
+
+    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        observed(self._proposers, text, tree, logits)
+
+    def forget_texts(self) -> None:
+        for proposer in self._proposers:
+            proposer.forget()
 
     def learn(self, text: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
@@ -83,5 +92,5 @@ class ProposingDrafter(Drafter):
 
 
 def lookup_drafter() -> ProposingDrafter:
-    """Prompt lookup alone."""
-    return ProposingDrafter([PromptLookup()])
+    """Everything that needs neither a model nor files: the text, and what the target has said."""
+    return ProposingDrafter([TextSource(), RecycledSource()])
