@@ -12,7 +12,10 @@ import edgespec
 from edgespec import Engine, GenerationConfig, Session
 from edgespec.engine.session_file import SessionFile
 from edgespec.errors import SessionError
+from edgespec.models.text.encoding import Encoder
+from edgespec.models.text.template import ChatTemplate
 from tests.desk import Desk
+from tests.unit import templates
 
 SKY = "Why is the sky blue?"
 
@@ -69,6 +72,29 @@ def test_a_saved_answer_goes_on_too(engine: Engine, tmp_path: Path) -> None:
 def test_without_an_answer_there_is_nothing_to_go_on_with(engine: Engine) -> None:
     with pytest.raises(SessionError, match="There is no answer to go on with"):
         list(Session(engine).go_on())
+
+
+def test_an_answer_after_a_thought_goes_on_without_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ChatTemplate(templates.OPENED, "<|im_start|>", "<|im_end|>") as template:
+        vocabulary = engine.target.model.vocabulary
+        monkeypatch.setattr(engine, "encoder", Encoder(vocabulary, template, engine.context))
+        session = Session(engine)
+        list(session.ask(SKY, GenerationConfig(max_tokens=24, think="8")))
+        begun = answer(session)
+        assert begun
+        chunks = list(session.go_on(GenerationConfig(max_tokens=6)))
+        assert not any(chunk.reasoning for chunk in chunks)
+        assert answer(session) == begun + "".join(chunk.text for chunk in chunks)
+        assert "think>" not in answer(session)
+        # Cut off in its thought, it has not begun, and thinks anew.
+        session = Session(engine)
+        list(session.ask(SKY, GenerationConfig(max_tokens=4, think="on")))
+        assert answer(session) == ""
+        chunks = list(session.go_on(GenerationConfig(max_tokens=24, think="8")))
+        assert any(chunk.reasoning for chunk in chunks)
+        assert answer(session)
 
 
 @pytest.mark.usefixtures("at_a_desk")
