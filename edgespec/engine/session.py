@@ -7,17 +7,12 @@ from dataclasses import dataclass
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.session_file import Conversation, SessionFile
+from edgespec.engine.session_fit import misfit
 from edgespec.errors import SessionError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.text.encoding import Encoded
-
-_REASONS = {
-    "weights": "with other weights of this model, or from another copy of its file",
-    "build": "by another build of llama.cpp, or on another processor",
-    "context": "with another context size",
-}
 
 
 @dataclass(frozen=True)
@@ -222,7 +217,7 @@ class Session:
         if saved is None:
             self.save_to(file)
             return None
-        reason = self._misfit(saved, file)
+        reason = misfit(saved, file, self.engine.target.identity, self.engine.context)
         self.close()
         self._system, self._known = saved.system, saved.known
         self.messages[:] = saved.messages
@@ -328,30 +323,3 @@ class Session:
             with self.engine.held():
                 if target.keep(self._store, list(known.tokens) if known else []) or not self.messages:
                     self.engine.drafter.save()
-
-    def _misfit(self, saved: Conversation, file: SessionFile) -> str:
-        """Why the saved states do not fit; raises SessionError if the conversation itself does not."""
-        now = self.engine.target.identity
-        then = saved.identity
-        if not _same_model(then.get("model", ""), now.get("model", "")):
-            was, is_ = (str(i.get("model", "?")).partition(" ")[0] for i in (then, now))
-            other = f"{was}, and this is {is_}" if was != is_ else f"another {was}"
-            raise SessionError(
-                f"The session {file.path.stem} was held with {other}.",
-                "Give that model, or choose another name for a new session.",
-            )
-        if saved.known and len(saved.known.tokens) >= self.engine.context:
-            raise SessionError(
-                f"The session {file.path.stem} has {len(saved.known.tokens)} tokens, and the context holds "
-                f"{self.engine.context}.",
-                f"Ask for --context {-(-(len(saved.known.tokens) + 512) // 1024) * 1024}.",
-            )
-        differing = [name for name in now if name != "model" and then.get(name) != now[name]]
-        if not differing:
-            return ""
-        return f"It was saved {_REASONS.get(differing[0], 'with other settings of the model')}"
-
-
-def _same_model(then: str, now: str) -> bool:
-    """Whether two identities mean one model; earlier versions appended a sample of the weights."""
-    return then == now or then.startswith(f"{now} ")

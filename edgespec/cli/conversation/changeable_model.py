@@ -54,7 +54,7 @@ class ChangeableModel:
         return self._sample(self._loading, self.engine)
 
     def replace_by(self, name: str) -> None:
-        """Load another model with the same options. A drafter that was named is not taken along.
+        """Load another model with the same options. A named drafter and adapters are not taken along.
 
         The two are never in memory at once. If the other one cannot be loaded, this one is loaded again.
 
@@ -67,7 +67,7 @@ class ChangeableModel:
         with self._terminal.working() as progress:
             read_header(catalog.find(name, progress))  # before the present one is given up
         draft = self._loading.draft if self._loading.draft in _FOR_ANY_TARGET else None
-        loading = replace(self._loading, model=name, draft=draft)
+        loading = replace(self._loading, model=name, draft=draft, lora=None)
         self.engine.close()
         try:
             engine = self._terminal.load(loading)
