@@ -22,6 +22,7 @@ class Request:
         key: whatever the caller knows it by.
         raw: continue the text as it is, without a template.
         cancelled: set by the caller, from any thread, to end the answer.
+        traced: its chunks show the trees of its passes.
     """
 
     prompt: Prompt
@@ -29,6 +30,7 @@ class Request:
     raw: bool = False
     key: Any = None
     cancelled: bool = False
+    traced: bool = False
 
 
 @dataclass(frozen=True)

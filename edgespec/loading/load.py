@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
+from edgespec.loading.adapters import read_adapters
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.memory import decide_memory
-from edgespec.loading.options import LoadOptions
+from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
 from edgespec.models.hub import catalog
@@ -42,6 +44,8 @@ def load(
     offload: str = "auto",
     pack: str = "auto",
     slots: int | None = None,
+    kv: str = DEFAULT_KV,
+    lora: Sequence[str] = (),
     experts: str = "auto",
     prompt_cache: bool = False,
     draft_from: str | os.PathLike[str] | None = None,
@@ -74,6 +78,9 @@ def load(
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
             the disk has room for it, "always" or "never".
         slots: streamed layers in memory at a time; None lets the plan decide.
+        kv: type of the target's cached keys and values: "f16", or "q8_0", which takes about half the memory
+            and changes the text a little.
+        lora: LoRA adapters of the target, as "FILE" or "FILE:SCALE". All weights must be in memory.
         experts: how a mixture of experts is streamed: "auto" reads the experts that a pass needs and does not
             find in memory, "never" reads whole layers.
         prompt_cache: save the states of prompts on disk, so that equal beginnings are read only once.
@@ -101,6 +108,8 @@ def load(
         offload=offload,
         pack=pack,
         slots=slots,
+        kv=kv,
+        lora=tuple(lora),
         experts=experts,
         draft_from=None if draft_from is None else Path(draft_from),
         learn=learn,
@@ -121,6 +130,8 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     options = state.options
     _check_gpu(options.gpu_layers)
     target_files = read_model(path)
+    options.check_cache(target_files.headers[0])
+    state.adapters = read_adapters(options.lora, target_files.headers[0])
     _try_kernels(state)
     drafter_files = find_drafter(target_files, state)
     memory = decide_memory(target_files, drafter_files, state)
@@ -136,7 +147,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         target_files.headers[0].fingerprint,
         drafted_by,
         threads=target.context.n_threads,
-        mode=f"{target.rule} {memory.kernels} {options.gpu_layers}",
+        mode=f"{target.rule} {memory.kernels} {options.gpu_layers}{state.variant}",
     )
     return Engine(
         target,

@@ -168,7 +168,11 @@ class Answering:
         if exchange.kind == "response":
             return responses.Reply(model=model, warnings=request.warnings)
         return protocol.Reply(
-            chat=exchange.kind == "chat", model=model, warnings=request.warnings, timed=True
+            chat=exchange.kind == "chat",
+            model=model,
+            warnings=request.warnings,
+            timed=True,
+            speculates=request.with_speculation,
         )
 
     def _prepare(self, content: bytearray, kind: Kind) -> _Exchange:
@@ -199,8 +203,15 @@ class Answering:
         """The answers that a request asks for, all on their way; they are abandoned at the end."""
         request = exchange.request
         place.answers = request.answers
+        traced = request.stream and request.with_speculation
         tasks = [
-            Task(exchange.tokens, nth_config(request.config, n), place, raw=exchange.kind == "text")
+            Task(
+                exchange.tokens,
+                nth_config(request.config, n),
+                place,
+                raw=exchange.kind == "text",
+                traced=traced,
+            )
             for n in range(request.answers)
         ]
         try:
