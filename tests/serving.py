@@ -107,19 +107,25 @@ class Client:
 
 @contextmanager
 def serving(
-    load: Callable[[], Engine], limits: Limits | None = None, *, waiting: int = 16, **defaults: Any
+    load: Callable[[], Engine],
+    limits: Limits | None = None,
+    *,
+    waiting: int = 16,
+    parallel: int = 1,
+    **defaults: Any,
 ) -> Iterator[Running]:
     """A server in this process.
 
     Args:
         load: loads the model, the first time and again after a failure.
         waiting: requests that may wait.
+        parallel: answers at once.
         defaults: settings that requests leave open.
     """
     limits = limits or Limits()
     listener = socket.create_server(("127.0.0.1", 0))
     running = Running(listener.getsockname()[1])
-    worker = Worker(load(), waiting, lambda _report: load(), running.told.append)
+    worker = Worker(load(), waiting, lambda _report: load(), running.told.append, parallel=parallel)
     try:
         server = Server(Application(worker, "model", GenerationConfig(**defaults), limits=limits), limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -247,7 +247,11 @@ class Engine:
         return generation
 
     def stream_many(
-        self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
+        self,
+        source: RequestSource | Iterable[Request],
+        *,
+        parallel: int | None = None,
+        on_pass: Callable[[Sequence[PassRecord]], None] | None = None,
     ) -> Generator[Event, None, None]:
         """Answer many requests in shared passes, yielding what each pass adds to each answer.
 
@@ -257,6 +261,8 @@ class Engine:
         Args:
             source: requests, taken as there is room for them.
             parallel: most answers at once; None for as many as one pass can serve.
+            on_pass: called after each pass that extended answers, with a record of each; all have the
+                times of the whole pass.
 
         Raises:
             UsageError: `parallel` is not positive, or the engine is busy with another answer.
@@ -266,7 +272,7 @@ class Engine:
             raise UsageError(f"The number of parallel texts is {parallel}.", "It must be 1 or more.")
         requests = RequestList(source) if isinstance(source, Iterable) else source
         own: list[weakref.ref[Generator[Event, None, None]]] = []
-        answers = self._stream_many(own, requests, parallel)
+        answers = self._stream_many(own, requests, parallel, on_pass)
         own.append(weakref.ref(answers))
         return answers
 
@@ -275,10 +281,17 @@ class Engine:
         own: Sequence[weakref.ref[Generator[Event, None, None]]],
         source: RequestSource,
         parallel: int | None,
+        on_pass: Callable[[Sequence[PassRecord]], None] | None,
     ) -> Generator[Event, None, None]:
         self._claim(own)
         self._usage.clear_abort()
         threads = self.target.context.n_threads
+
+        def count_pass(rows: int, records: Sequence[PassRecord]) -> None:
+            self.profile_updates.add_pass(replace(records[0], nodes=rows), threads)
+            if on_pass is not None:
+                on_pass(records)
+
         passes = SharedPasses(
             self.target,
             self.loop,
@@ -289,7 +302,7 @@ class Engine:
             # A text that waits, or was given up, is not in the cache.
             finish=lambda answer, reason: self._finish(answer, reason, settles=answer.cached is not None),
             stopped=lambda: self._abort.is_set,
-            on_pass=lambda rows, record: self.profile_updates.add_pass(replace(record, nodes=rows), threads),
+            on_pass=count_pass,
             most_texts=parallel or self.target.max_texts,
         )
         with closing(self._held_steps(passes.events())) as events:

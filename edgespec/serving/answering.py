@@ -79,6 +79,8 @@ class Answering:
             if not isinstance(error, Refusal | EdgeSpecError):
                 _log.error("Bug: %s", error, exc_info=error if _log.isEnabledFor(logging.INFO) else None)
             await reply.refuse(refusal_for(error))
+        finally:
+            self._worker.metrics.request_ended(reply.outcome)
 
     async def _until_abandoned(self, reply: Reply, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, unless the client disconnects or the server shuts down first."""
@@ -107,9 +109,10 @@ class Answering:
                 self._threads, lambda content: self._prepare(content, chat=chat), body.content
             )
             self._bodies.drop(body)
+            self._worker.metrics.prompt_accepted(len(tokens))
             form = protocol.Reply(chat=chat, model=self._model)
             if request.stream:
-                await reply.stream(self._events(request, tokens, place, form))
+                await reply.stream(self._events(request, tokens, place, form, reply))
             else:
                 answers = [answer async for answer in self._answers(request, tokens, place)]
                 await reply.whole(form.whole(answers))
@@ -155,7 +158,7 @@ class Answering:
                         yield chunk.generation
 
     async def _events(
-        self, request: Request, tokens: list[int], place: Place, form: protocol.Reply
+        self, request: Request, tokens: list[int], place: Place, form: protocol.Reply, reply: Reply
     ) -> AsyncGenerator[dict[str, Any], None]:
         answers: list[Generation] = []
         try:
@@ -173,27 +176,43 @@ class Answering:
             if request.with_usage:
                 yield form.usage(answers)
         except Exception as error:
-            yield dict(refusal_for(error).body)
+            reply.refusal = refusal_for(error)
+            yield dict(reply.refusal.body)
 
 
 class Reply:
-    """Sends the answer to one request."""
+    """Sends the answer to one request.
+
+    Attributes:
+        refusal: why there is no answer, or why it is not complete; None if nothing is wrong.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.http = HTTPRequest(scope, receive)
         self._scope = scope
         self._receive = receive
         self._to_client = send
-        self._started = False
+        self.refusal: Refusal | None = None
+        self._started = self._complete = False
         half_closed = scope.get("state", {}).get(HALF_CLOSED)
         self._half_closed: asyncio.Event = half_closed or asyncio.Event()
+
+    @property
+    def outcome(self) -> str:
+        """What became of the request, as `Metrics` names it."""
+        if self.refusal is not None:
+            status = self.refusal.status
+            return "turned_away" if status == 429 else "failed" if status >= 500 else "refused"
+        return "answered" if self._complete else "abandoned"
 
     async def whole(self, body: Mapping[str, object]) -> None:
         """Send a whole answer."""
         await JSONResponse(body)(self._scope, self._receive, self._send)
+        self._complete = True
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send an error, unless an answer has begun."""
+        self.refusal = refusal
         if not self._started:
             await refusal.response()(self._scope, self._receive, self._send)
 
@@ -205,6 +224,7 @@ class Reply:
             async for piece in pieces:
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        self._complete = True
 
     async def _send(self, message: Message) -> None:
         self._started = True

@@ -55,6 +55,7 @@ class Application:
             Route("/v1/models", self._list_models),
             Route("/v1/models/{model:path}", self._show_model),
             Route("/health", self._health),
+            Route("/metrics", self._metrics),
         ]
         middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
         if api_key is not None:
@@ -84,6 +85,10 @@ class Application:
         # The reason may name files, and no key is needed to see this page.
         reason = trouble if self._open else "The model failed; the server's output says why."
         return JSONResponse({"status": "unavailable", "reason": reason}, 503)
+
+    async def _metrics(self, _http: HTTPRequest) -> Response:
+        page, content_type = self._worker.metrics.page()
+        return Response(page, headers={"content-type": content_type})
 
 
 class _Completions:

@@ -82,7 +82,7 @@ def serve(
         from edgespec.serving.server import Server
         from edgespec.serving.worker import Worker
     except ModuleNotFoundError as error:
-        if error.name not in ("uvicorn", "starlette"):
+        if error.name not in ("uvicorn", "starlette", "prometheus_client"):
             raise
         raise UsageError(
             "The HTTP server is not installed.", "Install it: pip install 'edgespec[serve]'"
