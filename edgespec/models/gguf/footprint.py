@@ -10,6 +10,7 @@ from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
 SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
 USUAL_NODES = 64  # of the largest tree, by default
+USUAL_TEXT = 512  # tokens of one of many texts, prompt and answer together, where nothing else is known
 
 _HALF, _FLOAT = 2, 4  # bytes of a cached key or value element, and of an activation
 _THREAD_BYTES = 1 << 20  # for kernels' scratch memory and the stack, for each thread
@@ -47,11 +48,6 @@ def footprint(
         n_rows: most rows of a pass.
     """
     embedding = _number(header, "embedding_length", 0)
-    heads = max(_number(header, "attention.head_count", 1), 1)
-    heads_kv = _number(header, "attention.head_count_kv", heads)
-    key = _number(header, "attention.key_length", embedding // heads)
-    value = _number(header, "attention.value_length", embedding // heads)
-    cell = (header.block_count or 0) * heads_kv * (key + value) * _HALF
     hidden = _number(header, "feed_forward_length", 4 * embedding)
     # At the peak: three rows of a feed-forward block, four of the residual stream and the mask; or the
     # logits.
@@ -59,10 +55,20 @@ def footprint(
     logits = n_outputs * header.n_vocab * _FLOAT
     return Footprint(
         weights=header.tensor_bytes,
-        cache=n_cells * cell,
+        cache=n_cells * cell_bytes(header),
         # Logits are in the graph and in the output buffer.
         buffers=max(rows, logits) + logits + work_bytes([header], n_rows, n_threads),
     )
+
+
+def cell_bytes(header: GGUFHeader) -> int:
+    """What the keys and values of one token take, estimated from the model's header."""
+    embedding = _number(header, "embedding_length", 0)
+    heads = max(_number(header, "attention.head_count", 1), 1)
+    heads_kv = _number(header, "attention.head_count_kv", heads)
+    key = _number(header, "attention.key_length", embedding // heads)
+    value = _number(header, "attention.value_length", embedding // heads)
+    return (header.block_count or 0) * heads_kv * (key + value) * _HALF
 
 
 def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int) -> int:
