@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.engine.engine import Engine
-from edgespec.errors import UsageError
+from edgespec.errors import MemoryLimitError, UsageError
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
@@ -15,6 +16,7 @@ from edgespec.loading.memory import decide_memory
 from edgespec.loading.options import LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
+from edgespec.loading.texts import plan_texts
 from edgespec.models.hub import catalog
 from edgespec.models.llama.build import current_build
 from edgespec.models.llama.cache.states import prompt_store
@@ -42,6 +44,8 @@ def load(
     offload: str = "auto",
     pack: str = "auto",
     slots: int | None = None,
+    parallel: int | str | None = None,
+    text_tokens: int | None = None,
     prompt_cache: bool = False,
     on_progress: Progress | None = None,
 ) -> Engine:
@@ -71,6 +75,11 @@ def load(
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
             the disk has room for it, "always" or "never".
         slots: streamed layers in memory at a time; None lets the plan decide.
+        parallel: how many texts are to be answered at once. The cache gets room for them, as far as the
+            memory allows; "auto" finds the number that is worth most, from the memory and from what passes
+            were measured to take. None leaves the cache as large as one text needs, and several share it.
+        text_tokens: tokens of a usual text, prompt and answer together, where there are several; None assumes
+            512. A single text may still have `context` tokens.
         prompt_cache: save the states of prompts on disk, so that equal beginnings are read only once.
         on_progress: called with what is being done and the fraction done.
 
@@ -92,6 +101,8 @@ def load(
         offload=offload,
         pack=pack,
         slots=slots,
+        parallel=parallel,
+        text_tokens=text_tokens,
     )
     options.check()
     path = catalog.find(model, on_progress)
@@ -111,7 +122,15 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     target_files = read_model(path)
     _try_kernels(state)
     drafter_files = find_drafter(target_files, state)
-    memory = decide_memory(target_files, drafter_files, state)
+    texts = plan_texts(target_files, drafter_files, state)
+    state.options = options = replace(options, more_cells=texts.more_cells)
+    try:
+        memory = decide_memory(target_files, drafter_files, state)
+    except MemoryLimitError:  # what was planned was estimated
+        if not texts.more_cells:
+            raise
+        state.options = options = replace(options, more_cells=0)
+        memory = decide_memory(target_files, drafter_files, state)
     target, template = open_target(target_files, memory, state)
 
     drafted_by = drafter_name(drafter_files, state)
@@ -141,6 +160,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         load_s=time.perf_counter() - start,
         memory=memory.use(target.model),
         exact=bool(options.exact),
+        texts=texts.texts,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -88,13 +89,14 @@ def serve(
             "The HTTP server is not installed.", "Install it: pip install 'edgespec[serve]'"
         ) from error
     with _listen(host, port) as listener:
-        engine = terminal.load(loading)
+        load = partial(loading.load, parallel=parallel)
+        engine = terminal.load(loading, parallel=parallel)
         model = name or display_name(engine.target.model.path)
         chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
         sampled = sampling_in_words(chosen.config, chosen.sources)
         terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
         can_chat = engine.has_chat_template
-        worker = Worker(engine, queue, loading.load, terminal.warn, parallel=parallel)
+        worker = Worker(engine, queue, load, terminal.warn, parallel=parallel)
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)
