@@ -63,6 +63,15 @@ class Arrivals(RequestSource):
         return bool(self._left)
 
 
+def mixed(count: int, seed: int) -> list[Request]:
+    """Requests of many kinds, two of three of which grow beyond the cells that are kept free for them."""
+    wanted = requests(count, seed)
+    for number, request in enumerate(wanted):
+        if number % 3:
+            request.config = request.config.with_(max_tokens=140, stop=(), grammar=None)
+    return wanted
+
+
 def together(
     engine: Engine, wanted: Sequence[Request], expected: Sequence[Answer], seed: int, *, leaving: int = 4
 ) -> Outcome:
@@ -133,7 +142,7 @@ def main() -> None:
         options.model, draft=options.draft, tree_budget=8, exact=True, context=options.context
     ) as engine:
         for seed in range(options.seed, options.seed + options.rounds):
-            wanted = requests(options.texts, seed)
+            wanted = mixed(options.texts, seed)
             print(f"round {seed}: {together(engine, wanted, alone(engine, wanted), seed)}", flush=True)
 
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import edgespec
 from edgespec import GenerationConfig
 from edgespec.engine.requests import Request, RequestSource
-from tests.company import together
-from tests.integration.test_parallel import SYSTEM, alone, requests
+from tests.company import mixed, together
+from tests.integration.test_parallel import SYSTEM, alone
+from tests.tiny import write_tiny
 
 
-def test_48_texts_alone_and_in_company(short_path: Path) -> None:
-    """Joins and leaves at random, and so few cells that texts are moved and wait; on a model of few layers.
+def test_48_texts_alone_and_in_company(smol_path: Path, tmp_path: Path) -> None:
+    """Joins and leaves at random, and so few cells that texts are moved and wait; the model is random.
 
-    With a whole model: python -m tests.company.
+    With a real one: python -m tests.company.
     """
-    wanted = requests(48, seed=7)
-    with edgespec.load(short_path, draft="none", exact=True, context=256) as engine:
+    model = write_tiny(tmp_path / "tiny.gguf", "llama", smol_path)  # it has no template for messages
+    wanted = [
+        replace(request, prompt=" ".join(message["content"] for message in request.prompt))
+        for request in mixed(48, seed=7)
+    ]
+    with edgespec.load(model, draft="none", exact=True, context=256, threads=1) as engine:
         expected = alone(engine, wanted)
         outcome = together(engine, wanted, expected, seed=7)
-    assert outcome.identical >= 40
+    assert outcome.identical >= 44
     assert outcome.left > 0
     assert outcome.compactions > 0
     assert outcome.set_aside > 0
@@ -54,7 +60,7 @@ def test_a_newcomer_gets_its_first_token_within_two_passes(short_path: Path) -> 
     passes: list[int] = []
     source = Source()
     first = 0
-    with edgespec.load(short_path, draft="none", exact=True, context=1024, parallel=48) as engine:
+    with edgespec.load(short_path, draft="none", exact=True, context=1024, parallel=48, threads=1) as engine:
         events = engine.stream_many(source, on_pass=lambda records: passes.append(len(records)))
         for event in events:
             assert event.error is None
