@@ -22,7 +22,7 @@ from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.drafters.lookup import PromptLookup
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, tree_search
+from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.learning.acceptance import Calibrated
 from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.learning.published import ByRank, Even
@@ -30,6 +30,7 @@ from edgespec.speculation.learning.tables import Table
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.ranking import ByAgreement, ByProbability
 from edgespec.speculation.tree import IntArray
+from edgespec.speculation.tree_search import TreeSearch, draft_steps
 
 # A context: so many tokens of the text, and the tokens off it that follow them.
 Key = tuple[int, tuple[int, ...]]
@@ -241,9 +242,14 @@ class Walk:
             looked_up = self._lookup.propose(text[: self.at], within.depth) if self._lookup else None
             expansions = Expansions()
             keys: dict[int, Key] = {0: (self.at, ())}
-            search = tree_search(text[self.at - 1], within)
-            found = next(search)
-            while isinstance(found, Frontier):
+            search = draft_steps([TreeSearch(text[self.at - 1], within)], within)
+            answer: list[Children] | None = None
+            while True:
+                try:
+                    ((_, found),) = search.send(answer)  # type: ignore[arg-type]
+                except StopIteration as end:
+                    (tree,) = end.value
+                    break
                 asked = self._asked(found, keys)
                 run.step_rows.append(len(asked))
                 run.grow_s += time.perf_counter() - begun
@@ -261,14 +267,14 @@ class Walk:
                 if looked_up is not None:
                     children = looked_up.join(found, children)
                 expansions.add(found, children)
-                found = search.send(children)
+                answer = [children]
             node, accepted = 0, 0
-            while (below := found.child(node, text[self.at + accepted])) is not None:
+            while (below := tree.child(node, text[self.at + accepted])) is not None:
                 node, accepted = below, accepted + 1
             expansions.teach(chances, text[self.at : self.at + accepted + 1])
             run.grow_s += time.perf_counter() - begun
             run.passes += 1
-            run.nodes += len(found)
+            run.nodes += len(tree)
             self.at += accepted + 1
 
     def _asked(self, frontier: Frontier, keys: dict[int, Key]) -> list[Key]:

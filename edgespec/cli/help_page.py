@@ -21,20 +21,30 @@ _MARGIN = 30  # most columns for names, with the space around them
 
 def use_for(app: typer.Typer) -> None:
     """Have these pages for an app, and for the groups in it."""
-    app.info.cls = _Group
+    app.info.cls = HelpGroup
     for command in app.registered_commands:
-        command.cls = _Command
+        command.cls = HelpCommand
     for group in app.registered_groups:
         if group.typer_instance is not None:
             use_for(group.typer_instance)
 
 
-class _Command(TyperCommand):
+class HelpCommand(TyperCommand):
+    """A command with such a page."""
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(page(self, ctx, _columns()))
 
 
-class _Group(TyperGroup):
+class HelpGroup(TyperGroup):
+    """A group of commands with such a page."""
+
+    def overview(self) -> Iterable[tuple[str, str, str | None]]:
+        """The name, summary and heading of each command."""
+        for name, below in self.commands.items():
+            heading: Any = getattr(below, "rich_help_panel", None)
+            yield name, next(iter(_paragraphs(below.help)), ""), heading or None
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(page(self, ctx, _columns()))
 
@@ -51,9 +61,8 @@ def page(command: Any, context: Any, columns: int) -> str:
     for title in sorted(panels, key=lambda title: (title != _ARGUMENTS) + (title == _OPTIONS)):
         parts.append(_section(title, panels[title], columns))
     commands: dict[str, list[tuple[str, str]]] = {}
-    for name, below in getattr(command, "commands", {}).items():
-        row = (name, next(iter(_paragraphs(below.help)), ""))
-        commands.setdefault(getattr(below, "rich_help_panel", None) or "Commands", []).append(row)
+    for name, summary, heading in command.overview() if isinstance(command, HelpGroup) else ():
+        commands.setdefault(heading or "Commands", []).append((name, summary))
     parts += [_section(title, rows, columns) for title, rows in commands.items()]
     if command.epilog:
         parts.append(_epilog(command.epilog, columns))

@@ -15,19 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli import config_file as settings
-from edgespec.cli import help_page
-from edgespec.cli.commands.bench import bench
-from edgespec.cli.commands.chat import chat
-from edgespec.cli.commands.config import WITHOUT_SETTINGS, config, defaults_from
-from edgespec.cli.commands.doctor import doctor
-from edgespec.cli.commands.draft import app as draft_app
-from edgespec.cli.commands.generate import generate
-from edgespec.cli.commands.models import app as models_app
-from edgespec.cli.commands.models import list_models, pull, remove, show
-from edgespec.cli.commands.plan import plan
-from edgespec.cli.commands.profile import profile
-from edgespec.cli.commands.ps import ps
-from edgespec.cli.commands.serve import serve
+from edgespec.cli.command_table import RootGroup
 from edgespec.cli.crash import announce_crashes
 from edgespec.cli.options.rows import with_bare_json
 from edgespec.errors import EdgeSpecError
@@ -35,10 +23,10 @@ from edgespec.version import __version__
 
 _IN_PYTHON_ALONE = {"config", "-h", "--help", "--version"}  # these run no native code, which could crash
 _HELP = {"-h", "--help"}
-_SHORT = "Short forms, as in ollama"
 
 app = typer.Typer(
     name="edgespec",
+    cls=RootGroup,
     help="Run a GGUF model larger than memory at chat speed: a small model drafts, the large one verifies.",
     epilog="Options have environment variables: EDGESPEC_MEMORY=8GiB is --memory 8GiB. Those of a single run "
     "have none, such as --output.",
@@ -46,48 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     invoke_without_command=True,
 )
-app.command(
-    epilog="Examples:\n\nedgespec chat\n\nedgespec chat 'Why is the sky blue?'\n\n"
-    "edgespec chat large.gguf --draft small.gguf --memory 12GiB",
-)(chat)
-app.command(
-    "run",
-    rich_help_panel=_SHORT,
-    help="Hold a conversation, or answer one prompt and end.",
-    epilog="Examples:\n\nedgespec run llama3.2-1b\n\nedgespec run llama3.2-1b 'Why is the sky blue?'",
-)(chat)
-app.command(
-    epilog="Examples:\n\nedgespec generate 'Why is the sky blue?'\n\n"
-    "edgespec generate large.gguf 'Why is the sky blue?' --memory 12GiB\n\n"
-    "edgespec generate -p 'Summarize this.' <notes.txt\n\n"
-    "edgespec generate --input prompts.jsonl --output answers.jsonl",
-)(generate)
-app.add_typer(models_app)
-app.add_typer(draft_app)
-app.command(
-    epilog="Examples:\n\nedgespec serve\n\nedgespec serve large.gguf --memory 12GiB --port 8000",
-)(serve)
-app.command(
-    epilog="Examples:\n\nedgespec profile\n\nedgespec profile large.gguf --draft small.gguf --memory 12GiB",
-)(profile)
-app.command(
-    epilog="Examples:\n\nedgespec plan llama3.3-70b\n\n"
-    "edgespec plan large.gguf --draft small.gguf --memory 12GiB",
-)(plan)
-app.command(
-    epilog="Examples:\n\nedgespec bench\n\nedgespec bench big.gguf --memory 12GiB --html bench.html\n\n"
-    "edgespec bench --synthesize 8GiB --memory-cap 4GiB",
-)(bench)
-app.command(epilog="Examples:\n\nedgespec doctor\n\nedgespec doctor large.gguf --json")(doctor)
-for _name, _command, _example in (
-    ("pull", pull, "llama3.2-1b"),
-    ("list", list_models, "--all"),
-    ("show", show, "llama3.2-1b"),
-    ("rm", remove, "llama3.2-1b"),
-):
-    app.command(_name, rich_help_panel=_SHORT, epilog=f"Example:\n\nedgespec {_name} {_example}")(_command)
-app.command(rich_help_panel=_SHORT, epilog="Example:\n\nedgespec ps")(ps)
-app.command(epilog="Examples:\n\nedgespec config\n\nedgespec config --init")(config)
 
 
 def _print_version(wanted: bool) -> None:
@@ -106,9 +52,6 @@ def _start(
 ) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-help_page.use_for(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,6 +85,8 @@ def _defaults_from_file(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
         return {}
     if arguments[0].startswith("-") or _HELP & {*arguments} or arguments[0] in ("config", "doctor"):
         return {}
+    from edgespec.cli.commands.config import WITHOUT_SETTINGS, defaults_from
+
     settings.use_models_folder()
     if arguments[0] in WITHOUT_SETTINGS:
         return {}

@@ -1,58 +1,44 @@
-"""The model drafter: a small model, resident in memory, grows the tree with batched draft steps."""
+"""The model drafter: a small model, resident in memory, grows trees with batched draft steps."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from edgespec.drafters.drafted_text import DraftedText
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.states import BLOCK, StateStore
-from edgespec.models.llama.cache.text_cache import common_prefix, open_cache
+from edgespec.models.llama.cache.text_cache import (
+    close_all_but,
+    common_prefix,
+    decode_together,
+    inherit,
+    open_beside,
+    open_cache,
+)
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.speculation.drafters.base import Drafter
-from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.drafters.proposers import Proposals, Proposer, proposals_of
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
+from edgespec.speculation.drafters.base import Drafter, DraftRequest
+from edgespec.speculation.drafters.proposers import Proposer, proposals_of
+from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.tree_search import TreeSearch, grow_together
 from edgespec.speculation.verification.base import DraftedTree
 
 _TRIAL_TEXT = 32  # tokens before the rows that are timed
-
-
-@dataclass
-class _Branches:
-    """The nodes of the last tree that the drafter has read, and the sequence ids of their keys and values.
-
-    Attributes:
-        paths: node -> sequence id of the branch that ends at the node or continues below it.
-        extended: nodes whose sequence id a child has taken over.
-        children: (parent, token) -> node, for the nodes that were read.
-        found: node -> its candidates, for the nodes that were read.
-        used_paths: how many sequence ids are in use.
-    """
-
-    paths: dict[int, int] = field(default_factory=dict)
-    extended: set[int] = field(default_factory=set)
-    children: dict[tuple[int, int], int] = field(default_factory=dict)
-    found: dict[int, Children] = field(default_factory=dict)
-    used_paths: int = 0
+_MOST_UNUSED = 16  # rounds after which a text that is not drafted for is forgotten
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a model whose vocabulary is the target's.
-
-    The cache holds the text and, until the next call, the branches of the last tree. The branch that the
-    target accepted is kept, so that nothing accepted is read twice. So is a node that was read but did not
-    make it into the tree, if the target chose its token after all: the next tree then grows below it at once.
+    """Drafts with a model whose vocabulary is the target's, for one text or for several at once.
 
     Whatever a call raises and wherever it is interrupted, the next call first discards what it left behind.
 
@@ -61,9 +47,7 @@ class ModelDrafter(Drafter):
             2024, section 3).
 
     Attributes:
-        cache: the keys and values of what the drafter has read.
-        steps, rows: draft steps of the last tree, and nodes read in them.
-        root_was_known: whether the last tree's root had already been read in the search for the tree before.
+        steps, rows: draft steps of the last trees, and nodes read in them.
     """
 
     def __init__(
@@ -76,22 +60,20 @@ class ModelDrafter(Drafter):
         self.name = " and ".join([model.path.stem, *(proposer.name for proposer in proposers)])
         self._model = model
         self._context = context
-        self.cache = open_cache(context, ordered=False)
         # One vocabulary may be padded at its end; padding is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._proposers = proposers
-        self._read: list[int] = []
-        self._pending: list[int] = []
-        self._branches = _Branches()
+        self._texts = [DraftedText(open_cache(context, ordered=False), self._n_vocab)]
+        self._drafted: list[DraftedText] = []  # those of the last trees, in order
+        self._places: dict[int, int] = {}  # where each request of the last call is in there
         self._store: StateStore | None = None
-        self._proposals: Proposals | None = None
-        self._expansions = Expansions()
-        self._text: list[int] = []
-        self._ranking: Ranking | None = None
-        self._limits: TreeLimits | None = None
         self.steps = self.rows = 0
-        self.root_was_known = False
         self._changing = False  # a call has begun and not ended
+
+    @property
+    def root_was_known(self) -> bool:
+        """Whether the last tree's root had already been read in the search for the tree before."""
+        return bool(self._drafted) and self._drafted[0].root_was_known
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of at most `limits.budget` nodes below the last token of the text.
@@ -99,16 +81,30 @@ class ModelDrafter(Drafter):
         Raises:
             DecodeAborted: stopped from outside; the next call continues from what was read.
         """
-        self._begin(text)
-        tree = TokenTree.root_only(text[-1])
-        if limits.allows_drafting:
-            self._catch_up(text, ranking, limits.branching)
-            self._limits, self._ranking = limits, ranking
-            merged = self._proposers if limits.growth.merges else ()
-            self._proposals = proposals_of(merged, text, limits.depth) if merged else None
-            tree = grow(text[-1], self._expand, limits)
-        self._changing = False
+        (tree,) = self.draft_together([DraftRequest(text, limits, ranking)], limits)
         return tree
+
+    def draft_together(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[TokenTree]:
+        """A tree for each of several texts, from one search.
+
+        Texts that the cache has no room for get trees of their roots only.
+
+        Raises:
+            DecodeAborted: stopped from outside; the next call continues from what was read.
+        """
+        self._begin()
+        trees = [TokenTree.root_only(request.text[-1]) for request in requests]
+        served = self._with_room(requests, limits) if limits.allows_drafting else []
+        if served:
+            self._take_up([requests[index] for index in served])
+            searches = [TreeSearch(requests[index].text[-1], requests[index].limits) for index in served]
+            if len(requests) > 1:
+                limits = replace(limits, width=self._context.n_outputs)
+            for index, tree in zip(served, grow_together(searches, self._expand, limits), strict=True):
+                trees[index] = tree
+        self._places = {index: place for place, index in enumerate(served)}
+        self._changing = False
+        return trees
 
     def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         """A tree whose tokens are sampled from this model's distribution.
@@ -116,12 +112,20 @@ class ModelDrafter(Drafter):
         Raises:
             DecodeAborted: stopped from outside; the next call continues from what was read.
         """
-        self._begin(text)
-        self._catch_up(text, None)
-        self._limits = self._ranking = None  # draws are not candidates: none is learned from or reused
-        drafted = grow_drawn(text[-1], self._read_frontier, drawing, width)
+        self._begin()
+        # Draws are not candidates: none is learned from or reused.
+        (drafted,) = self._drafted = self._texts_for([(text, None, 0)])
+        self._recall(drafted, text)
+        drafted.take_up(None, None, None)
+
+        def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
+            step = _DraftStep(drafted, frontier)
+            (logits,) = self._read([step])
+            return step.rows, logits
+
+        tree = grow_drawn(text[-1], read, drawing, width)
         self._changing = False
-        return drafted
+        return tree
 
     def step_seconds(self, rows: int) -> float:
         """Seconds of one decode of this many rows, after a short text; the cache is emptied.
@@ -133,37 +137,29 @@ class ModelDrafter(Drafter):
             DecodeAborted: stopped from outside.
         """
         self.forget()
+        cache = self._texts[0].cache
         tokens = np.random.default_rng(rows).integers(0, self._n_vocab, _TRIAL_TEXT + rows).astype(np.int32)
         text, drafted = tokens[:_TRIAL_TEXT], tokens[_TRIAL_TEXT:]
-        self._changing = True  # `_read` does not have these tokens, so the next call discards them
-        self.cache.append(Batch.run(text, 0, self.cache.open_paths, "last"))
+        self._changing = True  # no text has these tokens, so the next call discards them
+        cache.append(Batch.run(text, 0, cache.open_paths, "last"))
         self._context.logits()
         start = time.perf_counter()
-        self.cache.append(Batch.run(drafted, _TRIAL_TEXT, self.cache.open_paths, "all"))
+        cache.append(Batch.run(drafted, _TRIAL_TEXT, cache.open_paths, "all"))
         self._context.logits()
         return time.perf_counter() - start
 
     def forget(self) -> None:
         """Forget everything that was read."""
         self._recover()
-        self.cache.rewind(0)
-        self._read = []
+        for text in self._texts[1:]:
+            self._close(text)
+        self._texts[0].forget()
 
-    def _recover(self) -> None:
-        """Return to the text that was certainly read, and forget the last tree."""
-        self._changing = True  # in case this is interrupted too
-        self.cache.recover()
-        self.cache.rewind(len(self._read))
-        del self._read[self.cache.length :]
-        self._branches, self._pending = _Branches(), []
-        self._expansions, self._text, self._limits, self._ranking = Expansions(), [], None, None
-        self._changing = False
-
-    def learn(self, text: Sequence[int]) -> None:
+    def learn(self, text: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
-        if self._limits is not None and list(text[: len(self._text)]) == self._text:
-            self._expansions.teach(self._limits.growth.chances, text[len(self._text) :])
-        self._expansions = Expansions()  # each counts as evidence once
+        place = self._places.get(index)
+        if place is not None and place < len(self._drafted):
+            self._drafted[place].learn(text)
 
     def close(self) -> None:
         """Free the context and the weights."""
@@ -181,168 +177,186 @@ class ModelDrafter(Drafter):
     def save(self) -> None:
         """Write the state of the text that was drafted for last; the last tree is forgotten."""
         if self._store is not None:
-            if self._changing:
-                self._recover()
-            self._changing = True
-            last, self._branches = self._branches, _Branches()
-            self.cache.commit(0, 0, last.used_paths, len(last.paths))
-            self._store.keep(self.cache, self._read, tail=True)
-            self._store.prune(self._read, parts=self.cache.saves_parts)
+            self._begin()
+            text = self._drafted[0] if self._drafted else self._texts[0]
+            text.forget_tree()
+            self._store.keep(text.cache, text.read, tail=True)
+            self._store.prune(text.read, parts=text.cache.saves_parts)
             self._changing = False
 
     def stop_saving(self) -> None:
         """Undo `save_to`."""
         self._store = None
 
-    def _recall(self, text: Sequence[int]) -> None:
-        """Restore as much of a long text as the saved state holds."""
-        if self._store is not None and len(text) - len(self._read) > BLOCK:
-            self._read[:] = text[: self._store.restore(self.cache, text)]
-
-    def _begin(self, text: Sequence[int]) -> None:
-        """Begin a new tree."""
+    def _begin(self) -> None:
+        """Begin a call that changes the cache."""
         if self._changing:
             self._recover()
         self._changing = True
-        self._expansions = Expansions()
-        self._text = list(text)
+        self._places = {}
         self.steps = self.rows = 0
 
-    def _catch_up(self, text: Sequence[int], ranking: Ranking | None, count: int = 0) -> None:
-        """Keep the part of the last tree that became text; what remains to be read is pending.
+    def _recover(self) -> None:
+        """Return to the texts that were certainly read, and forget the last trees."""
+        self._changing = True  # in case this is interrupted too
+        close_all_but([text.cache for text in self._texts])
+        self._texts[0].cache.recover()
+        for text in self._texts:
+            text.recover()
+        self._drafted, self._places = [], {}
+        self._changing = False
+
+    def _with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
+        """The requests that the cache has room for; if it has not for all, those with short texts."""
+        if len(requests) == 1:
+            return [0]
+        if self._texts[0].cache.max_paths == 1:
+            return []  # a recurrent state is that of one text
+        room = self._context.n_cells - 2 * limits.budget  # nodes are read that do not make it into a tree
+        served = []
+        for index in sorted(range(len(requests)), key=lambda index: len(requests[index].text)):
+            room -= len(requests[index].text)
+            if room < 0:
+                break
+            served.append(index)
+        return sorted(served)
+
+    def _take_up(self, requests: Sequence[DraftRequest]) -> None:
+        """Take up texts where their last trees left them."""
+        wanted = [(request.text, request.ranking, request.limits.branching) for request in requests]
+        self._drafted = self._texts_for(wanted)
+        for drafted, request in zip(self._drafted, requests, strict=True):
+            self._recall(drafted, request.text)
+            limits = request.limits
+            merged = self._proposers if limits.growth.merges else ()
+            proposals = proposals_of(merged, request.text, limits.depth) if merged else None
+            drafted.take_up(limits, request.ranking, proposals)
+
+    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftedText]:
+        """For each text, the one in the cache that it continues, or a new one; its last tree is settled.
 
         Args:
-            ranking: how candidates are ranked now; None reads the root in any case.
-            count: how many candidates of each node are wanted.
+            wanted: texts, with how their candidates are ranked and how many of each node are wanted.
         """
-        last, self._branches = self._branches, _Branches()
-        known = len(self._read)
-        path = [0]
-        goes_on = list(text[:known]) == self._read
-        if goes_on:
-            for token in text[known:]:
-                child = last.children.get((path[-1], token))
-                if child is None:
-                    break
-                path.append(child)
-        # The tree begins with the last token's candidates. The token is read for its logits, unless the
-        # search for the last tree has already found them.
-        same = ranking is not None and ranking is self._ranking
-        root = last.found.get(path[-1]) if same else None
-        if root is not None and root.tokens.shape[1] < min(count, self._n_vocab):
-            root = None
-        if not goes_on or known + len(path) - 1 < len(text):
-            root = None
-        elif root is None and len(path) > 1:
-            path.pop()
-        self.cache.commit(last.paths.get(path[-1], 0), len(path) - 1, last.used_paths, len(last.paths))
-        self._read.extend(text[known : known + len(path) - 1])
-        self.root_was_known = root is not None
-        if root is not None:
-            self._branches.found[0] = root
+        others = list(self._texts)
+        found: dict[int, DraftedText] = {}
+        for index, (text, ranking, count) in enumerate(wanted):
+            best = max(others, key=lambda known: common_prefix(known.read, text), default=None)
+            if best is None:
+                break
+            if len(wanted) == 1 or best.read == list(text[: len(best.read)]):
+                found[index] = best
+                others.remove(best)
+                best.begin(text)
+                best.keep_accepted(ranking, count)
+        # Sequence ids are needed for texts that are new, so no branches may be left.
+        for known in others:
+            known.unused += 1
+            known.forget_tree()
+        self._make_room(others, sum(len(text) for text, _, _ in wanted))
+        for index, (text, ranking, count) in enumerate(wanted):
+            if index not in found:
+                found[index] = self._opened(text)
+                found[index].begin(text)
+                found[index].keep_accepted(ranking, count)
+        return [found[index] for index in range(len(wanted))]
+
+    def _make_room(self, others: Sequence[DraftedText], wanted: int) -> None:
+        """Close texts that were not drafted for lately or have no room beside what is wanted."""
+        room = self._context.n_cells - wanted
+        for text in sorted(others, key=lambda text: text.unused):
+            room -= len(text.read)
+            if text.unused > _MOST_UNUSED or room < 0:
+                self._close(text)
+
+    def _close(self, text: DraftedText) -> None:
+        text.cache.close()
+        self._texts.remove(text)
+
+    def _opened(self, text: Sequence[int]) -> DraftedText:
+        """A new text in the cache, which shares the longest beginning that another one has."""
+        opened = DraftedText(open_beside(self._texts[0].cache), self._n_vocab)
+        source = max(self._texts, key=lambda known: common_prefix(known.read, text))
+        shared = common_prefix(source.read, text[:-1])
+        if shared:
+            inherit(opened.cache, source.cache, shared)
+            opened.read = list(text[:shared])
+        self._texts.append(opened)
+        return opened
+
+    def _recall(self, drafted: DraftedText, text: Sequence[int]) -> None:
+        """Restore as much of a long text as the saved state holds."""
+        if self._store is not None and len(drafted.pending) > BLOCK:
+            drafted.read[:] = text[: self._store.restore(drafted.cache, text[:-1])]
+            drafted.pending = list(text[len(drafted.read) :])
+
+    def _expand(self, frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
+        """One draft step of several trees."""
+        known = [self._drafted[place].known_root(frontier) for place, frontier in frontiers]
+        steps = [
+            _DraftStep(self._drafted[place], frontier)
+            for (place, frontier), children in zip(frontiers, known, strict=True)
+            if children is None
+        ]
+        read = iter(zip(steps, self._read(steps), strict=True))
+        found = []
+        for (place, frontier), children in zip(frontiers, known, strict=True):
+            if children is None:
+                step, logits = next(read)
+                children = step.text.ranked(frontier, step.rows, logits)
+            found.append(self._drafted[place].joined(frontier, children))
+        return found
+
+    def _read(self, steps: Sequence[_DraftStep]) -> list[FloatArray]:
+        """Decode the rows of draft steps together; their logits are valid until the next decode."""
+        most = self._context.n_rows
+        share = most if len(steps) < 2 else max((most - self._context.n_outputs) // len(steps), 1)
+        for step in steps:
+            step.prepare(share)
+        parts = [(step.text.cache, step.batch) for step in steps if step.batch is not None]
+        if len(parts) == 1 and steps[0].reads_text:
+            parts[0][0].append(parts[0][1])
+        elif parts:
+            decode_together(parts, 0, certain=0)
+        for step in steps:
+            if step.reads_text:
+                if len(parts) > 1:
+                    step.text.cache.appended(len(step.text.pending))
+                step.text.note_pending_read()
+        self.steps += bool(parts)
+        self.rows += sum(len(step.rows) for step in steps)
+        logits = self._context.logits() if parts else np.empty((0, self._n_vocab), dtype=np.float32)
+        ends = np.cumsum([len(step.rows) for step in steps]).tolist()
+        return [
+            logits[end - len(step.rows) : end, : self._n_vocab] for step, end in zip(steps, ends, strict=True)
+        ]
+
+
+@dataclass
+class _DraftStep:
+    """The part of a draft step that concerns one text.
+
+    Attributes:
+        rows: which nodes of the frontier are read.
+        batch: the rows that are decoded; None if there are none.
+    """
+
+    text: DraftedText
+    frontier: Frontier
+    batch: Batch | None = None
+
+    def __post_init__(self) -> None:
+        self.rows: list[int] = [0]
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether this step reads the text up to the root, instead of nodes below it."""
+        return bool(self.frontier.nodes[0] == 0)
+
+    def prepare(self, most_pending: int) -> None:
+        """Set the rows to decode; of long pending text only the last tokens are left to them."""
+        if self.reads_text:
+            self.text.read_pending(most_pending)
+            self.batch = self.text.pending_batch()
         else:
-            shared = common_prefix(self._read, list(text[:-1]))
-            if shared < len(self._read):
-                self.cache.rewind(shared)
-                del self._read[self.cache.length :]
-            self._recall(text[:-1])
-        self._pending = list(text[len(self._read) :])
-
-    def _expand(self, frontier: Frontier) -> Children:
-        """One draft step."""
-        assert self._limits is not None
-        children = self._candidates(frontier, self._limits.branching)
-        if self._proposals is not None:
-            assert self._ranking is not None
-            children = self._ranking.filtered(frontier, self._proposals.join(frontier, children))
-        self._expansions.add(frontier, children)
-        return children
-
-    def _candidates(self, frontier: Frontier, count: int) -> Children:
-        """The model's candidates for the nodes of a frontier."""
-        assert self._ranking is not None
-        found = self._branches.found
-        if frontier.nodes[0] == 0 and 0 in found:
-            return found[0].first(count)
-        rows, logits = self._read_frontier(frontier)
-        if not rows:
-            return Children.none(len(frontier.nodes), count)
-        positions = [len(self._read) + int(depth) for depth in frontier.depths[rows]]
-        self._ranking.before_ranking(frontier, rows)
-        best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
-        for row, place in enumerate(rows):
-            found[int(frontier.nodes[place])] = best.row(row)
-        if len(rows) == len(frontier.nodes):
-            return best
-        children = Children.none(len(frontier.nodes), best.tokens.shape[1])
-        children.tokens[rows], children.logprobs[rows] = best.tokens, best.logprobs
-        return children
-
-    def _read_frontier(self, frontier: Frontier) -> tuple[list[int], FloatArray]:
-        """The rows of a frontier that could be read, and their logits, valid until the next decode."""
-        if frontier.nodes[0] == 0:
-            self._read_pending()
-            rows = [0]
-        else:
-            rows = self._read_nodes(frontier)
-        self.steps += bool(rows)
-        self.rows += len(rows)
-        return rows, self._context.logits()[: len(rows), : self._n_vocab]
-
-    def _read_pending(self) -> None:
-        """Read the text up to the root, and compute the root's logits."""
-        step = self._context.n_rows
-        for start in range(0, len(self._pending), step):
-            piece = self._pending[start : start + step]
-            last = start + step >= len(self._pending)
-            self.cache.append(
-                Batch.run(piece, len(self._read), self.cache.open_paths, "last" if last else "none")
-            )
-            self._read.extend(piece)
-        self._pending = []
-
-    def _read_nodes(self, frontier: Frontier) -> list[int]:
-        """Read nodes into their branches; those without a free sequence id are left out."""
-        rows, paths = [], []
-        for row, (node, token, parent, depth) in enumerate(
-            zip(
-                frontier.nodes.tolist(),
-                frontier.tokens.tolist(),
-                frontier.parents.tolist(),
-                frontier.depths.tolist(),
-                strict=True,
-            )
-        ):
-            path = self._path_for(parent, depth)
-            if path is None:
-                continue
-            self._branches.paths[node] = path
-            self._branches.children[parent, token] = node
-            rows.append(row)
-            paths.append(path)
-        if not rows:
-            return rows
-        batch = Batch(
-            tokens=frontier.tokens[rows],
-            positions=frontier.depths[rows] + np.int32(len(self._read) - 1),
-            sequence_ids=np.array(paths, dtype=np.int32),
-            offsets=np.arange(len(rows) + 1, dtype=np.int64),
-            wants_logits=np.ones(len(rows), dtype=np.bool_),
-        )
-        self.cache.try_branches(batch)
-        return rows
-
-    def _path_for(self, parent: int, depth: int) -> int | None:
-        """A sequence id whose branch ends at `parent`: the parent's own for the first child, then copies."""
-        branches = self._branches
-        if parent in branches.paths and parent not in branches.extended:
-            branches.extended.add(parent)
-            return branches.paths[parent]
-        if branches.used_paths == self.cache.max_paths:
-            return None
-        path = branches.used_paths
-        branches.used_paths += 1
-        self.cache.open(path + 1)
-        if parent in branches.paths:
-            self.cache.fork(branches.paths[parent], path, len(self._read) + depth - 1)
-        return path
+            self.rows, self.batch = self.text.branch_batch(self.frontier)

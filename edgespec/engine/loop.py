@@ -18,8 +18,9 @@ from edgespec.engine.target import CachedText, PromptChunk, TargetPass, TextTree
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method
-from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
+from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer, PassRoom
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification.base import Acceptance, DraftedTree
 
@@ -29,6 +30,10 @@ Sizer = FixedSizer | AdaptiveSizer
 class TreeVerifier(Protocol):
     """The part of a target that the loop uses; see `engine.target.Target`."""
 
+    max_nodes: int
+
+    @property
+    def n_free_leaves(self) -> int: ...
     def verify(self, trees: Sequence[TextTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass: ...
     def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None: ...
 
@@ -55,6 +60,10 @@ class DecodingText:
     cached: CachedText | None = None
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: EdgeSpecError | None = None
+
+    def within(self, limits: TreeLimits) -> TreeLimits:
+        """Limits of a tree that leaves room for the bonus token, which follows the accepted path."""
+        return replace(limits, depth=min(limits.depth, self.end - len(self.tokens) - 1))
 
 
 class Loop:
@@ -101,62 +110,108 @@ class Loop:
         while len(text) < decoding.end:
             yield self.next_pass(decoding)
 
-    def round(self, texts: Sequence[DecodingText], chunks: Sequence[PromptChunk] = ()) -> list[PassRecord]:
+    def round(
+        self, texts: Sequence[DecodingText], chunks: Sequence[PromptChunk] = (), most_rows: int | None = None
+    ) -> list[PassRecord]:
         """One pass: each text is extended, and chunks of prompts are read with them.
 
-        Several texts fill the rows of a pass with tokens that are certain to be wanted, so trees are grown
-        for a single text only. If the choice of a text's tokens fails, its `error` says why, nothing of its
-        tree is kept, and the others go on.
+        The rows that neither the texts nor the chunks need go to drafted nodes, of whichever texts they are
+        worth most for. If the choice of a text's tokens fails, its `error` says why, nothing of its tree is
+        kept, and the others go on.
+
+        Args:
+            most_rows: most rows of the pass, if it is shared; None if a single text has it to itself.
 
         Returns:
             A record for each text. All have the times of the whole pass.
         """
         start = time.perf_counter()
-        alone = len(texts) == 1 and not chunks
-        drafted = [self._draft(text, alone=alone) for text in texts]
+        other_rows = sum(len(chunk.tokens) for chunk in chunks)
+        drafted: list[DraftedTree]
+        if len(texts) == 1 and not chunks:
+            drafted, places = [self._draft(texts[0])], [0]
+        else:
+            nodes = min((most_rows or 0) - other_rows, self._target.max_nodes)
+            room = PassRoom(nodes, other_rows)
+            drafted, places = self._draft_together(texts, room)
 
         draft_end = time.perf_counter()
         trees = [TextTree(text.tokens, d.tree, text.cached) for text, d in zip(texts, drafted, strict=True)]
         result = self._target.verify(trees, chunks)
 
         verify_end = time.perf_counter()
-        paths = [
-            self._accept(text, d, verified, learns=alone)
-            for text, d, verified in zip(texts, drafted, result.verified, strict=True)
-        ]
+        paths = []
+        for index, text in enumerate(texts):
+            paths.append(self._accept(text, drafted[index], result.verified[index]))
+            if text.error is None and index in places:
+                self.drafter.learn(text.tokens, places.index(index))
         self._target.commit(trees, paths)
-        accept_end = time.perf_counter()
-        records = []
-        for text, d, path in zip(texts, drafted, paths, strict=True):
-            record = PassRecord(
+        whole = PassRecord(
+            nodes=sum(len(d.tree) for d in drafted),
+            accepted=sum(max(len(path) - 1, 0) for path in paths),
+            promised=sum(d.tree.expected_accepted for d in drafted),
+            draft_s=draft_end - start,
+            verify_s=verify_end - draft_end,
+            accept_s=time.perf_counter() - verify_end,
+            wait_s=result.waited_s,
+            draft_steps=self.drafter.steps if places else 0,
+            draft_rows=self.drafter.rows if places else 0,
+        )
+        if len(texts) == 1 and not chunks:
+            texts[0].sizer.record(whole)
+            if whole.nodes == 1:
+                self.plain_s = min(whole.seconds, 1.05 * (self.plain_s or math.inf))
+            return [whole]
+        if texts:
+            self.sizer.record(whole, len(texts), other_rows)
+        return [
+            replace(
+                whole,
                 nodes=len(d.tree),
                 accepted=max(len(path) - 1, 0),
                 promised=d.tree.expected_accepted,
-                draft_s=draft_end - start,
-                verify_s=verify_end - draft_end,
-                accept_s=accept_end - verify_end,
-                wait_s=result.waited_s,
-                draft_steps=self.drafter.steps if alone else 0,
-                draft_rows=self.drafter.rows if alone else 0,
             )
-            records.append(record)
-            if alone:
-                text.sizer.record(record)
-                if record.nodes == 1:
-                    self.plain_s = min(record.seconds, 1.05 * (self.plain_s or math.inf))
-        return records
+            for d, path in zip(drafted, paths, strict=True)
+        ]
 
-    def _draft(self, text: DecodingText, *, alone: bool) -> DraftedTree:
-        if not alone:
-            return DraftedTree(TokenTree.root_only(text.tokens[-1]))
-        limits = text.sizer.limits()
-        # The bonus token follows the path, so the path may be at most one shorter than what is left.
-        limits = replace(limits, depth=min(limits.depth, text.end - len(text.tokens) - 1))
-        return text.method.drafting.draft(self.drafter, text.tokens, limits)
+    def _draft(self, text: DecodingText) -> DraftedTree:
+        """The tree of a text that has a pass to itself."""
+        return text.method.drafting.draft(self.drafter, text.tokens, text.within(text.sizer.limits()))
 
-    def _accept(
-        self, text: DecodingText, drafted: DraftedTree, verified: Verified, *, learns: bool
-    ) -> Sequence[int]:
+    def _draft_together(
+        self, texts: Sequence[DecodingText], room: PassRoom
+    ) -> tuple[list[DraftedTree], list[int]]:
+        """Trees of texts that share a pass.
+
+        Returns:
+            The trees, and the indices of the texts that were drafted for.
+        """
+        drafted = [DraftedTree(TokenTree.root_only(text.tokens[-1])) for text in texts]
+        if not texts or room.nodes <= len(texts):
+            return drafted, []
+        limits = self.sizer.limits(len(texts), room)
+        # Under some rules the text depends on its trees, so others must not have a say in them.
+        asked = {
+            index: request
+            for index, text in enumerate(texts)
+            if text.method.rule.kind.invariant
+            and (request := text.method.drafting.request(text.tokens, text.within(limits))) is not None
+        }
+        plain = len(texts) - len(asked)
+        limits = replace(
+            limits,
+            budget=limits.budget - plain,
+            free=max(limits.free - plain, 1),
+            leaves=min(limits.leaves, len(asked) + self._target.n_free_leaves),
+        )
+        if limits.budget <= len(asked):
+            return drafted, []
+        trees = self.drafter.draft_together(list(asked.values()), limits)
+        for index, tree in zip(asked, trees, strict=True):
+            drafted[index] = texts[index].method.drafting.drafted(tree, texts[index].tokens)
+        return drafted, list(asked)
+
+    def _accept(self, text: DecodingText, drafted: DraftedTree, verified: Verified) -> Sequence[int]:
         """The accepted path; the accepted tokens and the bonus token are appended to the text."""
         length = len(text.tokens)
         try:
@@ -165,8 +220,6 @@ class Loop:
             del text.tokens[length:]
             text.error = error
             return ()
-        if learns:
-            self.drafter.learn(text.tokens)
         if len(drafted.tree) > 1:
             self.last_round = text.last_round = drafted.tree, accepted
         return accepted.path

@@ -190,7 +190,7 @@ class SharedPasses:
         plan = plan_pass(len(ready), [text.answer.missing for text in reading], self._limits)
         extended = ready[: plan.extended]
         chunks = [_chunk(text, size) for text, size in zip(reading, plan.chunks, strict=True) if size]
-        records = self._loop.round([text.answer.decoding for text in extended], chunks)
+        records = self._loop.round([text.answer.decoding for text in extended], chunks, self._limits.rows)
         for chunk in chunks:
             self._target.store_blocks(chunk.cached)
         if records:

@@ -422,6 +422,11 @@ class Target:
         return self.rule.padded(rows) if self.rule else rows
 
     @property
+    def n_free_leaves(self) -> int:
+        """Leaves that trees of all texts together may have beyond one for each."""
+        return self.cache.n_free_ids
+
+    @property
     def n_live(self) -> int:
         """Cells that texts hold."""
         return self.cache.n_live

@@ -1,20 +1,19 @@
-"""Tree growth: one batched best-first search that serves every tree policy.
+"""Tree growth: what a tree policy, a drafter and the limits of a pass tell the search for the best tree.
 
 A tree policy assigns every edge a log-probability, so a path's score never rises on the way down, and the
-best nodes within a budget form a tree. The search finds them: it expands the best open nodes in batches,
-until no child could be among the best or another draft step would not pay.
+best nodes within a budget form a tree. `tree_search` finds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.speculation.tree import MAX_LEAVES, FloatArray, IntArray, TokenTree
+from edgespec.speculation.tree import MAX_LEAVES, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -180,102 +179,3 @@ class TreeLimits:
     def allows_drafting(self) -> bool:
         """Whether the tree may be more than its root."""
         return self.budget > 1 and self.depth > 0
-
-
-def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) -> TokenTree:
-    """The `budget` best nodes by path score, found in as few draft steps as the policy allows.
-
-    Args:
-        root: the last token of the text.
-        expand: one draft step.
-    """
-    search = tree_search(root, limits)
-    frontier = next(search)
-    while isinstance(frontier, Frontier):
-        frontier = search.send(expand(frontier))
-    return frontier
-
-
-def tree_search(root: int, limits: TreeLimits) -> Generator[Frontier | TokenTree, Children | None]:
-    """The search as a generator, for callers that answer draft steps in their own time.
-
-    A batched best-first search (SpecExec, Svirschevski et al. 2024, section 4). A child never scores above
-    its parent, so it is safe not to expand a node that could not put a child among the best. And the expected
-    accepted tokens that a step can add are at most the sum of the probabilities of the nodes it expands.
-
-    Yields:
-        Frontiers, each to be answered with its candidates, and finally the tree.
-    """
-    growth = limits.growth
-    tokens = np.array([root], dtype=np.int32)
-    parents = np.array([-1], dtype=np.int32)
-    depths = np.zeros(1, dtype=np.int32)
-    scores = np.zeros(1, dtype=np.float32)
-    is_open = np.ones(1, dtype=np.bool_)
-    expected = 1.0
-    for step in range(limits.steps):
-        enters = _bar(scores, limits.budget)
-        bar = max(enters, min(limits.min_logprob, _bar(scores, limits.free)))
-        eligible = is_open & (depths < limits.depth) & (scores > bar)
-        if growth.by_level:
-            eligible &= depths == step
-        chosen = _best_open(scores, eligible, limits.width)
-        gains = np.exp(scores[chosen]) - limits.row_gain
-        if step and limits.row_gain:  # without the root's candidates there is no draft
-            chosen, gains = chosen[gains > 0], gains[gains > 0]
-        if not len(chosen) or gains.sum() <= limits.min_gain:
-            break
-        children = yield Frontier(chosen, tokens[chosen], parents[chosen], depths[chosen])
-        assert children is not None, "every draft step is answered"
-        is_open[chosen] = False
-        edges = np.minimum(growth.chances.edges(children), 0)
-        if step and growth.later_branching is not None:
-            edges[:, growth.later_branching :] = -np.inf
-        ends = limits.ends(children.tokens) if limits.ends is not None else np.zeros(edges.shape, np.bool_)
-        if not growth.ends:
-            edges[ends] = -np.inf
-        found = (scores[chosen, None] + edges).ravel()
-        keep = found > (enters if limits.rows > 1 else bar)  # may fill padding
-        tokens = np.concatenate([tokens, children.tokens.ravel()[keep]])
-        new_parents = np.repeat(chosen, children.tokens.shape[1])[keep]
-        parents = np.concatenate([parents, new_parents])
-        depths = np.concatenate([depths, depths[new_parents] + 1])
-        scores = np.concatenate([scores, found[keep]])
-        is_open = np.concatenate([is_open, ~ends.ravel()[keep]])
-        if growth.least_gain:
-            before, expected = expected, _expected(scores, limits.budget)
-            if expected - before <= growth.least_gain:
-                break
-    # A node that was free when it was found may not be free now that better nodes are known.
-    worth = max(_worth(scores, limits), limits.free)
-    yield TokenTree(tokens, parents, depths, scores).trimmed(min(worth, limits.budget), limits.leaves)
-
-
-def _bar(scores: FloatArray, budget: int) -> float:
-    """The score of the worst node that would be kept; only better ones can enter."""
-    if len(scores) < budget:
-        return -np.inf
-    return float(np.partition(scores, len(scores) - budget)[len(scores) - budget])
-
-
-def _worth(scores: FloatArray, limits: TreeLimits) -> int:
-    """How many nodes are worth their cost, in whole padded rows: the last ones fill theirs or are dropped."""
-    worth = min(int(np.count_nonzero(scores > limits.min_logprob)), limits.budget)
-    last = worth % limits.rows
-    if not last or worth == limits.budget:
-        return worth
-    filled = min(worth - last + limits.rows, limits.budget, int(np.count_nonzero(scores > -np.inf)))
-    chances = np.exp(np.sort(scores)[::-1][worth - last : filled])
-    enough = limits.rows * np.exp(limits.min_logprob)
-    return filled if chances.sum() >= enough else worth - last
-
-
-def _expected(scores: FloatArray, budget: int) -> float:
-    """Expected tokens per pass of the best nodes so far, the bonus token included."""
-    best = np.partition(scores, len(scores) - budget)[-budget:] if len(scores) > budget else scores
-    return float(np.exp(best).sum())
-
-
-def _best_open(scores: FloatArray, eligible: NDArray[np.bool_], width: int) -> IntArray:
-    nodes = np.flatnonzero(eligible).astype(np.int32)
-    return nodes[np.argsort(-scores[nodes], kind="stable")[:width]]

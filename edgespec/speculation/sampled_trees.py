@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
+from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
+from edgespec.speculation.tree_search import grow
 from edgespec.speculation.verification.base import DraftedTree, Law
 
 # Assumed probabilities that the target accepts a node's first, second, ... draw. They only shape the tree.

@@ -9,14 +9,14 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.speculation.constraint import Constraint
-from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drafters.base import Drafter, DraftRequest
 from edgespec.speculation.draws import DrawSource
 from edgespec.speculation.growth import Children, Growth, TreeLimits
 from edgespec.speculation.noise import Stream
 from edgespec.speculation.ranking import ByProbability, Ranking
 from edgespec.speculation.sampled_trees import Drawing, DrawingDrafter, Shape
 from edgespec.speculation.sampling import Sampler
-from edgespec.speculation.tree import FloatArray, IntArray
+from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree, Law
 
 
@@ -25,6 +25,16 @@ class TreeDrafting(Protocol):
 
     def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
         """A tree below the last token of the text."""
+
+    def request(self, text: Sequence[int], limits: TreeLimits) -> DraftRequest | None:
+        """The request for a tree that grows together with those of other texts; None if it cannot."""
+        del text, limits
+        return None
+
+    def drafted(self, tree: TokenTree, text: Sequence[int]) -> DraftedTree:
+        """What is sent to the target of a tree that `request` asked for."""
+        del text
+        return DraftedTree(tree)
 
 
 @dataclass(frozen=True)
@@ -43,13 +53,19 @@ class RankedDrafting(TreeDrafting):
     growth: Growth = Growth(merges=False, ends=True)  # noqa: RUF009 (frozen)
 
     def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
+        request = self.request(text, limits)
+        return self.drafted(drafter.draft(request.text, request.limits, request.ranking), text)
+
+    def request(self, text: Sequence[int], limits: TreeLimits) -> DraftRequest:
         limits = replace(limits, growth=self.growth)
         if self.chain:
             limits = replace(limits, leaves=1, width=1, branching=1)
-        if self.constraint is None:
-            return DraftedTree(drafter.draft(text, limits, self.ranking))
-        tree = drafter.draft(text, limits, self.constraint.guiding(self.ranking, text))
-        return DraftedTree(self.constraint.pruned(tree, text))
+        constraint = self.constraint
+        ranking = self.ranking if constraint is None else constraint.guiding(self.ranking, text)
+        return DraftRequest(text, limits, ranking)
+
+    def drafted(self, tree: TokenTree, text: Sequence[int]) -> DraftedTree:
+        return DraftedTree(tree if self.constraint is None else self.constraint.pruned(tree, text))
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,11 @@ def test_the_default_model_in_memory(
     assert plain["peak_rss_bytes"] > 100e6
     assert list(document["curves"]["memory"]["passes"]) == ["1", "2", "4", "8", "16", "32", "48", "64"]
     page = (tmp_path / "bench.html").read_text()
-    assert plain["predicted_tokens_per_second"] > 0
-    assert page.count("<svg") == 4  # the last one holds predictions against measurements
+    # What was measured on a busy machine predicts nothing.
+    predicted = [row["predicted_tokens_per_second"] for row in (plain, tree)]
+    assert all(speed is None or speed > 0 for speed in predicted)
+    # The last plot holds predictions against measurements.
+    assert page.count("<svg") == (4 if any(predicted) else 3)
     assert "in memory, tree 8" in page
 
 

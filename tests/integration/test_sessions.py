@@ -11,6 +11,7 @@ import pytest
 
 import edgespec
 from edgespec import Engine, GenerationConfig, Session
+from edgespec.drafters.drafted_text import DraftedText
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.session_file import SessionFile, saved_sessions
 from edgespec.errors import SessionError
@@ -101,17 +102,15 @@ def test_a_drafter_takes_up_a_long_text_from_its_saved_state(
     first = ask(session, "word " * 300)
     session.close()
     forget(engine)
-    drafter.cache.rewind(0)
-    drafter.cache.clear()
-    drafter._read.clear()
+    drafter.forget()
     pending: list[int] = []
-    read = drafter._read_pending
+    read = DraftedText.read_pending
 
-    def read_and_tell() -> None:
-        pending.append(len(drafter._pending))
-        read()
+    def read_and_tell(text: DraftedText, most: int) -> None:
+        pending.append(len(text.pending))
+        read(text, most)
 
-    monkeypatch.setattr(drafter, "_read_pending", read_and_tell)
+    monkeypatch.setattr(DraftedText, "read_pending", read_and_tell)
     session = Session(engine)
     session.resume(SessionFile(str(tmp_path / "talk.json")))
     ask(session, "Go on.")

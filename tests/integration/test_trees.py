@@ -164,9 +164,7 @@ def test_picking_goes_on_where_drawing_ended(smol_path: Path, q4_drafter_path: P
             tree = drafter.draft(text, limits, ranking)
             text.append(int(tree.tokens[1]))
         assert chances.evidence == [], "draws say nothing of the candidates"
-        drafter.cache.clear()
-        drafter._read.clear()
-        drafter._branches = type(drafter._branches)()
+        drafter.forget()
         fresh = drafter.draft(text[:-1], limits, ranking)
         # The fresh cache holds its cells in another order, and attention sums values in half precision in the
         # order of the cells: the same text in other cells has been seen to differ by 0.3.
@@ -202,9 +200,7 @@ def test_a_searched_node_that_the_target_chose_is_not_read_again(engine: Engine)
     chosen = int(tree.tokens[searched[0]])
     again = drafter.draft([*text, chosen], limits, ranking)
     reused = drafter.steps
-    drafter.cache.clear()
-    drafter._read.clear()
-    drafter._branches = type(drafter._branches)()
+    drafter.forget()
     fresh = drafter.draft([*text, chosen], limits, ranking)
     assert drafter.steps == reused + 1 <= steps + 1
     assert_same_but_for_rounding(again, fresh)

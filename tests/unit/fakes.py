@@ -7,6 +7,7 @@ verifies after a text that the cache does not hold, or commits what was not veri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.residency import AllInMemory
 from edgespec.models.text.encoding import Encoder
-from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drafters.base import Drafter, DraftRequest
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
@@ -99,6 +100,10 @@ class FakeTarget:
         return self.own.tokens
 
     @property
+    def n_free_leaves(self) -> int:
+        return self.max_leaves - len(self.texts)
+
+    @property
     def n_live(self) -> int:
         return sum(len(text.tokens) for text in self.texts)
 
@@ -150,6 +155,8 @@ class FakeTarget:
         self.on_pass()
         rows = sum(len(text.tree) for text in trees)
         assert rows <= self.max_nodes
+        leaves = sum(len(text.tree.leaves) for text in trees)
+        assert leaves <= len(trees) + self.n_free_leaves or len(trees) == 1
         rows += sum(len(chunk.tokens) for chunk in chunks)
         assert 0 < rows <= (self.rule.maximum if self.rule else self.context.n_rows)
         assert self.n_live + rows <= self.context.n_cells or len(self.texts) == 2, "the cells are full"
@@ -202,6 +209,7 @@ class FakeDrafter(Drafter):
     Attributes:
         accuracy: how often the target's likeliest token is among the candidates.
         learned: the texts that it was given to learn from.
+        drafted_together: how often it drafted for several texts at once.
     """
 
     name = "fake drafter"
@@ -209,6 +217,7 @@ class FakeDrafter(Drafter):
     def __init__(self, seed: int, accuracy: float) -> None:
         self.accuracy = accuracy
         self.learned: list[list[int]] = []
+        self.drafted_together = 0
         self.on_draft: Callable[[], None] = lambda: None
         self.closed = False
         self._seed = seed
@@ -228,7 +237,17 @@ class FakeDrafter(Drafter):
                 paths.append(([sibling], [-2.0]))
         return TokenTree.from_paths(text[-1], paths) if paths else TokenTree.root_only(text[-1])
 
-    def learn(self, text: Sequence[int]) -> None:
+    def draft_together(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[TokenTree]:
+        self.drafted_together += len(requests) > 1
+        share = limits.budget // len(requests), limits.leaves // len(requests)
+        return [
+            self.draft(
+                request.text, replace(request.limits, budget=share[0], leaves=share[1]), request.ranking
+            )
+            for request in requests
+        ]
+
+    def learn(self, text: Sequence[int], index: int = 0) -> None:
         self.learned.append(list(text))
 
     def close(self) -> None:

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.drafters.base import Drafter
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
+from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.tree_search import grow
 from edgespec.speculation.verification.base import DraftedTree
 from tests.unit.chance import ScriptedDraws, outcomes
 from tests.unit.strategies import text_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.speculation.growth import Children, Frontier, Growth, TreeLimits, grow
+from edgespec.speculation.growth import Children, Frontier, Growth, TreeLimits
 from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.tree_search import TreeSearch, grow, grow_together
 from tests.unit.strategies import assert_well_formed, texts_of
 
 _ROOT = 7
@@ -279,3 +281,66 @@ def test_a_root_that_ends_something_is_drafted_below() -> None:
     drafter = _Drafter(3, "smooth", vocabulary=4, branching=3)
     bounds = TreeLimits(8, branching=3, ends=lambda tokens: tokens == _ROOT)
     assert len(grow(_ROOT, drafter.expand, bounds)) > 1
+
+
+def _together(drafters: list[_Drafter], each: TreeLimits, all_of_them: TreeLimits) -> list[TokenTree]:
+    def expand(frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
+        return [drafters[index].expand(frontier) for index, frontier in frontiers]
+
+    return grow_together([TreeSearch(_ROOT, each) for _ in drafters], expand, all_of_them)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.sampled_from(_KINDS)), min_size=1, max_size=5),
+    st.integers(0, 60),
+    st.integers(0, 3),
+    st.sampled_from([1, 3, 1000]),
+    st.floats(-6, 0),
+)
+def test_trees_that_share_a_pass_hold_the_likeliest_nodes_of_all(
+    kinds: list[tuple[int, str]], further: int, depth: int, width: int, least: float
+) -> None:
+    drafters = [_Drafter(seed, kind, 3, 8) for seed, kind in kinds]
+    limits = TreeLimits(len(drafters) + further, depth=depth, leaves=1000, width=width, min_logprob=least)
+    trees = _together(drafters, limits, limits)
+    below = [
+        score
+        for drafter in drafters
+        for path, score in drafter.everything(depth).items()
+        if path != (_ROOT,) and np.float32(score) > np.float32(least)
+    ]
+    best = [0.0] * len(drafters) + sorted(below, reverse=True)[:further]
+    assert sorted((score for tree in trees for score in tree.logprobs.tolist()), reverse=True) == best
+    assert sum(map(len, trees)) <= limits.budget
+    for tree, drafter in zip(trees, drafters, strict=True):
+        assert texts_of(tree).items() <= drafter.everything(depth).items()
+        assert_well_formed(tree)
+
+
+@given(
+    st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=5),
+    st.integers(2, 40),
+    st.integers(0, 20),
+)
+def test_trees_that_share_a_pass_share_its_leaves(seeds: list[int], further: int, leaves: int) -> None:
+    drafters = [_Drafter(seed, "smooth", 4, 8) for seed in seeds]
+    limits = TreeLimits(len(drafters) + further, depth=4, leaves=len(drafters) + leaves)
+    trees = _together(drafters, limits, limits)
+    assert sum(len(tree.leaves) for tree in trees) <= limits.leaves
+    assert sum(map(len, trees)) > len(trees)
+
+
+def test_rows_go_to_the_text_that_has_the_better_use_for_them() -> None:
+    sure, unsure = _Drafter(0, "one hot", 4, 8), _Drafter(1, "ties", 4, 8)
+    limits = TreeLimits(8, depth=6)
+    trees = _together([unsure, sure], limits, limits)
+    assert [len(tree) for tree in trees] == [1, 7]
+
+
+def test_a_shared_draft_step_is_taken_while_its_gain_is_worth_it_for_all_together() -> None:
+    """Three texts that gain a half each are worth a step that one of them is not."""
+    limits = TreeLimits(40, depth=3, min_gain=0.9)
+    alone, many = _Drafter(2, "ties", 4, 8), [_Drafter(seed, "ties", 4, 8) for seed in (2, 3, 4)]
+    _together([alone], limits, limits)
+    _together(many, limits, limits)
+    assert len(many[0].steps) > len(alone.steps)

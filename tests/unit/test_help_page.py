@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import typer.core
 import typer.main
 
 from edgespec.cli.help_page import help_of, page
@@ -58,3 +59,21 @@ def test_help_needs_no_rich() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == "[]\n"
+
+
+def test_help_imports_no_command() -> None:
+    program = (
+        "import sys; from edgespec.cli.main import main; main(['--help']); main(['genrate']); "
+        "print([m for m in sys.modules if m.startswith('edgespec.cli.commands.')], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "Did you mean 'edgespec generate'?" in done.stderr
+    assert done.stderr.endswith("[]\n")
+
+
+def test_the_overview_says_what_each_command_says_of_itself() -> None:
+    group: Any = typer.main.get_command(app)
+    for name, summary, heading in group.overview():
+        command = group.commands[name]
+        assert summary == " ".join(command.help.split("\n\n")[0].split())
+        assert isinstance(command, typer.core.TyperGroup) or (command.rich_help_panel or None) == heading

@@ -91,6 +91,40 @@ def test_texts_share_passes_and_wait_when_cells_run_out() -> None:
     assert target.set_aside > 0
 
 
+def test_rows_that_no_text_needs_are_drafted() -> None:
+    """A good drafter makes the passes of a few texts fewer, and one that is never right hardly more."""
+    config = GenerationConfig(max_tokens=40)
+    texts = [[n + 1] * 8 for n in range(3)]
+    passes = []
+    for accuracy in (1.0, 0.0):
+        drafter = FakeDrafter(1, accuracy)
+        engine, target = fake_engine(drafter, 1, never_ends=True, tree_budget=4)
+        with engine:
+            answers = engine.generate_many(texts, config)
+        assert drafter.drafted_together > 0
+        assert sum(len(a.tokens) for a in answers) == 120
+        assert len(drafter.learned) > 30
+        passes.append(target.passes)
+    assert passes[0] < passes[1] / 1.5
+
+
+def test_a_rule_by_which_the_text_depends_on_the_drafts_takes_no_part() -> None:
+    """How large its trees become would depend on the other texts."""
+    drafter = FakeDrafter(1, 0.5)
+    engine, _ = fake_engine(drafter, 1, never_ends=True, tree_budget=4)
+    with engine:
+        lossy = GenerationConfig(max_tokens=20, verify="typical", temperature=0.7)
+        exact = GenerationConfig(max_tokens=20)
+        answers = {
+            event.request.key: event.chunk.generation
+            for event in engine.stream_many([Request([1, 2], lossy, key=1), Request([3, 4], exact, key=2)])
+            if event.chunk is not None and event.chunk.generation is not None
+        }
+    shared = len(answers[2].passes)
+    assert all(record.nodes == 1 for record in answers[1].passes[:shared])
+    assert any(record.nodes > 1 for record in answers[2].passes)
+
+
 def test_a_request_that_fails_concerns_no_other() -> None:
     engine, _ = fake_engine(NoDrafter(), 0)
     with engine:

@@ -15,8 +15,9 @@ import pytest
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import Costs
 from edgespec.generation.result import PassRecord
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
-from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
+from edgespec.speculation.growth import Children, Frontier, TreeLimits
+from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer, PassRoom
+from edgespec.speculation.tree_search import grow
 
 Cost = Callable[[int], float]
 
@@ -84,25 +85,27 @@ class _Machine:
     step_s: float = 0.0
     tells: bool = True
 
-    def decode(self, sizer: AdaptiveSizer, passes: int, seed: int = 0) -> list[PassRecord]:
+    def decode(self, sizer: AdaptiveSizer, passes: int, seed: int = 0, texts: int = 1) -> list[PassRecord]:
+        """Passes of one text, or of several with trees alike; the records are of all of them together."""
         rng = np.random.default_rng(seed)
         tree = _tree(self.chances)
         records = []
         for _ in range(passes):
-            limits = sizer.limits()
-            nodes = tree.size(limits)
+            limits = sizer.limits() if texts == 1 else sizer.limits(texts, PassRoom(_MOST.budget))
+            each = tree.size(replace(limits, budget=limits.budget // texts))
+            nodes = texts * each
             # A step even where it finds nothing good enough, and one for every further layer.
-            steps = max(tree.depths[:nodes]) or int(limits.allows_drafting)
+            steps = max(tree.depths[:each]) or int(limits.budget > texts)
             disturbed = 1 + 0.05 * rng.exponential()
             record = PassRecord(
                 nodes=nodes,
-                accepted=tree.accepted(nodes, self.right, rng),
+                accepted=sum(tree.accepted(each, self.right, rng) for _ in range(texts)),
                 draft_s=self.step_s * steps,
                 verify_s=self.cost(nodes) * disturbed,
                 accept_s=0.0,
-                promised=sum(math.exp(s) for s in tree.scores[1:nodes]) if self.tells else 0.0,
+                promised=texts * sum(math.exp(s) for s in tree.scores[1:each]) if self.tells else 0.0,
             )
-            sizer.record(record)
+            sizer.record(record, texts)
             records.append(record)
         return records
 
@@ -118,10 +121,10 @@ class _Machine:
         ) / self.cost(1)
 
 
-def _pace(records: list[PassRecord], machine: _Machine) -> float:
+def _pace(records: list[PassRecord], machine: _Machine, texts: int = 1) -> float:
     """Seconds a token, against plain decoding on the machine (which is disturbed by 5 % too)."""
-    tokens = sum(r.accepted + 1 for r in records)
-    return sum(r.seconds for r in records) / tokens / (1.05 * machine.cost(1))
+    tokens = sum(r.accepted + texts for r in records)
+    return sum(r.seconds for r in records) / tokens / (1.05 * machine.cost(texts) / texts)
 
 
 def test_a_fixed_budget_stays_as_it_is() -> None:
@@ -161,6 +164,26 @@ def test_no_machine_is_much_slower_than_with_the_best_size(machine: _Machine) ->
     pace = _pace(machine.decode(AdaptiveSizer(_MOST), 500), machine)
     assert pace < 1.05
     assert pace < 1.2 * machine.best() + 0.02
+
+
+@pytest.mark.parametrize("machine", _MACHINES)
+@pytest.mark.parametrize("texts", [2, 5, 16])
+def test_several_texts_are_never_much_slower_than_without_drafts(machine: _Machine, texts: int) -> None:
+    assert _pace(machine.decode(AdaptiveSizer(_MOST), 500, texts=texts), machine, texts) < 1.05
+
+
+@pytest.mark.parametrize("texts", [2, 5, 16])
+def test_several_texts_share_nodes_that_cost_nothing(texts: int) -> None:
+    records = _Machine(_flat).decode(AdaptiveSizer(_MOST), 200, texts=texts)
+    assert np.median([r.nodes for r in records[50:]]) == _MOST.budget // texts * texts
+    assert _pace(records, _Machine(_flat), texts) < 0.55
+
+
+def test_texts_that_share_a_pass_with_prompts_have_less_room() -> None:
+    sizer = AdaptiveSizer(replace(_MOST, rows=4, free=8), Costs(Curve.through([(1, 1.0), (128, 1.0)])))
+    assert sizer.limits(3, PassRoom(20, 44)).budget == 20
+    assert sizer.limits(3, PassRoom(20, 44)).rows == 1, "rows that are read fill the padding"
+    assert sizer.limits(3, PassRoom(2, 62)).budget == 3, "every text has a row"
 
 
 @pytest.mark.parametrize("cost", [_flat, _sloped])

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """A text that a tree is wanted for.
+
+    Attributes:
+        limits: of this tree. Where trees grow together, only depth, branching, end tokens and the tree policy
+            are its own.
+        ranking: how candidates are ranked.
+    """
+
+    text: Sequence[int]
+    limits: TreeLimits
+    ranking: Ranking
 
 
 class Drafter(Protocol):
@@ -25,16 +41,29 @@ class Drafter(Protocol):
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of continuations, rooted at the last token of the text."""
 
-    def learn(self, text: Sequence[int]) -> None:
+    def draft_together(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[TokenTree]:
+        """A tree for each of several texts, whose nodes compete for one budget.
+
+        Drafters that follow one text at a time draft nothing for several.
+
+        Args:
+            limits: of all trees together.
+        """
+        if len(requests) > 1:
+            return [TokenTree.root_only(request.text[-1]) for request in requests]
+        return [self.draft(request.text, limits, request.ranking) for request in requests]
+
+    def learn(self, text: Sequence[int], index: int = 0) -> None:
         """Learn from what the target accepted of the last tree.
 
         To be called only with the target's own choices: what a user types next says nothing about the pair.
         Drafters that do not learn ignore it.
 
         Args:
-            text: the text of the last call of `draft`, followed by what the target chose.
+            text: the text that the last tree was drafted for, followed by what the target chose.
+            index: the place of the text among those that were drafted for together.
         """
-        del text
+        del text, index
 
     def save_to(self, folder: Path) -> None:
         """Save the cache's state to a folder from now on, and restore it from there.

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drafters.base import Drafter, DraftRequest
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.drafters.lookup import PromptLookup
-from edgespec.speculation.drafters.proposers import Proposer, proposals_of
-from edgespec.speculation.growth import Children, Frontier, TreeLimits, grow
+from edgespec.speculation.drafters.proposers import Proposals, Proposer, proposals_of
+from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.tree_search import TreeSearch, grow_together
+
+
+class _ProposedTree:
+    """One tree while it grows, and until the target has decided."""
+
+    def __init__(self, request: DraftRequest, proposals: Proposals) -> None:
+        self._request = request
+        self._text = list(request.text)
+        self._proposals = proposals
+        self._expansions = Expansions()
+
+    def expand(self, frontier: Frontier) -> Children:
+        children = self._proposals.join(frontier, Children.none(len(frontier.nodes), 0))
+        children = self._request.ranking.filtered(frontier, children)
+        self._expansions.add(frontier, children)
+        return children
+
+    def learn(self, text: Sequence[int]) -> None:
+        if list(text[: len(self._text)]) == self._text:
+            self._expansions.teach(self._request.limits.growth.chances, text[len(self._text) :])
+        self._expansions = Expansions()  # each counts as evidence once
 
 
 class ProposingDrafter(Drafter):
@@ -21,31 +43,33 @@ class ProposingDrafter(Drafter):
     def __init__(self, proposers: Sequence[Proposer]) -> None:
         self.name = " and ".join(proposer.name for proposer in proposers)
         self._proposers = proposers
-        self._text: list[int] = []
-        self._last = Expansions()
-        self._limits: TreeLimits | None = None
+        self._last: list[_ProposedTree] = []
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of what may follow the text."""
-        self._last, self._limits = Expansions(), limits
+        (tree,) = self.draft_together([DraftRequest(text, limits, ranking)], limits)
+        return tree
+
+    def draft_together(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[TokenTree]:
+        """A tree for each of several texts, from one search."""
+        self._last = []
         if not limits.allows_drafting:
-            return TokenTree.root_only(text[-1])
-        self._text = list(text)
-        proposals = proposals_of(self._proposers, text, limits.depth)
+            return [TokenTree.root_only(request.text[-1]) for request in requests]
+        self._last = [
+            _ProposedTree(request, proposals_of(self._proposers, request.text, request.limits.depth))
+            for request in requests
+        ]
 
-        def expand(frontier: Frontier) -> Children:
-            children = proposals.join(frontier, Children.none(len(frontier.nodes), 0))
-            children = ranking.filtered(frontier, children)
-            self._last.add(frontier, children)
-            return children
+        def expand(frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
+            return [self._last[index].expand(frontier) for index, frontier in frontiers]
 
-        return grow(text[-1], expand, limits)
+        searches = [TreeSearch(request.text[-1], request.limits) for request in requests]
+        return grow_together(searches, expand, limits)
 
-    def learn(self, text: Sequence[int]) -> None:
+    def learn(self, text: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
-        if self._limits is not None and list(text[: len(self._text)]) == self._text:
-            self._last.teach(self._limits.growth.chances, text[len(self._text) :])
-        self._last = Expansions()  # each counts as evidence once
+        if index < len(self._last):
+            self._last[index].learn(text)
 
     def close(self) -> None:
         """There is nothing to free."""

@@ -18,6 +18,7 @@ class ChainCache:
 
     ordered = False
     max_paths = 1
+    n_free_ids = 0
     open_paths = 1
     compactions = 0
     saves_parts = False

@@ -48,9 +48,14 @@ class BranchingCache:
         return self.cells.n_live
 
     @property
+    def n_free_ids(self) -> int:
+        """Sequence ids that neither this text nor another one has."""
+        return self.cells.n_free_ids
+
+    @property
     def max_paths(self) -> int:
         """Most leaves that a tree may have now."""
-        return len(self.ids) + self.cells.n_free_ids
+        return len(self.ids) + self.n_free_ids
 
     @property
     def open_paths(self) -> int:

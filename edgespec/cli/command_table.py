@@ -1,0 +1,198 @@
+"""The commands of the program, each imported only when it is needed.
+
+The page of `edgespec --help` needs their names and a line about each, and a command needs only itself. All
+of them together take several times as long to import as everything else that a page of help needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import typer
+import typer.main
+
+from edgespec.cli.help_page import HelpGroup, use_for
+
+_SHORT_FORMS = "Short forms, as in ollama"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, or a group of commands.
+
+    Attributes:
+        module: in `edgespec.cli.commands`.
+        name: of the function, or of the Typer app, in it.
+        summary: the first line of its help.
+        examples: command lines to try.
+        panel: the heading under which it is listed.
+        is_other_name: whether the function has another summary, under its first name.
+    """
+
+    module: str
+    name: str
+    summary: str
+    examples: tuple[str, ...] = ()
+    panel: str | None = None
+    is_other_name: bool = False
+
+    def load(self, called: str) -> Any:
+        """Import the command, under the name that it is called by."""
+        found = getattr(import_module(f"edgespec.cli.commands.{self.module}"), self.name)
+        if isinstance(found, typer.Typer):
+            use_for(found)
+            return typer.main.get_group(found)
+        app = typer.Typer(pretty_exceptions_enable=False)
+        heading = "Examples:" if len(self.examples) > 1 else "Example:"
+        app.command(
+            called,
+            help=self.summary if self.is_other_name else None,
+            epilog="\n\n".join([heading, *self.examples]),
+            rich_help_panel=self.panel,
+        )(found)
+        use_for(app)
+        (info,) = app.registered_commands
+        return typer.main.get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
+
+
+COMMANDS: Mapping[str, Command] = {
+    "chat": Command(
+        "chat",
+        "chat",
+        "Hold a conversation.",
+        (
+            "edgespec chat",
+            "edgespec chat 'Why is the sky blue?'",
+            "edgespec chat large.gguf --draft small.gguf --memory 12GiB",
+        ),
+    ),
+    "run": Command(
+        "chat",
+        "chat",
+        "Hold a conversation, or answer one prompt and end.",
+        ("edgespec run llama3.2-1b", "edgespec run llama3.2-1b 'Why is the sky blue?'"),
+        _SHORT_FORMS,
+        is_other_name=True,
+    ),
+    "generate": Command(
+        "generate",
+        "generate",
+        "Generate text from a prompt, or for every line of a JSONL file.",
+        (
+            "edgespec generate 'Why is the sky blue?'",
+            "edgespec generate large.gguf 'Why is the sky blue?' --memory 12GiB",
+            "edgespec generate -p 'Summarize this.' <notes.txt",
+            "edgespec generate --input prompts.jsonl --output answers.jsonl",
+        ),
+    ),
+    "serve": Command(
+        "serve",
+        "serve",
+        "Answer the OpenAI API over HTTP, several requests in every pass.",
+        ("edgespec serve", "edgespec serve large.gguf --memory 12GiB --port 8000"),
+    ),
+    "profile": Command(
+        "profile",
+        "profile",
+        "Measure disk, memory, passes, draft steps and trees, and keep the figures.",
+        ("edgespec profile", "edgespec profile large.gguf --draft small.gguf --memory 12GiB"),
+    ),
+    "plan": Command(
+        "plan",
+        "plan",
+        "Say how a model would run here: what stays in memory, which trees, how fast, and what would help.",
+        ("edgespec plan llama3.3-70b", "edgespec plan large.gguf --draft small.gguf --memory 12GiB"),
+    ),
+    "bench": Command(
+        "bench",
+        "bench",
+        "Measure what this machine does with a model: tokens per second, plain and with trees.",
+        (
+            "edgespec bench",
+            "edgespec bench big.gguf --memory 12GiB --html bench.html",
+            "edgespec bench --synthesize 8GiB --memory-cap 4GiB",
+        ),
+    ),
+    "doctor": Command(
+        "doctor",
+        "doctor",
+        "Look for what makes models slow or fail here, and say how to mend it.",
+        ("edgespec doctor", "edgespec doctor large.gguf --json"),
+    ),
+    "pull": Command(
+        "models",
+        "pull",
+        "Download a model into the Hub's cache; prints its path.",
+        ("edgespec pull llama3.2-1b",),
+        _SHORT_FORMS,
+    ),
+    "list": Command(
+        "models", "list_models", "List the models that are here.", ("edgespec list --all",), _SHORT_FORMS
+    ),
+    "show": Command(
+        "models",
+        "show",
+        "Say what a model is and how it would run here; one on the Hub is not downloaded for that.",
+        ("edgespec show llama3.2-1b",),
+        _SHORT_FORMS,
+    ),
+    "rm": Command(
+        "models",
+        "remove",
+        "Remove a model, its pairs, and what EdgeSpec made for it; says how many bytes are freed.",
+        ("edgespec rm llama3.2-1b",),
+        _SHORT_FORMS,
+    ),
+    "ps": Command(
+        "ps",
+        "ps",
+        "List the edgespec programs of this user that hold a model now.",
+        ("edgespec ps",),
+        _SHORT_FORMS,
+    ),
+    "config": Command(
+        "config",
+        "config",
+        "Show every setting and where its value comes from.",
+        ("edgespec config", "edgespec config --init"),
+    ),
+    "models": Command("models", "app", "Fetch models, see what they are, pair, widen and remove them."),
+    "draft": Command("draft", "app", "Make a drafter for a target that has none."),
+}
+
+
+class LazyCommands(Mapping[str, Any]):
+    """The commands by name; each is imported when it is first asked for."""
+
+    def __init__(self, table: Mapping[str, Command]) -> None:
+        self._table = table
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = self._table[name].load(name)
+        return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
+class RootGroup(HelpGroup):
+    """The program, as a group of all commands."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = LazyCommands(COMMANDS)  # type: ignore[assignment]
+
+    def overview(self) -> Iterator[tuple[str, str, str | None]]:
+        for name, command in COMMANDS.items():
+            yield name, command.summary, command.panel
