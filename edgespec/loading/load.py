@@ -12,11 +12,12 @@ from edgespec.errors import MemoryLimitError, UsageError
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
-from edgespec.loading.memory import decide_memory
+from edgespec.loading.memory import MemoryDecision, decide_memory
 from edgespec.loading.options import LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
-from edgespec.loading.texts import plan_texts
+from edgespec.loading.texts import TextPlan, plan_texts
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.llama.build import current_build
 from edgespec.models.llama.cache.states import prompt_store
@@ -123,14 +124,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     _try_kernels(state)
     drafter_files = find_drafter(target_files, state)
     texts = plan_texts(target_files, drafter_files, state)
-    state.options = options = replace(options, more_cells=texts.more_cells)
-    try:
-        memory = decide_memory(target_files, drafter_files, state)
-    except MemoryLimitError:  # what was planned was estimated
-        if not texts.more_cells:
-            raise
-        state.options = options = replace(options, more_cells=0)
-        memory = decide_memory(target_files, drafter_files, state)
+    memory = _memory_for(texts, target_files, drafter_files, state)
     target, template = open_target(target_files, memory, state)
 
     drafted_by = drafter_name(drafter_files, state)
@@ -162,6 +156,24 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         exact=bool(options.exact),
         texts=texts.texts,
     )
+
+
+def _memory_for(
+    texts: TextPlan, target: ModelFiles, drafter: ModelFiles | None, state: LoadState
+) -> MemoryDecision:
+    """The memory with cells for so many texts; or for a single one, if what was estimated does not fit."""
+    alone = state.options
+    state.options = replace(alone, more_cells=texts.more_cells)
+    try:
+        memory = decide_memory(target, drafter, state)
+    except MemoryLimitError:
+        if not texts.more_cells:
+            raise
+        state.options = alone
+        return decide_memory(target, drafter, state)
+    if texts.note:
+        state.notes.append(texts.note)
+    return memory
 
 
 def _try_kernels(state: LoadState) -> None:

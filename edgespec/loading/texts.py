@@ -8,7 +8,7 @@ wait for others.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edgespec.costs.batches import SIZES, TextCells, fewest_texts, predict_batch
 from edgespec.costs.planned_memory import PlannedMemory
@@ -35,10 +35,12 @@ class TextPlan:
     Attributes:
         texts: how many, where a call does not say; None leaves it to the passes' costs.
         more_cells: cells of the cache besides those for a single text.
+        note: what that takes, in a sentence.
     """
 
     texts: int | None = None
     more_cells: int = 0
+    note: str = field(default="", compare=False)
 
 
 def plan_texts(
@@ -73,11 +75,11 @@ def plan_texts(
             if not holding.streamed_bytes or (texts - 1) * cells.text_bytes <= room * _SHARE
         }
     texts = _chosen(possible, passes, asked)
-    state.notes.append(
+    note = (
         f"A token takes {readable(cells.cell_bytes)} of cache, which has room for {texts} texts of "
         f"{cells.tokens} tokens: {readable(texts * cells.text_bytes)}."
     )
-    return TextPlan(asked or texts, (texts - 1) * cells.tokens)
+    return TextPlan(asked or texts, (texts - 1) * cells.tokens, note)
 
 
 def _possible(

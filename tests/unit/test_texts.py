@@ -33,7 +33,7 @@ def model(smol_path: Path) -> ModelFiles:
 
 def planned(
     model: ModelFiles, parallel: int | str | None, curve: Curve | None = None, rate: float = 0.0, **more: Any
-) -> tuple[TextPlan, LoadState]:
+) -> TextPlan:
     """The plan, where passes were measured to take so long."""
     options: dict[str, Any] = dict.fromkeys(LoadOptions.__dataclass_fields__)
     options |= {"draft": "none", "context": 512, "tree": "calibrated", "gpu_layers": 0, "more_cells": 0}
@@ -46,57 +46,56 @@ def planned(
         threads = str(known_threads(fingerprint, store))
         key = machine_identity() | {"threads": threads, "model": fingerprint, "mode": "test"}
         store.put(key, PassProfile(curve, streamed=rate > 0, read_rate=rate))
-    return plan_texts(model, None, state, store), state
+    return plan_texts(model, None, state, store)
 
 
 def test_a_single_text_is_planned_for_where_nobody_asks(model: ModelFiles) -> None:
-    assert planned(model, None, FLAT)[0] == TextPlan(None, 0)
-    assert planned(model, 1, FLAT)[0] == TextPlan(1, 0)
+    assert planned(model, None, FLAT) == TextPlan(None, 0)
+    assert planned(model, 1, FLAT) == TextPlan(1, 0)
 
 
 def test_in_memory_the_passes_decide(model: ModelFiles) -> None:
-    assert planned(model, "auto")[0] == TextPlan(16, 15 * 512), "nothing was measured"
-    assert planned(model, "auto", STEEP)[0] == TextPlan(4, 3 * 512)
-    assert planned(model, "auto", FLAT)[0] == TextPlan(60, 59 * 512)
-    assert planned(model, 10, STEEP)[0] == TextPlan(10, 9 * 512), "what is asked for is done"
-    plan, state = planned(model, 10, STEEP, text_tokens=100)
+    assert planned(model, "auto") == TextPlan(16, 15 * 512), "nothing was measured"
+    assert planned(model, "auto", STEEP) == TextPlan(4, 3 * 512)
+    assert planned(model, "auto", FLAT) == TextPlan(60, 59 * 512)
+    assert planned(model, 10, STEEP) == TextPlan(10, 9 * 512), "what is asked for is done"
+    plan = planned(model, 10, STEEP, text_tokens=100)
     assert plan == TextPlan(10, 9 * 100)
-    (note,) = state.notes
-    assert "22.5 KiB of cache" in note
-    assert "10 texts of 100 tokens" in note
-    assert planned(model, 2, text_tokens=9999)[0].more_cells == 512, "a text is no longer than the context"
+    assert "22.5 KiB of cache" in plan.note
+    assert "10 texts of 100 tokens" in plan.note
+    assert planned(model, 2, text_tokens=9999).more_cells == 512, "a text is no longer than the context"
 
 
 def test_company_never_pushes_a_model_out_of_memory(model: ModelFiles) -> None:
     alone = model.tensor_bytes + 400 * MIB
-    plan, _ = planned(model, "auto", FLAT, memory=alone)
+    plan = planned(model, "auto", FLAT, memory=alone)
     assert 1 < (plan.texts or 0) < 60
-    assert planned(model, 60, FLAT, memory=alone)[0].more_cells < 59 * 512
-    assert planned(model, 60, FLAT, memory=alone)[0].texts == 60, "texts wait for one another"
+    assert planned(model, 60, FLAT, memory=alone).more_cells < 59 * 512
+    assert planned(model, 60, FLAT, memory=alone).texts == 60, "texts wait for one another"
 
 
 def test_a_streamed_model_gives_memory_for_texts_that_gain_more(model: ModelFiles) -> None:
     small = {"memory": 330 * MIB, "offload": "stream"}
-    plan, _ = planned(model, "auto", FLAT, rate=1e9, **small)
+    plan = planned(model, "auto", FLAT, rate=1e9, **small)
     assert plan.texts is not None
     assert plan.texts > 1
-    slow_disk, _ = planned(model, "auto", STEEP, rate=1e12, **small)
+    slow_disk = planned(model, "auto", STEEP, rate=1e12, **small)
     assert (slow_disk.texts or 0) <= 4, "the processor is what binds"
-    unmeasured, _ = planned(model, 60, **small)
+    unmeasured = planned(model, 60, **small)
     cells = cell_bytes(model.headers[0]) * unmeasured.more_cells
     assert cells <= 330 * MIB / 8
     assert unmeasured.texts == 60
 
 
 def test_too_little_memory_is_left_to_loading(model: ModelFiles) -> None:
-    assert planned(model, "auto", FLAT, memory=10 * MIB)[0] == TextPlan(None, 0)
+    assert planned(model, "auto", FLAT, memory=10 * MIB) == TextPlan(None, 0)
 
 
 def test_models_whose_cache_has_one_size_keep_it(model: ModelFiles) -> None:
     header = model.headers[0]
     recurrent = ModelFiles.of(read_header(header.path))
     recurrent.headers[0].metadata[f"{header.architecture}.ssm.state_size"] = 16
-    assert planned(recurrent, "auto", FLAT)[0] == TextPlan(None, 0)
+    assert planned(recurrent, "auto", FLAT) == TextPlan(None, 0)
 
 
 @pytest.mark.parametrize("parallel", [0, 1001, "many"])
