@@ -141,6 +141,7 @@ def measure(target: Path, draft: str, texts: int, options: argparse.Namespace) -
         draft=drafter,
         parallel=texts,
         text_tokens=options.tokens + 60,
+        learn=False,
     ) as engine:
         engine.generate(PROMPTS[0], config.with_(max_tokens=4))
         rate = StreamRate(engine.target.model.weights)

@@ -86,7 +86,7 @@ class BatchPrediction:
             "compute_s": round(self.compute_s, 5),
             "bound": self.bound,
             "resident_bytes": self.holding.resident_bytes,
-            "streamed_bytes_per_pass": self.holding.streamed_bytes,
+            "streamed_bytes_per_pass": self.holding.pass_bytes(self.texts),
         }
 
 
@@ -97,8 +97,10 @@ def predict_batch(holding: PlannedMemory, passes: Passes, texts: int) -> BatchPr
         holding: with room in the cache for that many texts.
     """
     compute_s = passes.compute.at(texts)
-    read_s = read_seconds(holding.streamed_bytes, passes.read_rate)
-    pass_s = pass_seconds(read_s, compute_s, passes.overlap)
+    read_s = read_seconds(holding.pass_bytes(texts), passes.read_rate)
+    # A layer's experts are known only when they are needed, so nothing hides their reading.
+    overlap = passes.overlap if holding.experts is None else 1.0
+    pass_s = pass_seconds(read_s, compute_s, overlap)
     return BatchPrediction(
         texts, holding, pass_s, read_s, compute_s, round_seconds(0.0, pass_s, passes.accept_s)
     )

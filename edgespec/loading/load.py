@@ -47,7 +47,10 @@ def load(
     slots: int | None = None,
     parallel: int | str | None = None,
     text_tokens: int | None = None,
+    experts: str = "auto",
     prompt_cache: bool = False,
+    draft_from: str | os.PathLike[str] | None = None,
+    learn: bool = True,
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load a target and its drafter.
@@ -81,7 +84,13 @@ def load(
             were measured to take. None leaves the cache as large as one text needs, and several share it.
         text_tokens: tokens of a usual text, prompt and answer together, where there are several; None assumes
             512. A single text may still have `context` tokens.
+        experts: how a mixture of experts is streamed: "auto" reads the experts that a pass needs and does not
+            find in memory, "never" reads whole layers.
         prompt_cache: save the states of prompts on disk, so that equal beginnings are read only once.
+        draft_from: a folder with text files, or a file, whose passages are proposed where the text goes on
+            like one of them. An index of it is kept in the cache folder.
+        learn: use what earlier runs learned about this pair of models, and keep what this one learns; see
+            docs/how-to/privacy.md for what that is. False begins with nothing and keeps nothing.
         on_progress: called with what is being done and the fraction done.
 
     Raises:
@@ -104,6 +113,9 @@ def load(
         slots=slots,
         parallel=parallel,
         text_tokens=text_tokens,
+        experts=experts,
+        draft_from=None if draft_from is None else Path(draft_from),
+        learn=learn,
     )
     options.check()
     path = catalog.find(model, on_progress)
@@ -129,7 +141,8 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
 
     drafted_by = drafter_name(drafter_files, state)
     policy = open_policy(target_files, drafted_by, state)
-    limits = tree_limits(drafter_files, policy, state)
+    experts = target.model.weights.expert_use is not None
+    limits = tree_limits(drafter_files, policy, state, experts=experts)
     drafter = open_drafter(drafter_files, target, limits, memory, state)
 
     keys = Keys.of(

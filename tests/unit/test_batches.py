@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.costs.batches import SIZES, TextCells, fewest_texts, knee_of_texts, predict_batch
 from edgespec.costs.curves import Curve
-from edgespec.costs.planned_memory import PlannedMemory
+from edgespec.costs.planned_memory import PlannedExperts, PlannedMemory
 from edgespec.costs.planner import Passes
 
 GIB = 1 << 30
@@ -32,6 +34,16 @@ def test_a_pass_that_waits_for_the_disk_gives_every_text_a_token() -> None:
 def test_cells_that_displace_weights_are_paid_with_reading() -> None:
     passes = Passes(FLAT, read_rate=GIB)
     assert predict_batch(held(3 * GIB), passes, 16).pass_s == 3.0
+
+
+def test_more_texts_need_more_experts() -> None:
+    experts = PlannedExperts(GIB // 100, n_slots=50, n_experts=200, n_needed=20, hit_rate=0.5)
+    holding = replace(held(experts.missed_bytes(1)), experts=experts)
+    passes = Passes(FLAT, read_rate=GIB)
+    one, many = (predict_batch(holding, passes, texts) for texts in (1, 16))
+    assert one.read_s < many.read_s < 16 * one.read_s
+    assert many.pass_s == pytest.approx(many.read_s + many.compute_s), "nothing hides the reading"
+    assert many.to_json()["streamed_bytes_per_pass"] == experts.missed_bytes(16)
 
 
 def test_no_more_texts_than_gain_something() -> None:

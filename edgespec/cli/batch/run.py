@@ -111,6 +111,7 @@ class BatchRun:
                 texts["text_tokens"] = usual_tokens(input_name, self._config.max_tokens)
             engine = stack.enter_context(self._terminal.load(loading, **texts))
             self._terminal.template(engine, raw=self._raw)
+            self._terminal.thinking(engine, self._config)
             if not self._model.mark:
                 self._model = model_mark(loading.model)
             self._progress = Progress(count_lines(input_name))
