@@ -62,7 +62,7 @@ class SharedPasses:
         finish: ends an answer.
         stopped: whether everything is to end.
         most_texts: most answers at once.
-        on_pass: called with the rows of each pass that extended texts, and its record.
+        on_pass: called after each pass that extended texts, with its rows and a record for each text.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SharedPasses:
         begin: Callable[[Request], AnswerInProgress],
         finish: Callable[[AnswerInProgress, FinishReason], Chunk],
         stopped: Callable[[], bool],
-        on_pass: Callable[[int, PassRecord], None],
+        on_pass: Callable[[int, Sequence[PassRecord]], None],
         most_texts: int,
     ) -> None:
         self._target = target
@@ -197,7 +197,7 @@ class SharedPasses:
             self._target.store_blocks(chunk.cached)
         if records:
             rows = sum(record.nodes for record in records) + sum(len(chunk.tokens) for chunk in chunks)
-            self._on_pass(rows, records[0])
+            self._on_pass(rows, records)
         for text, record in zip(extended, records, strict=True):
             yield from self._add(text, record)
 

@@ -25,6 +25,7 @@ class LoadOptions:
     Attributes:
         kind: of drafter: "model", "lookup" or "merged"; None leaves it to `draft`.
         threads: None takes the default, or what was measured to be faster.
+        more_cells: cells for texts beside a single one; planned while loading.
     """
 
     draft: str
@@ -43,6 +44,9 @@ class LoadOptions:
     slots: int | None
     kv: str = DEFAULT_KV
     lora: tuple[str, ...] = ()
+    parallel: int | str | None = None
+    text_tokens: int | None = None
+    more_cells: int = 0
     experts: str = "auto"
     draft_from: Path | None = None
     learn: bool = True
@@ -61,7 +65,12 @@ class LoadOptions:
 
     @property
     def n_cells(self) -> int:
-        """Cells of the cache: for the text, and for the tree after it."""
+        """Cells of the cache: for the texts, and for the trees after them."""
+        return self.cells_alone + self.more_cells
+
+    @property
+    def cells_alone(self) -> int:
+        """Cells for a single text and its tree."""
         return self.context + SPARE_CELLS + (self.tree_budget or 0)
 
     @property
@@ -98,6 +107,11 @@ class LoadOptions:
         _require(self.experts in EXPERT_MODES, "experts", self.experts, "auto or never")
         slots = self.slots
         _require(slots is None or 2 <= slots <= 4096, "number of slots", slots, "from 2 to 4096")
+        parallel = self.parallel
+        fine = parallel in (None, "auto") or (isinstance(parallel, int) and 1 <= parallel <= 1000)
+        _require(fine, "number of parallel texts", parallel, "from 1 to 1000, or auto")
+        tokens = self.text_tokens
+        _require(tokens is None or tokens > 0, "number of tokens of a text", tokens, "1 or more")
         if self.exact and budget is not None and budget > MOST_ROWS:
             raise UsageError(
                 f"The tree budget is {budget}, and exact decoding allows {MOST_ROWS}.",

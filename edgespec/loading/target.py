@@ -50,7 +50,7 @@ def open_target(
     target.identity = cache_identity(
         header,
         model,
-        context=options.n_cells,
+        context=options.cells_alone,
         rule=target.rule,
         gpu_layers=options.gpu_layers,
         kernels=memory.kernels,

@@ -69,6 +69,7 @@ class Application:
             Route("/v1/models/{model:path}", self._show_model),
             Route("/health", self._health),
             Route(PAGE, Page().answer),
+            Route("/metrics", self._metrics),
         ]
         middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
         middleware += origin_checks(cors)
@@ -100,6 +101,10 @@ class Application:
         # The reason may name files, and no key is needed to see this page.
         reason = trouble if self._open else "The model failed; the server's output says why."
         return JSONResponse({"status": "unavailable", "reason": reason}, 503)
+
+    async def _metrics(self, _http: HTTPRequest) -> Response:
+        page, content_type = self._worker.metrics.page()
+        return Response(page, headers={"content-type": content_type})
 
 
 class _Completions:

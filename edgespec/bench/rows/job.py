@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.bench.rows.capped import cap_kind
-from edgespec.bench.rows.llamacpp import LlamaCpp, Programs, find_programs
+from edgespec.bench.rows.llamacpp import LlamaCpp, Programs, find_programs, program_folder
+from edgespec.bench.rows.llamacpp_batches import LlamaCppBatches
 from edgespec.bench.rows.machine import describe_machine, versions
 from edgespec.bench.rows.row_spec import RowOptions, RowSpec, rows_for
-from edgespec.bench.rows.runner import RunConfig
+from edgespec.bench.rows.runner import OtherProgram, RunConfig
 from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.errors import UsageError
@@ -34,6 +35,7 @@ from edgespec.progress import Progress
 from edgespec.units import readable
 
 _TEMPLATE_TOKENS = 128
+_MOST_TEXTS = 256  # llama.cpp's most sequences
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Request:
         synthesize: bytes of a widened target to make, or the mixture of experts; None measures the model
             itself.
         compare: the value of --compare, or None.
+        texts: numbers of texts to answer at once.
     """
 
     model: str | None
@@ -66,6 +69,7 @@ class Request:
     synthesize: int | MixtureShape | None = None
     keep: bool = False
     compare: str | None = None
+    texts: Sequence[int] = ()
     command: str = "edgespec bench"
 
 
@@ -79,7 +83,7 @@ class Job:
 
     specs: list[RowSpec]
     run_config: RunConfig
-    others: LlamaCpp | None
+    others: Sequence[OtherProgram]
     about: dict[str, Any] = field(default_factory=dict)
 
 
@@ -110,7 +114,9 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         header = read_header(target)
         marks = tuple(mark for mark in ("widened", "mixed") if f"edgespec.{mark}_from" in header.metadata)
         files = ModelFiles.of(header)
-        options = RowOptions(target, load, request.trees, request.memory, request.cap, request.offload, marks)
+        options = RowOptions(
+            target, load, request.trees, request.memory, request.cap, request.offload, marks, request.texts
+        )
         room = available_memory()
         limit = min(options.limit or room, room)
         drafter = _drafter(header, files, load, limit, request.trees, on_progress)
@@ -131,7 +137,11 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
             request.profile_s,
             files.paths,
         )
-        others = _llama_cpp(request, load, programs, drafter, files, marks) if programs else None
+        others: list[OtherProgram] = []
+        if programs is not None:
+            others.append(_llama_cpp(request, load, programs, drafter, files, marks))
+        if request.texts:
+            others.append(_llama_cpp_batches(request, load, files, marks))
         about = _about(request, header, files, options, len(texts))
         about["draft"] = drafter.name if drafter else load.get("draft", "the text itself")
         yield Job(specs, run_config, others, about)
@@ -213,6 +223,23 @@ def _llama_cpp(
     )
 
 
+def _llama_cpp_batches(
+    request: Request, load: dict[str, Any], files: ModelFiles, marks: tuple[str, ...]
+) -> LlamaCppBatches:
+    return LlamaCppBatches(
+        program_folder(request.compare),
+        files.paths[0],
+        request.texts,
+        n_bytes=files.tensor_bytes,
+        cap=request.cap if cap_kind() != "none" else None,
+        threads=load.get("threads") or default_threads(),
+        tokens=request.config.max_tokens or 1,
+        repetitions=request.repetitions,
+        row_seconds=request.row_seconds,
+        marks=marks,
+    )
+
+
 def _about(
     request: Request, header: GGUFHeader, files: ModelFiles, options: RowOptions, asked: int
 ) -> dict[str, Any]:
@@ -274,6 +301,7 @@ def _about(
             "seed": config.seed,
             "verify": config.verify,
             "trees": list(request.trees),
+            "texts": list(request.texts),
             "load": options.load,
         },
         "notes": notes,
@@ -289,6 +317,9 @@ def check(request: Request) -> None:
     for name, value in (("--prompts", request.prompts), ("--repetitions", request.repetitions)):
         if not 1 <= value <= 10_000:
             raise UsageError(f"{name} is {value}.", "It must be from 1 to 10000.")
+    for texts in request.texts:
+        if not 1 <= texts <= _MOST_TEXTS:
+            raise UsageError(f"--parallel is {texts}.", f"It must be from 1 to {_MOST_TEXTS}.")
     if not 0 <= request.profile_s < 3600:
         raise UsageError(f"--profile-seconds is {request.profile_s:g}.", "It must be from 0 to 3600.")
     if not 0 < request.row_seconds < 1e6:

@@ -61,6 +61,16 @@ def bench(
             help_text="A row with trees of so many nodes; may be repeated. Default: 16, 32 and auto.",
         ),
     ] = None,
+    parallel: Annotated[
+        str | None,
+        option(
+            _ROWS,
+            "--parallel",
+            variable=False,  # EDGESPEC_PARALLEL is a single number, for batches and the server
+            metavar="N,N,...",
+            help_text="Rows of so many texts at once, beside llama.cpp's own batches; such as 1,4,16,64.",
+        ),
+    ] = None,
     memory_cap: Annotated[
         str | None,
         option(
@@ -203,6 +213,7 @@ def bench(
         synthesize=wanted,
         keep=keep,
         compare=compare,
+        texts=_texts(parallel),
         command=shlex.join(["edgespec", *sys.argv[1:]]),
     )
     check(request)
@@ -263,7 +274,7 @@ class _Bench:
                 job = stack.enter_context(prepared(request, progress))
             for note in job.about["notes"]:
                 self._terminal.note(note)
-            rows = len(job.specs) + len(job.others.specs if job.others else ())
+            rows = len(job.specs) + sum(len(other.specs) for other in job.others)
             most = readable_time(rows * request.row_seconds)
             self._terminal.note(f"Measuring {count(rows, 'row')}, in at most {most} and what loading takes.")
             with self._terminal.status() as status:
@@ -348,6 +359,19 @@ def _conditions(document: dict[str, Any]) -> str:
         parts.append(f"disk {' and '.join(readable(speed) + '/s' for speed in disk['bytes_per_s'])}")
     parts += [f"{name} {value}" for name, value in document["versions"].items() if name != "python"]
     return ". ".join(parts) + "."
+
+
+def _texts(given: str | None) -> list[int]:
+    """The numbers of --parallel, each once.
+
+    Raises:
+        UsageError: one of them is no number.
+    """
+    words = [word.strip() for word in given.split(",")] if given else []
+    for word in words:
+        if not word.isdecimal():
+            raise UsageError(f"--parallel is '{given}'.", "Give numbers of texts, such as 1,4,16,64.")
+    return list(dict.fromkeys(map(int, words)))
 
 
 def _tree(text: str) -> int | str:

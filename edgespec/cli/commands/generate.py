@@ -100,7 +100,7 @@ def generate(
         option(
             _PANEL,
             "--parallel",
-            "Lines of --input to answer at once. Default: as many as a pass serves.",
+            "Lines of --input to answer at once. Default: as many as gain speed.",
             metavar="N",
         ),
     ] = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -104,7 +105,7 @@ def serve(
         from edgespec.serving.server import Server
         from edgespec.serving.worker import Worker
     except ModuleNotFoundError as error:
-        if error.name not in ("uvicorn", "starlette"):
+        if error.name not in ("uvicorn", "starlette", "prometheus_client"):
             raise
         raise UsageError(
             "The HTTP server is not installed.", "Install it: pip install 'edgespec[serve]'"
@@ -115,14 +116,15 @@ def serve(
         shown = terminal.note if terminal.verbose or terminal.is_watched else None
         requests = RequestLog(Path(log).expanduser() if log else None, shown)
         stack.callback(requests.close)
-        engine = terminal.load(loading)
+        load = partial(loading.load, parallel=parallel)
+        engine = terminal.load(loading, parallel=parallel)
         model = name or display_name(engine.target.model.path)
         chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
         sampled = sampling_in_words(chosen.config, chosen.sources)
         terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
         terminal.thinking(engine, chosen.config)
         can_chat = engine.has_chat_template
-        worker = Worker(engine, queue, loading.load, terminal.warn, parallel=parallel)
+        worker = Worker(engine, queue, load, terminal.warn, parallel=parallel)
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)

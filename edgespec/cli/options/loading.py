@@ -228,9 +228,13 @@ class LoadOptions:
         """The tree budget that was requested; None means auto."""
         return None if self.tree_budget is None else parse_tree_budget(self.tree_budget)
 
-    def load(self, on_progress: Callable[[str, float], None]) -> Engine:
-        """Load the target and its drafter; raises what `edgespec.load` raises."""
-        arguments = self.arguments()
+    def load(self, on_progress: Callable[[str, float], None], **more: Any) -> Engine:
+        """Load the target and its drafter; raises what `edgespec.load` raises.
+
+        Args:
+            more: arguments of `edgespec.load` that are not options of every command.
+        """
+        arguments = self.arguments() | more
         import edgespec
 
         return edgespec.load(**arguments, on_progress=on_progress)

@@ -10,6 +10,7 @@ from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
 SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
 USUAL_NODES = 64  # of the largest tree, by default
+USUAL_TEXT = 512  # tokens of one of many texts, prompt and answer together, where nothing else is known
 
 _HALF, _FLOAT = 2, 4  # bytes of an element of the mask, and of an activation
 CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32}
@@ -57,8 +58,6 @@ def footprint(
         kv: type of cached keys and values, of CACHE_TYPES.
     """
     embedding = _number(header, "embedding_length", 0)
-    heads_kv = _number(header, "attention.head_count_kv", _heads(header))
-    cell = round((header.block_count or 0) * heads_kv * sum(head_sizes(header)) * CACHE_TYPES[kv])
     hidden = _number(header, "feed_forward_length", 4 * embedding)
     # At the peak: three rows of a feed-forward block, four of the residual stream and the mask; or the
     # logits.
@@ -66,7 +65,7 @@ def footprint(
     logits = n_outputs * header.n_vocab * _FLOAT
     return Footprint(
         weights=header.tensor_bytes,
-        cache=n_cells * cell,
+        cache=n_cells * cell_bytes(header, kv),
         # Logits are in the graph and in the output buffer.
         buffers=max(rows, logits) + logits + work_bytes([header], n_rows, n_threads),
     )
@@ -77,6 +76,16 @@ def head_sizes(header: GGUFHeader) -> tuple[int, int]:
     usual = _number(header, "embedding_length", 0) // _heads(header)
     key = _number(header, "attention.key_length", usual)
     return key, _number(header, "attention.value_length", usual)
+
+
+def cell_bytes(header: GGUFHeader, kv: str = "f16") -> int:
+    """What the keys and values of one token take, estimated from the model's header.
+
+    Args:
+        kv: type of cached keys and values, of CACHE_TYPES.
+    """
+    heads_kv = _number(header, "attention.head_count_kv", _heads(header))
+    return round((header.block_count or 0) * heads_kv * sum(head_sizes(header)) * CACHE_TYPES[kv])
 
 
 def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int) -> int:
