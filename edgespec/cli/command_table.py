@@ -160,7 +160,7 @@ COMMANDS: Mapping[str, Command] = {
         ("edgespec config", "edgespec config --init"),
     ),
     "models": Command("models", "app", "Fetch models, see what they are, pair, widen and remove them."),
-    "draft": Command("draft", "app", "Make a drafter for a target that has none."),
+    "draft": Command("draft", "app", "Make drafters, and tune them."),
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer, PassRoom
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import Acceptance, DraftedTree
 
 Sizer = FixedSizer | AdaptiveSizer
@@ -51,6 +51,7 @@ class DecodingText:
         cached: where the target caches it; None for the target's own text.
         last_round: its latest tree with drafted tokens, and what was accepted of it.
         error: what went wrong with this text alone in its latest round.
+        on_logits: see `engine.requests.Request`.
     """
 
     tokens: list[int]
@@ -60,6 +61,7 @@ class DecodingText:
     cached: CachedText | None = None
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: EdgeSpecError | None = None
+    on_logits: Callable[[FloatArray], None] | None = None
 
     def within(self, limits: TreeLimits) -> TreeLimits:
         """Limits of a tree that leaves room for the bonus token, which follows the accepted path."""
@@ -222,4 +224,6 @@ class Loop:
             return ()
         if len(drafted.tree) > 1:
             self.last_round = text.last_round = drafted.tree, accepted
+        if text.on_logits is not None:
+            text.on_logits(verified.logits[list(accepted.path)])
         return accepted.path

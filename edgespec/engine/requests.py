@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk
+from edgespec.speculation.tree import FloatArray
 
 if TYPE_CHECKING:
     from edgespec.models.text.encoding import Prompt
@@ -22,6 +23,8 @@ class Request:
         key: whatever the caller knows it by.
         raw: continue the text as it is, without a template.
         cancelled: set by the caller, from any thread, to end the answer.
+        on_logits: called after each pass with the (n, n_vocab) logits from which the n tokens that it
+            appended were chosen, in order. Tokens behind the end of the answer count too.
     """
 
     prompt: Prompt
@@ -29,6 +32,7 @@ class Request:
     raw: bool = False
     key: Any = None
     cancelled: bool = False
+    on_logits: Callable[[FloatArray], None] | None = None
 
 
 @dataclass(frozen=True)

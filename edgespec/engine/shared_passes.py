@@ -131,6 +131,7 @@ class SharedPasses:
                 return
             try:
                 text = _InFlight(request, self._begin(request))
+                text.answer.decoding.on_logits = request.on_logits
             except EdgeSpecError as error:
                 yield Event(request, error=error)
                 continue
