@@ -28,7 +28,6 @@ from edgespec.bench.rows.capped import run_capped
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import forget_cached
 from edgespec.models.gguf.widen import widen
-from edgespec.speculation.policies import tree_policy
 
 CONTEXT = 512
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -94,7 +93,7 @@ def answers(target: Path, options: argparse.Namespace) -> dict[str, Any]:
         context=CONTEXT,
         memory=int(options.cap * 10**6 * 0.95),
     ) as engine:
-        engine.policy = tree_policy()  # what was learned from these very prompts before is no merit
+        engine.forget_texts()  # what was learned from these very prompts before is no merit
         engine.generate(PROMPTS[-1], GenerationConfig(max_tokens=16))
         config = GenerationConfig(max_tokens=options.tokens, temperature=options.temperature, seed=7)
         made = [engine.generate(prompt, config) for prompt in PROMPTS[: options.prompts]]

@@ -32,7 +32,6 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
 from edgespec.models.gguf.widen import widen
 from edgespec.models.llama.quantize import make_drafter
-from edgespec.speculation.policies import tree_policy
 
 _LONGEST_QUESTION = 1500  # characters
 FOLDER = user_cache_path("edgespec") / "bench-models"
@@ -117,7 +116,7 @@ def _end_to_end(target: Path, drafter: Path, options: argparse.Namespace) -> tup
         tree_budget=options.tree_budget,
     ) as engine:
         engine.generate(OTHER_PROMPTS[-1], GenerationConfig(max_tokens=8))
-        engine.policy = tree_policy()  # what other runs learned is no merit of this drafter
+        engine.forget_texts()  # what other runs learned is no merit of this drafter
         for prompt in OTHER_PROMPTS[: options.prompts]:
             records += engine.generate(prompt, GenerationConfig(max_tokens=48)).passes[1:]
     tokens = sum(record.accepted + 1 for record in records)

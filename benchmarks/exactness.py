@@ -24,7 +24,6 @@ from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.speculation.policies import tree_policy
 
 
 @dataclass
@@ -88,7 +87,7 @@ def _row(
 ) -> Row:
     identical, per_pass, gaps = 0, [], [0.0]
     before = engine.target.cache.compactions
-    engine.policy = tree_policy()  # what was learned from these very prompts before is no merit
+    engine.forget_texts()  # what was learned from these very prompts before is no merit
     for prompt in prompts:
         engine.target.rewind(0)  # every answer starts from an empty cache
         answer = engine.generate(prompt, config)

@@ -27,9 +27,9 @@ DRAFTERS = {
 def main() -> None:
     options = _parse()
     with ExitStack() as stack:
-        plain = stack.enter_context(edgespec.load(smollm2(), draft="none", exact=False))
+        plain = stack.enter_context(edgespec.load(smollm2(), draft="none", exact=False, learn=False))
         engines = {
-            name: stack.enter_context(edgespec.load(smollm2(), draft=draft, exact=False))
+            name: stack.enter_context(edgespec.load(smollm2(), draft=draft, exact=False, learn=False))
             for name, draft in DRAFTERS.items()
         }
         print("| drafter | temperature | against plain, median | from | to | tokens a pass | nodes a pass |")
@@ -46,6 +46,8 @@ def _compare(
 ) -> None:
     ratios: dict[str, list[float]] = {name: [] for name in engines}
     for round_ in range(options.rounds):
+        for engine in engines.values():
+            engine.forget_texts()  # the same prompts come again
         for prompt in PROMPTS[: options.prompts]:
             config = GenerationConfig(max_tokens=options.tokens, temperature=temperature, seed=round_)
             expected = plain.generate(prompt, config).tokens_per_second

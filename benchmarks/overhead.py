@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     result: dict[str, Any] = {"plain": plain(options.rounds, options.tokens)}
     for name, draft in (("q4_0", q4_0()), ("drop-18-21", dropped())):
-        with edgespec.load(draft=draft, tree_budget=32, exact=False) as engine:
+        with edgespec.load(draft=draft, tree_budget=32, exact=False, learn=False) as engine:
             result[name] = speculation(engine, options.tokens, options.rounds)
     for name, figures in result.items():
         print(f"{name:>12}: " + ", ".join(f"{k} {v:.3f}" for k, v in figures.items()))

@@ -85,7 +85,7 @@ def measure(target: Path, draft: str, texts: int, options: argparse.Namespace) -
     cap = int(0.93 * options.cap * 10**6) if target != smollm2() else None
     config = GenerationConfig(max_tokens=options.tokens)
     prompts = [PROMPTS[n % len(PROMPTS)] + " Please." * (n // len(PROMPTS)) for n in range(texts)]
-    with edgespec.load(target, context=2048, exact=True, memory=cap, draft=drafter) as engine:
+    with edgespec.load(target, context=2048, exact=True, memory=cap, draft=drafter, learn=False) as engine:
         engine.generate(PROMPTS[0], config.with_(max_tokens=4))
         start = time.perf_counter()
         answers, records, outside = {}, {}, []

@@ -29,6 +29,7 @@ from platformdirs import user_cache_path
 import edgespec
 from benchmarks.workload import PROMPTS, dropped_four, q4_0, smollm2
 from edgespec.engine.engine import Engine
+from edgespec.files.kept import Kept
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
 from edgespec.machine.probe import usable_cores
@@ -39,7 +40,7 @@ from edgespec.plans.plan import Plan, PlanRequest
 from edgespec.profiles.stream_rate import StreamRate
 
 CONTEXT = 1024
-_LEARNED = user_cache_path("edgespec") / "acceptance"
+_LEARNED = Kept.LEARNED.folder
 _KNOWN = (_LEARNED, user_cache_path("edgespec") / "profiles")
 
 

@@ -21,15 +21,15 @@ from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.drafters.lookup import PromptLookup
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.learning.acceptance import Calibrated
 from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.learning.published import ByRank, Even
 from edgespec.speculation.learning.tables import Table
 from edgespec.speculation.noise import GumbelNoise
-from edgespec.speculation.ranking import ByAgreement, ByProbability
-from edgespec.speculation.tree import IntArray
+from edgespec.speculation.ranking import ByAgreement, ByProbability, Ranking
+from edgespec.speculation.sources.base import Proposer, TargetRows, proposals_of
+from edgespec.speculation.tree import IntArray, TokenTree
 from edgespec.speculation.tree_search import TreeSearch, draft_steps
 
 # A context: so many tokens of the text, and the tokens off it that follow them.
@@ -96,6 +96,13 @@ class Contexts:
             return Children(np.concatenate([row.tokens[:, :count] for row in rows]), logprobs)
         values = np.concatenate([self._found[key][1] for key in keys])
         return pair.children(np.concatenate([self._found[key][2] for key in keys]), values, after, count)
+
+    def said(self, keys: Sequence[Key]) -> Children:
+        """The likeliest tokens after known contexts, by the model's own probability."""
+        rows = [self._found[key][0] for key in keys]
+        return Children(
+            np.concatenate([row.tokens for row in rows]), np.concatenate([row.logprobs for row in rows])
+        )
 
     def read(self, keys: Sequence[Key]) -> None:
         """Read the last tokens of unknown contexts, whose parents were read before."""
@@ -211,35 +218,50 @@ class Walk:
     """One way to grow trees, led along a text.
 
     Args:
-        start: tokens of the prompt.
-        limits: with the policy's growth, which learns on the way as it would while running.
-        lookup: merges the text's own continuations into the trees.
+        start: tokens of the prompt. limits: with the policy's growth, which learns on the way as it would
+        while running. proposers: further sources that are merged into the trees. target: what the target says
+        after contexts along the same text, for sources that keep that. model: whether the drafter is asked at
+        all. whole: whether sources see what the target said after all nodes of a tree, or only after accepted
+        ones.
     """
 
     def __init__(
-        self, contexts: Contexts, start: int, limits: TreeLimits, lookup: PromptLookup | None = None
+        self,
+        contexts: Contexts,
+        start: int,
+        limits: TreeLimits,
+        proposers: Sequence[Proposer] = (),
+        *,
+        target: Contexts | None = None,
+        model: bool = True,
+        whole: bool = True,
+        ranking: Ranking | None = None,
     ) -> None:
         self.run = Run(tokens=len(contexts.text) - start)
         self.at = start
         self._contexts = contexts
         self._limits = limits
-        self._lookup = lookup
+        self._proposers = proposers
+        self._target = target
+        self._model = model
+        self._whole = whole
+        self._ranking = ranking
         # Where scores do not come from what the drafter says, nodes off the text need not be read: they are
         # not accepted, and take their places in the tree whatever they are.
         self._shaped = isinstance(limits.growth.chances, ByRank | Even) or limits.branching == 1
 
-    def steps(self) -> Iterator[list[Key]]:
+    def steps(self) -> Iterator[tuple[Contexts, list[Key]]]:
         """All passes, one after another.
 
         Yields:
-            Contexts that must be read before it can go on.
+            Contexts that must be read before it can go on, and of which model.
         """
         text, run = self._contexts.text, self.run
         chances = self._limits.growth.chances
         while self.at < len(text):
             begun = time.perf_counter()
             within = replace(self._limits, depth=min(self._limits.depth, len(text) - self.at - 1))
-            looked_up = self._lookup.propose(text[: self.at], within.depth) if self._lookup else None
+            proposals = proposals_of(self._proposers, text[: self.at], within.depth)
             expansions = Expansions()
             keys: dict[int, Key] = {0: (self.at, ())}
             search = draft_steps([TreeSearch(text[self.at - 1], within)], within)
@@ -251,26 +273,44 @@ class Walk:
                     (tree,) = end.value
                     break
                 asked = self._asked(found, keys)
-                run.step_rows.append(len(asked))
+                run.step_rows += [len(asked)] * self._model
                 run.grow_s += time.perf_counter() - begun
-                rows = [row for row, key in enumerate(asked) if not (self._shaped and key[1])]
+                rows = [row for row, key in enumerate(asked) if self._model and not (self._shaped and key[1])]
                 wanted = [asked[row] for row in rows]
                 unknown = self._contexts.unknown(wanted)
                 if unknown:
-                    yield unknown
+                    yield self._contexts, unknown
                 pair = chances.pair if isinstance(chances, Calibrated) else None
-                children = _anything(len(asked), within.branching)
+                children = (
+                    _anything(len(asked), within.branching) if self._model else Children.none(len(asked), 0)
+                )
                 if rows:
                     known = self._contexts.candidates(wanted, found.tokens[rows], within.branching, pair)
                     children.tokens[rows], children.logprobs[rows] = known.tokens, known.logprobs
                 begun = time.perf_counter()
-                if looked_up is not None:
-                    children = looked_up.join(found, children)
+                children = proposals.join(found, children)
+                if self._ranking is not None:
+                    children = self._ranking.filtered(found, children, self.at)
                 expansions.add(found, children)
                 answer = [children]
             node, accepted = 0, 0
             while (below := tree.child(node, text[self.at + accepted])) is not None:
                 node, accepted = below, accepted + 1
+            if self._target is not None and any(proposer.keeps_passes for proposer in self._proposers):
+                run.grow_s += time.perf_counter() - begun
+                at = self._places(tree)
+                nodes = [node for node, key in enumerate(at) if self._whole or not key[1]]
+                for depth in range(1 + max(len(off) for _, off in at)):  # parents are read before children
+                    level = [at[node] for node in nodes if len(at[node][1]) == depth]
+                    if unknown := self._target.unknown(level):  # others may have asked in the meantime
+                        yield self._target, unknown
+                begun = time.perf_counter()
+                said = self._target.said([at[node] for node in nodes])
+                rows_of_nodes = TargetRows(
+                    np.array(nodes, dtype=np.int32), said.tokens, np.exp(said.logprobs)
+                )
+                for proposer in self._proposers:
+                    proposer.observe(text[: self.at], tree, rows_of_nodes)
             expansions.teach(chances, text[self.at : self.at + accepted + 1])
             run.grow_s += time.perf_counter() - begun
             run.passes += 1
@@ -287,6 +327,13 @@ class Walk:
                 keys[node] = self._below(keys[parent], token)
             asked.append(keys[node])
         return asked
+
+    def _places(self, tree: TokenTree) -> list[Key]:
+        """The contexts of a tree's nodes."""
+        places: list[Key] = [(self.at, ())]
+        for parent, token in zip(tree.parents[1:].tolist(), tree.tokens[1:].tolist(), strict=True):
+            places.append(self._below(places[parent], token))
+        return places
 
     def _below(self, key: Key, token: int) -> Key:
         (length, off), text = key, self._contexts.text
@@ -310,14 +357,15 @@ def replay(contexts: Contexts, walks: Sequence[Walk]) -> None:
     going = {walk: walk.steps() for walk in walks}
     while going:
         behind = min(walk.at for walk in going)
-        contexts.forget(behind)
-        wanted: dict[Key, None] = {}
+        wanted: dict[Contexts, dict[Key, None]] = {}
         for walk, steps in list(going.items()):
             if walk.at >= behind + _AHEAD:
                 continue
-            keys = next(steps, None)
-            if keys is None:
+            asked = next(steps, None)
+            if asked is None:
                 del going[walk]
             else:
-                wanted.update(dict.fromkeys(keys))
-        contexts.read(list(wanted))
+                wanted.setdefault(asked[0], {}).update(dict.fromkeys(asked[1]))
+        for contexts, keys in wanted.items():
+            contexts.forget(behind)
+            contexts.read(list(keys))

@@ -73,7 +73,28 @@ def report(results: Path, output: Path) -> None:
             for name in ("steps", "rows", "draft_s", "grow_s")
         )
         print(f"| {method} | {steps:.1f} | {rows_read:.1f} | {1000 * drafter:.0f} | {1000 * growing:.1f} |")
+    _print_categories(lines, methods, most)
     _plot(cells, pairs, temperatures, methods, budgets, output / "trees.svg")
+
+
+def _print_categories(lines: Sequence[dict[str, Any]], methods: Sequence[str], budget: int) -> None:
+    """Tokens a pass by category of question, over all pairs and the texts that all methods were led along."""
+    names = [f"{method} {budget}" for method in methods]
+    for temperature in sorted({line["temperature"] for line in lines if "runs" in line}):
+        tokens: dict[tuple[str, str], int] = defaultdict(int)
+        passes: dict[tuple[str, str], int] = defaultdict(int)
+        for line in lines:
+            runs = line.get("runs", {})
+            if line.get("temperature") == temperature and all(name in runs for name in names):
+                for name in names:
+                    tokens[line["category"], name] += runs[name]["tokens"]
+                    passes[line["category"], name] += runs[name]["passes"]
+        print(f"\nTemperature {temperature:g}, {budget} nodes, tokens a pass by category:\n")
+        print("| category | " + " | ".join(methods) + " |")
+        print("|---|" + "---|" * len(methods))
+        for category in dict.fromkeys(category for category, _ in tokens):
+            row = [tokens[category, name] / passes[category, name] for name in names]
+            print(f"| {category} | {_figures(row)} |")
 
 
 def _over(pairs: list[str], cells: Cells, temperature: float, method: str, budget: int) -> float:

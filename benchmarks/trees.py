@@ -28,7 +28,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -47,14 +47,26 @@ from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.profiles.table_file import TableFile
-from edgespec.speculation.drafters.lookup import PromptLookup
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.learning.tables import TableStore
-from edgespec.speculation.policies import NAMES, TreePolicy, tree_policy
+from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.policies import DEFAULT, NAMES, TreePolicy, tree_policy
+from edgespec.speculation.sources.base import Proposer
+from edgespec.speculation.sources.recycling import RecycledSource
+from edgespec.speculation.sources.text import TextSource
 
 PAIRS = {"q4_0": q4_0, "drop-18-21": dropped, "drop-14-17-20-23": dropped_four}
-MERGED = "calibrated+lookup"
-METHODS = (*NAMES, MERGED)
+# Calibrated trees with further sources, and those that sources grow alone: which sources, and whether the
+# drafter is asked as well.
+SOURCES: dict[str, tuple[bool, tuple[Callable[[], Proposer], ...]]] = {
+    "calibrated+text": (True, (TextSource,)),
+    "calibrated+recycled": (True, (RecycledSource,)),
+    "calibrated+all": (True, (TextSource, RecycledSource)),
+    "text": (False, (TextSource,)),
+    "recycled": (False, (RecycledSource,)),
+    "all": (False, (TextSource, RecycledSource)),
+}
+METHODS = (*NAMES, *SOURCES)
 DEPTH = 16
 _CONTEXT = 2048
 _LONGEST_PROMPT = 1024
@@ -99,6 +111,8 @@ def run(options: argparse.Namespace) -> None:
         pair: Contexts(model, n_cells=2 * _CONTEXT, n_threads=options.threads)
         for pair, model in drafters.items()
     }
+    # Its texts are those of its most likely tokens, or of the noise; what it says is read as it would be.
+    target = Contexts(Model(smollm2()), n_cells=2 * _CONTEXT, n_threads=options.threads)
     with options.results.open("a") as results:
         for pair in options.pairs:
             if not any("curve" in r and r["pair"] == pair for r in read_lines(options.results)):
@@ -125,7 +139,9 @@ def run(options: argparse.Namespace) -> None:
                         options.results.with_suffix(".learned") / pair,
                         wanted,
                         contexts[pair],
+                        target,
                         Text(question, temperature, prompt, answer),
+                        whole=options.whole,
                     )
                     line = {"pair": pair, "temperature": temperature, "question": question.number}
                     line |= {"category": question.category, "prompt_tokens": len(prompt)}
@@ -149,17 +165,35 @@ class Text:
 
 
 def replay_all(
-    learned: Path, wanted: list[tuple[str, int]], contexts: Contexts, text: Text
+    learned: Path,
+    wanted: list[tuple[str, int]],
+    contexts: Contexts,
+    target: Contexts,
+    text: Text,
+    *,
+    whole: bool,
 ) -> dict[str, dict[str, Any]]:
     """Methods and budgets along one text. What each learned before is read, and kept afterwards."""
     config = GenerationConfig(temperature=text.temperature)
     contexts.start(text.prompt, text.answer, config, text.question.number)
+    if any(method in SOURCES for method, _ in wanted):
+        target.start(text.prompt, text.answer, config, text.question.number)
     walks = {}
     for method, budget in wanted:
         policy = policy_of(method, learned / f"{method} {budget}.npz")
-        lookup = PromptLookup() if method == MERGED else None
+        model, proposers = sources_of(method, budget)
+        limits = limits_of(policy, budget, config)
+        if not model:
+            limits = replace(limits, depth=budget)
         walks[f"{method} {budget}"] = Walk(
-            contexts, len(text.prompt), limits_of(policy, budget, config), lookup
+            contexts,
+            len(text.prompt),
+            limits,
+            proposers,
+            target=target,
+            model=model,
+            whole=whole,
+            ranking=policy.ranking(config, GumbelNoise(text.question.number, contexts.n_vocab)),
         )
     replay(contexts, list(walks.values()))
     for method, budget in wanted:
@@ -176,6 +210,14 @@ def in_bf16(path: Path) -> Path:
 
 
 @cache
+def sources_of(method: str, budget: int) -> tuple[bool, list[Proposer]]:
+    """Whether a method asks the drafter, and its sources, which go on from text to text."""
+    del budget  # each has sources of its own
+    model, kinds = SOURCES.get(method, (True, ()))
+    return model, [kind() for kind in kinds]
+
+
+@cache
 def policy_of(method: str, path: Path) -> TreePolicy:
     """The policy of a method, with what is known at that path; the same one whenever it is asked for."""
     return new_policy(method, path)
@@ -183,7 +225,8 @@ def policy_of(method: str, path: Path) -> TreePolicy:
 
 def new_policy(method: str, path: Path | None = None) -> TreePolicy:
     """The policy of a method; without a path it knows nothing."""
-    return tree_policy(method.partition("+")[0], TableFile(path) if path else TableStore())
+    name = method.partition("+")[0]
+    return tree_policy(name if name in NAMES else DEFAULT, TableFile(path) if path else TableStore())
 
 
 def limits_of(policy: TreePolicy, budget: int, config: GenerationConfig) -> TreeLimits:
@@ -270,8 +313,8 @@ def check(options: argparse.Namespace) -> None:
         with edgespec.load(
             smollm2(),
             draft=PAIRS[pair](),
-            drafter="merged" if method == MERGED else "model",
-            tree=method.partition("+")[0],
+            drafter="model" if SOURCES.get(method, (True, ()))[0] else "lookup",
+            tree=method.partition("+")[0] if method in NAMES else DEFAULT,
             tree_budget=budget,
             exact=False,
             context=_CONTEXT,
@@ -287,8 +330,7 @@ def check(options: argparse.Namespace) -> None:
                     real = engine.generate(prompt, config)
                     # The text that was written in this run: at near-ties it depends on the rows of passes.
                     contexts.start(prompt, real.tokens, config, question.number)
-                    lookup = PromptLookup() if method == MERGED else None
-                    known = Walk(contexts, len(prompt), limits_of(replayed, budget, config), lookup)
+                    known = Walk(contexts, len(prompt), limits_of(replayed, budget, config))
                     replay(contexts, [known])
                     print(
                         f"| {method} | {temperature:g} | {len(real.tokens)} | {len(real.passes)} "
@@ -337,6 +379,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument(
+        "--accepted-only",
+        dest="whole",
+        action="store_false",
+        help="sources see what the target says after accepted nodes alone",
+    )
     parser.add_argument("--bf16", action="store_true", help="replay with copies of the drafters in BF16")
     parser.add_argument("--minutes", type=float, default=1e6, help="start nothing new after so long")
     options = parser.parse_args()

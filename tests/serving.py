@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +20,11 @@ from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.serving.app import Application
 from edgespec.serving.limits import Limits
+from edgespec.serving.request_log import Entry
 from edgespec.serving.server import Server
 from edgespec.serving.worker import Worker
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 PATIENCE_S = 120.0
 
 
@@ -107,13 +108,21 @@ class Client:
 
 @contextmanager
 def serving(
-    load: Callable[[], Engine], limits: Limits | None = None, *, waiting: int = 16, **defaults: Any
+    load: Callable[[], Engine],
+    limits: Limits | None = None,
+    *,
+    waiting: int = 16,
+    aliases: Sequence[str] = (),
+    on_request: Callable[[Entry], None] | None = None,
+    **defaults: Any,
 ) -> Iterator[Running]:
     """A server in this process.
 
     Args:
         load: loads the model, the first time and again after a failure.
         waiting: requests that may wait.
+        aliases: other names of the model.
+        on_request: called when a request is done.
         defaults: settings that requests leave open.
     """
     limits = limits or Limits()
@@ -121,7 +130,15 @@ def serving(
     running = Running(listener.getsockname()[1])
     worker = Worker(load(), waiting, lambda _report: load(), running.told.append)
     try:
-        server = Server(Application(worker, "model", GenerationConfig(**defaults), limits=limits), limits)
+        app = Application(
+            worker,
+            "model",
+            GenerationConfig(**defaults),
+            limits=limits,
+            aliases=aliases,
+            on_request=on_request,
+        )
+        server = Server(app, limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

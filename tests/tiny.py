@@ -23,15 +23,19 @@ class Architecture:
 
     Attributes:
         layer: further tensors of a layer, name to shape (rows first), biases and norms included.
+        layer_at: the same for layers that differ from one another, by number.
         without: tensors of the common layer that it lacks.
         beside: further tensors of the whole model.
         keys: amends the writer with metadata of its own.
+        heads: of keys and values, how many there are, and the length of a key and of a value.
     """
 
     layer: dict[str, Shape] = field(default_factory=dict)
+    layer_at: Callable[[int], dict[str, Shape]] = lambda index: {}
     without: tuple[str, ...] = ()
     beside: dict[str, Shape] = field(default_factory=dict)
     keys: Callable[[gguf.GGUFWriter], Any] = lambda writer: None
+    heads: tuple[int, int, int] = (N_HEAD_KV, HEAD, HEAD)
 
 
 _KV = N_HEAD_KV * HEAD
@@ -53,6 +57,11 @@ _EXPERTS: dict[str, Shape] = {
     "ffn_down_exps.weight": (N_EXPERT, N_EMBD, N_FF),
 }
 _DENSE_FFN = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
+_SHARED: dict[str, Shape] = {
+    "ffn_gate_shexp.weight": (N_FF, N_EMBD),
+    "ffn_up_shexp.weight": (N_FF, N_EMBD),
+    "ffn_down_shexp.weight": (N_EMBD, N_FF),
+}
 
 
 def _experts(writer: gguf.GGUFWriter) -> None:
@@ -69,6 +78,80 @@ def _gemma2(writer: gguf.GGUFWriter) -> None:
 
 def _gemma3(writer: gguf.GGUFWriter) -> None:
     writer.add_sliding_window(8)
+
+
+_ODD_FF = 480  # so that quantized experts are no multiples of a block
+
+
+def _gpt_oss(writer: gguf.GGUFWriter) -> None:
+    writer.add_expert_count(N_EXPERT)
+    writer.add_expert_used_count(N_EXPERT_USED)
+    writer.add_expert_feed_forward_length(_ODD_FF)
+    writer.add_sliding_window(32)
+
+
+def _leading_dense(writer: gguf.GGUFWriter) -> None:
+    _experts(writer)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_shared_count(1)
+    writer.add_expert_weights_scale(1.5)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+_LATENT, _NOPE = 128, 64  # of compressed keys and values; of a head's part without positions
+
+
+def _deepseek2(writer: gguf.GGUFWriter) -> None:
+    _leading_dense(writer)
+    writer.add_expert_group_count(2)
+    writer.add_expert_group_used_count(1)
+    writer.add_q_lora_rank(_LATENT)
+    writer.add_kv_lora_rank(_LATENT)
+    writer.add_key_length_mla(_NOPE + HEAD)
+    writer.add_value_length_mla(HEAD)
+
+
+_STATE, _KEY_HEADS, _VALUE_HEADS, _CONV = 64, 2, 4, 4
+
+
+def _qwen3next(writer: gguf.GGUFWriter) -> None:
+    _experts(writer)
+    writer.add_expert_shared_feed_forward_length(N_FF)
+    writer.add_ssm_conv_kernel(_CONV)
+    writer.add_ssm_inner_size(_VALUE_HEADS * _STATE)
+    writer.add_ssm_state_size(_STATE)
+    writer.add_ssm_time_step_rank(_VALUE_HEADS)
+    writer.add_ssm_group_count(_KEY_HEADS)
+
+
+def _dense_then_experts(index: int) -> dict[str, Shape]:
+    if index == 0:
+        return {name: _COMMON[name] for name in _DENSE_FFN}
+    return _EXPERTS | _SHARED | {"exp_probs_b.bias": (N_EXPERT,)}
+
+
+def _attention_every_fourth(index: int) -> dict[str, Shape]:
+    if index % 4 == 3:
+        return {
+            "attn_q.weight": (2 * N_EMBD, N_EMBD),
+            "attn_k.weight": _COMMON["attn_k.weight"],
+            "attn_v.weight": _COMMON["attn_v.weight"],
+            "attn_output.weight": _COMMON["attn_output.weight"],
+            "attn_q_norm.weight": (HEAD,),
+            "attn_k_norm.weight": (HEAD,),
+        }
+    keys, values = _KEY_HEADS * _STATE, _VALUE_HEADS * _STATE
+    return {
+        "attn_qkv.weight": (2 * keys + values, N_EMBD),
+        "attn_gate.weight": (values, N_EMBD),
+        "ssm_conv1d.weight": (2 * keys + values, _CONV),
+        "ssm_dt.bias": (_VALUE_HEADS,),
+        "ssm_a": (_VALUE_HEADS,),
+        "ssm_ba.weight": (2 * _VALUE_HEADS, N_EMBD),
+        "ssm_norm.weight": (_STATE,),
+        "ssm_out.weight": (N_EMBD, values),
+    }
 
 
 _OUTPUT: dict[str, Shape] = {"output.weight": (N_VOCAB, N_EMBD)}
@@ -112,6 +195,73 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
+# Further mixtures of experts: biases; leading dense layers and shared experts; groups of experts and latent
+# attention; gate and up as one stack, and recurrent layers.
+MIXTURES: dict[str, Architecture] = {
+    "qwen3moe": ARCHITECTURES["qwen3moe"],
+    "gpt-oss": Architecture(
+        {
+            "post_attention_norm.weight": (N_EMBD,),
+            "attn_q.bias": (N_EMBD,),
+            "attn_k.bias": (_KV,),
+            "attn_v.bias": (_KV,),
+            "attn_output.bias": (N_EMBD,),
+            "attn_sinks.weight": (N_HEAD,),
+            "ffn_gate_inp.weight": (N_EXPERT, N_EMBD),
+            "ffn_gate_inp.bias": (N_EXPERT,),
+            "ffn_gate_exps.weight": (N_EXPERT, _ODD_FF, N_EMBD),
+            "ffn_up_exps.weight": (N_EXPERT, _ODD_FF, N_EMBD),
+            "ffn_down_exps.weight": (N_EXPERT, N_EMBD, _ODD_FF),
+            "ffn_gate_exps.bias": (N_EXPERT, _ODD_FF),
+            "ffn_up_exps.bias": (N_EXPERT, _ODD_FF),
+            "ffn_down_exps.bias": (N_EXPERT, N_EMBD),
+        },
+        without=(*_DENSE_FFN, "ffn_norm.weight"),
+        beside=_OUTPUT,
+        keys=_gpt_oss,
+    ),
+    "glm4moe": Architecture(
+        {"post_attention_norm.weight": (N_EMBD,)},
+        layer_at=_dense_then_experts,
+        without=(*_DENSE_FFN, "ffn_norm.weight"),
+        beside=_OUTPUT,
+        keys=_leading_dense,
+    ),
+    "deepseek2": Architecture(
+        {
+            "attn_q_a.weight": (_LATENT, N_EMBD),
+            "attn_q_a_norm.weight": (_LATENT,),
+            "attn_q_b.weight": (N_HEAD * (_NOPE + HEAD), _LATENT),
+            "attn_kv_a_mqa.weight": (_LATENT + HEAD, N_EMBD),
+            "attn_kv_a_norm.weight": (_LATENT,),
+            "attn_k_b.weight": (N_HEAD, _LATENT, _NOPE),
+            "attn_v_b.weight": (N_HEAD, HEAD, _LATENT),
+        },
+        layer_at=_dense_then_experts,
+        without=(*_DENSE_FFN, "attn_q.weight", "attn_k.weight", "attn_v.weight"),
+        beside=_OUTPUT,
+        keys=_deepseek2,
+        heads=(1, _LATENT + HEAD, _LATENT),
+    ),
+    "qwen3next": Architecture(
+        {
+            "post_attention_norm.weight": (N_EMBD,),
+            "ffn_gate_inp.weight": _EXPERTS["ffn_gate_inp.weight"],
+            "ffn_gate_up_exps.weight": (N_EXPERT, 2 * N_FF, N_EMBD),
+            "ffn_down_exps.weight": _EXPERTS["ffn_down_exps.weight"],
+            "ffn_gate_inp_shexp.weight": (N_EMBD,),
+            **_SHARED,
+        },
+        layer_at=_attention_every_fourth,
+        without=(
+            *_DENSE_FFN,
+            *("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight", "ffn_norm.weight"),
+        ),
+        beside=_OUTPUT,
+        keys=_qwen3next,
+    ),
+}
+
 
 def write_tiny(path: Path, architecture: str, vocabulary_of: Path, *, split: int = 0) -> Path:
     """A model of that architecture in F16, with the first tokens of another model's vocabulary.
@@ -122,16 +272,17 @@ def write_tiny(path: Path, architecture: str, vocabulary_of: Path, *, split: int
     Returns:
         The path to load.
     """
-    kind = ARCHITECTURES[architecture]
+    kind = (ARCHITECTURES | MIXTURES)[architecture]
+    heads, key, value = kind.heads
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_block_count(N_LAYER)
     writer.add_context_length(2048)
     writer.add_embedding_length(N_EMBD)
     writer.add_feed_forward_length(N_FF)
     writer.add_head_count(N_HEAD)
-    writer.add_head_count_kv(N_HEAD_KV)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
+    writer.add_head_count_kv(heads)
+    writer.add_key_length(key)
+    writer.add_value_length(value)
     writer.add_rope_dimension_count(HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
     kind.keys(writer)
@@ -139,17 +290,21 @@ def write_tiny(path: Path, architecture: str, vocabulary_of: Path, *, split: int
     rng = np.random.default_rng(1)
 
     def add(name: str, shape: Shape) -> None:
-        small = name.endswith(".bias") or "norm" in name or "gate_inp" in name
+        precise = ("norm", "gate_inp", "sinks", "ssm_a", "ssm_conv1d")
+        small = name.endswith(".bias") or any(part in name for part in precise)
         scale = 1.0 if "norm" in name else 0.1
         values = (rng.standard_normal(shape) * scale).astype(np.float32 if small else np.float16)
-        writer.add_tensor(name, np.abs(values) if "norm" in name else values)
+        if "norm" in name:
+            values = np.abs(values)
+        writer.add_tensor(name, -np.abs(values) if name.endswith("ssm_a") else values)
 
     add("token_embd.weight", (N_VOCAB, N_EMBD))
     add("output_norm.weight", (N_EMBD,))
     for name, shape in kind.beside.items():
         add(name, shape)
     for i in range(N_LAYER):
-        tensors = {name: shape for name, shape in _COMMON.items() if name not in kind.without} | kind.layer
+        tensors = {name: shape for name, shape in _COMMON.items() if name not in kind.without}
+        tensors |= kind.layer | kind.layer_at(i)
         for name, shape in tensors.items():
             add(f"blk.{i}.{name}", shape)
     writer.write_header_to_file()

@@ -69,6 +69,8 @@ class Origin:
         settings = {name: value for name, value in asdict(config).items() if value != _DEFAULTS[name]}
         if isinstance(config.grammar, Grammar):
             settings["grammar"] = f"{config.grammar.kind} {_hash(config.grammar.text)}"
+        if config.tools:
+            settings["tools"] = f"{len(config.tools)} {_hash(settings['tools'])}"
         if config.stop:
             settings["stop"] = list(config.stop)
         if raw:

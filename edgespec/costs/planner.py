@@ -119,6 +119,19 @@ class Prediction:
             "resident_bytes": self.holding.resident_bytes,
             "streamed_bytes_per_pass": self.holding.streamed_bytes,
             "slots": self.holding.n_slots,
+            "experts": self._experts(),
+        }
+
+    def _experts(self) -> dict[str, Any] | None:
+        experts = self.holding.experts
+        if experts is None:
+            return None
+        return {
+            "slots": experts.n_slots,
+            "experts": experts.n_experts,
+            "needed_per_token": experts.n_needed,
+            "hit_rate": round(experts.hit_rate, 4),
+            "hit_rate_measured": experts.measured,
         }
 
 
@@ -127,7 +140,7 @@ def predict(holding: PlannedMemory, passes: Passes, drafting: Drafting, nodes: i
     draft_s = drafting.seconds(nodes)
     compute_s = passes.compute.at(nodes)
     read_s = read_seconds(
-        holding.streamed_bytes,
+        holding.pass_bytes(nodes),
         passes.read_rate,
         ring_bytes=holding.n_slots * holding.slot_bytes,
         drafting_s=draft_s,
@@ -189,14 +202,17 @@ def predict_prompt(holding: PlannedMemory, passes: Passes, tokens: int, rows: in
     whole, rest = divmod(tokens, rows)
     pieces = [rows] * whole + ([rest] if rest else [])
     compute = [passes.compute.at(piece) for piece in pieces]
-    sweep_s = read_seconds(holding.streamed_bytes, passes.read_rate)
+    sweeps = [read_seconds(holding.pass_bytes(piece), passes.read_rate) for piece in pieces]
     return PromptTime(
         tokens,
         rows,
         len(pieces),
         sum(compute),
-        sweep_s * len(pieces),
-        sum(pass_seconds(sweep_s, compute_s, passes.overlap) for compute_s in compute),
+        sum(sweeps),
+        sum(
+            pass_seconds(read_s, compute_s, passes.overlap)
+            for read_s, compute_s in zip(sweeps, compute, strict=True)
+        ),
     )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from edgespec.models.llama.cache.text_cache import TextCache, common_prefix
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.drafters.proposers import Proposals
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.sources.base import JoinedProposals
 from edgespec.speculation.tree import FloatArray
 
 
@@ -65,7 +65,7 @@ class DraftedText:
         self._text: list[int] = []
         self._limits: TreeLimits | None = None
         self._ranking: Ranking | None = None
-        self._proposals: Proposals | None = None
+        self._proposals: JoinedProposals | None = None
 
     def begin(self, text: Sequence[int]) -> None:
         """Begin a new tree after this text."""
@@ -91,7 +91,7 @@ class DraftedText:
         self.cache.commit(0, 0, last.used_paths, len(last.paths))
 
     def take_up(
-        self, limits: TreeLimits | None, ranking: Ranking | None, proposals: Proposals | None
+        self, limits: TreeLimits | None, ranking: Ranking | None, proposals: JoinedProposals | None
     ) -> None:
         """Set what the candidates of the new tree depend on; None if tokens are drawn instead."""
         self._limits, self._ranking, self._proposals = limits, ranking, proposals
@@ -237,7 +237,8 @@ class DraftedText:
         """The model's candidates, joined by those of the proposers; kept until the target has decided."""
         if self._proposals is not None:
             assert self._ranking is not None
-            children = self._ranking.filtered(frontier, self._proposals.join(frontier, children))
+            children = self._proposals.join(frontier, children)
+            children = self._ranking.filtered(frontier, children, len(self._text))
         self._expansions.add(frontier, children)
         return children
 

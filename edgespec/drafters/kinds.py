@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgespec.speculation.drafters.lookup import PromptLookup
-from edgespec.speculation.drafters.proposers import Proposer
+from edgespec.speculation.sources.base import Proposer
+from edgespec.speculation.sources.recycling import RecycledSource
+from edgespec.speculation.sources.text import TextSource
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ NO_DRAFTER = "none"
 
 DRAFTER_KINDS: Mapping[str, DrafterKind] = {
     NO_DRAFTER: DrafterKind(model=False),
-    "lookup": DrafterKind(model=False, proposers=[PromptLookup]),
+    "lookup": DrafterKind(model=False, proposers=[TextSource, RecycledSource]),
     "model": DrafterKind(model=True),
-    "merged": DrafterKind(model=True, proposers=[PromptLookup]),
+    "merged": DrafterKind(model=True, proposers=[TextSource, RecycledSource]),
 }

@@ -25,10 +25,11 @@ from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import Drafter, DraftRequest
-from edgespec.speculation.drafters.proposers import Proposer, proposals_of
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
+from edgespec.speculation.sources.base import Proposer, proposals_of
+from edgespec.speculation.sources.target_rows import observed
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.tree_search import TreeSearch, grow_together
 from edgespec.speculation.verification.base import DraftedTree
@@ -154,6 +155,13 @@ class ModelDrafter(Drafter):
         for text in self._texts[1:]:
             self._close(text)
         self._texts[0].forget()
+
+    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        observed(self._proposers, text, tree, logits[:, : self._n_vocab])
+
+    def forget_texts(self) -> None:
+        for proposer in self._proposers:
+            proposer.forget()
 
     def learn(self, text: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""

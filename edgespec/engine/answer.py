@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
+from edgespec.engine.answer_plan import AnswerPlan
+from edgespec.engine.logprobs import Logprobs
 from edgespec.engine.loop import DecodingText, Sizer
 from edgespec.engine.target import CachedText
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
+from edgespec.generation.tools import CallPiece
 from edgespec.machine.probe import peak_rss
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
+from edgespec.models.text.answer_parts import AnswerParts, Part
 from edgespec.models.text.stream import TextStream
 from edgespec.speculation.methods import Method
 
@@ -20,11 +25,13 @@ class AnswerInProgress:
 
     Args:
         room: most tokens that the context has room for behind the prompt.
+        plan: how it is constrained and taken apart; None for free text.
 
     Attributes:
         config: its settings.
         generation: the answer so far.
         decoding: the text, prompt and answer, as the loop extends it.
+        constrained: whether not every token may follow everywhere.
         builder: turns accepted tokens into text, and knows where the answer ends.
     """
 
@@ -37,15 +44,23 @@ class AnswerInProgress:
         vocabulary: Vocabulary,
         method: Method,
         sizer: Sizer,
+        plan: AnswerPlan | None = None,
     ) -> None:
+        plan = plan or AnswerPlan()
         self.config = config
         self.generation = generation
-        self.builder = AnswerBuilder(generation, vocabulary, config.stop)
+        self.constrained = plan.constraint is not None
+        self.builder = AnswerBuilder(generation, vocabulary, config.stop, plan.parts, plan.shown)
         most = room if config.max_tokens is None else min(config.max_tokens, room)
         self.decoding = DecodingText(list(prompt), method, len(prompt) + most, sizer)
         self._room = room
         self._prompt_tokens = len(prompt)
         self._start = time.perf_counter()
+        self._logprobs: Logprobs | None = None
+        if config.logprobs is not None:
+            self._logprobs = self.decoding.on_accept = Logprobs(
+                config.logprobs, lambda token: vocabulary.piece(token, control=True)
+            )
 
     @property
     def cached(self) -> CachedText | None:
@@ -84,7 +99,16 @@ class AnswerInProgress:
         timings.verify_s += record.verify_s
         timings.io_wait_s += record.wait_s
         timings.decode_s += record.seconds
-        return Chunk(said, tuple(answer.tokens[known:]), record)
+        if self._logprobs is not None:
+            answer.logprobs += self._logprobs.taken()[: len(answer.tokens) - known]
+        return Chunk(
+            said.text,
+            tuple(answer.tokens[known:]),
+            record,
+            reasoning=said.reasoning,
+            calls=said.calls,
+            logprobs=tuple(answer.logprobs[known:]),
+        )
 
     def finish(self, reason: FinishReason, settle: Callable[[int], None]) -> Chunk:
         """Finish the answer.
@@ -98,11 +122,25 @@ class AnswerInProgress:
         settle(self.length_to_settle)
         answer.context_full = answer.finish_reason == "length" and len(answer.tokens) == self._room
         answer.memory.peak_rss_bytes = peak_rss()
-        return Chunk(rest, generation=answer)
+        return Chunk(rest.text, generation=answer, reasoning=rest.reasoning, calls=rest.calls)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What has become certain of an answer; see `generation.result.Chunk`."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
 
 
 class AnswerBuilder:
     """Takes tokens as they are accepted, and stops at the end token or stop string.
+
+    Args:
+        stop: strings that end the answer, if its text has them; its thought and its calls may.
+        parts: takes it apart; None if it is nothing but text.
+        shown: control tokens whose text counts.
 
     Attributes:
         generation: the answer so far.
@@ -110,38 +148,83 @@ class AnswerBuilder:
         count: tokens that the target chose for the answer, the end token included if there is one.
     """
 
-    def __init__(self, generation: Generation, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        vocabulary: Vocabulary,
+        stop: Sequence[str],
+        parts: AnswerParts | None = None,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self.generation = generation
         self.ended = False
         self.count = 0
         self._vocabulary = vocabulary
+        self._parts = parts
+        self._shown = shown
+        self._characters = TextStream()  # whole ones, to be taken apart
         self._stream = TextStream(stop)
         self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[CallPiece] = []
         self._end_token = False
 
-    def take(self, tokens: Sequence[int]) -> str:
-        """Add tokens up to the end of the answer; returns the text that can no longer change."""
-        before = len(self._text)
+    def take(self, tokens: Sequence[int]) -> Said:
+        """Add tokens up to the end of the answer; returns what can no longer change."""
+        before = self._sizes()
         for token in tokens:
             self.count += 1
             if self._vocabulary.is_end(token):
                 self.ended = self._end_token = True
                 break
             self.generation.tokens.append(token)
-            self._text.append(self._stream.push(self._vocabulary.piece(token)))
+            if self._parts is None:
+                self._text.append(self._stream.push(self._vocabulary.piece(token)))
+            else:
+                self.generation.reasoning_tokens += self._parts.thinking
+                self._add(self._parts.push(self._characters.push(self._spelled(token))))
             if self._stream.stopped:
                 self.ended = True
                 break
-        return "".join(self._text[before:])
+        return self._said_since(before)
 
-    def finish(self, reason: FinishReason) -> str:
-        """Finish the answer; returns the text that was held back until now."""
-        rest = self._stream.flush()
-        self.generation.text = "".join(self._text) + rest
+    def finish(self, reason: FinishReason) -> Said:
+        """Finish the answer; returns what was held back until now."""
+        before = self._sizes()
+        if self._parts is not None:
+            self._add([*self._parts.push(self._characters.flush()), *self._parts.flush()])
+            self.generation.tool_calls = list(self._parts.calls)
+        self._text.append(self._stream.flush())
+        self.generation.text = "".join(self._text)
+        self.generation.reasoning = "".join(self._reasoning)
         # Only now that nothing can follow is it certain that a held-back stop string is one.
         self.ended = self.ended or self._stream.stopped
-        self.generation.finish_reason = "stop" if self.ended else reason
-        return rest
+        ending: FinishReason = "tool_calls" if self.generation.tool_calls else "stop"
+        self.generation.finish_reason = ending if self.ended else reason
+        return self._said_since(before)
+
+    def _spelled(self, token: int) -> bytes:
+        if token in self._shown:
+            return self._vocabulary.piece(token, control=True)
+        return self._vocabulary.piece(token)
+
+    def _add(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            if self._stream.stopped:
+                return
+            self._reasoning.append(part.reasoning)
+            self._text.append(self._stream.push(part.text.encode()))
+            if part.call is not None:
+                self._calls.append(part.call)
+
+    def _sizes(self) -> tuple[int, int, int]:
+        return len(self._text), len(self._reasoning), len(self._calls)
+
+    def _said_since(self, sizes: tuple[int, int, int]) -> Said:
+        text, reasoning, calls = sizes
+        return Said(
+            "".join(self._text[text:]), "".join(self._reasoning[reasoning:]), tuple(self._calls[calls:])
+        )
 
     @property
     def tokens_to_cache(self) -> int:

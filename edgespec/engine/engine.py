@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from edgespec.costs.pass_time import Costs
 from edgespec.engine.answer import AnswerInProgress
+from edgespec.engine.answer_plan import AnswerPlanner
 from edgespec.engine.loop import Loop, Sizer
 from edgespec.engine.requests import Event, Request, RequestList, RequestSource
 from edgespec.engine.shared_passes import SharedPasses
@@ -25,19 +26,20 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.text.encoding import Encoder, Prompt
-from edgespec.models.text.grammar import Grammars
 from edgespec.profiles.store import Keys
 from edgespec.profiles.updates import ProfileUpdates
-from edgespec.speculation.constraint import Constraint
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.policies import TreePolicy, tree_policy
-from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer
+from edgespec.speculation.sizing import FIRST_BUDGET, AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification.base import Acceptance
 
 Step = TypeVar("Step")
+
+
+_FIRST_NODES_BY_EXPERT = 2
 
 
 class _NoMore:
@@ -101,7 +103,8 @@ class Engine:
             leaves=min(most.leaves, target.max_leaves),
             ends=target.model.vocabulary.ends,
         )
-        if target.rule is not None:
+        by_expert = target.model.weights.expert_use is not None
+        if target.rule is not None and not by_expert:
             # Passes are padded to these rows anyway, so filling them costs nothing.
             most = replace(most, rows=target.rule.multiple, free=min(target.rule.minimum, most.budget))
         if most.leaves == 1:
@@ -111,19 +114,26 @@ class Engine:
         self.keys = keys
         self.profile_updates = ProfileUpdates(keys)
         self._costs = costs
-        sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs)
+        # Where every row needs experts of its own, even a small tree may cost several plain passes.
+        self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
+        sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs, self._first_nodes)
         self.loop = Loop(target, drafter, sizer, plain_s=costs.verify.at(1) if costs else 0.0)
         self.load_s = self._load_s = load_s
         self._memory = memory or MemoryUse()
         self._abort = abort
         self._exact = exact  # whether exact decoding was requested
-        self._grammars = Grammars(target.model.vocabulary)
+        self._planner = AnswerPlanner(target.model.vocabulary)
         self._usage = Usage(abort)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template, and so can hold a conversation."""
         return self.encoder.has_template
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the model's chat template knows thoughts before answers."""
+        return self.encoder.format is not None and self.encoder.format.thought is not None
 
     @property
     def description(self) -> str:
@@ -190,7 +200,7 @@ class Engine:
     ) -> Generator[Chunk, None, None]:
         tokens, room = self._checked(prompt, config, raw)
         self._claim(own)
-        yield from self._held_steps(self._answer(tokens, room, config, on_prefill))
+        yield from self._held_steps(self._answer(tokens, room, config, raw, on_prefill))
 
     def _claim(self, own: Sequence[weakref.ref[Generator[Any, None, None]]]) -> None:
         """Keep the engine busy as long as a generator, which is running now, exists."""
@@ -220,7 +230,7 @@ class Engine:
                 "Choose another rule, or load the model without exact=True (--exact).",
             )
         with self._usage.held():
-            tokens = self.encoder.encode(prompt, raw=raw)
+            tokens = self.encoder.encode(prompt, raw=raw, config=config)
         room = self.context - len(tokens)
         if not tokens:
             raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
@@ -284,7 +294,7 @@ class Engine:
             self.loop,
             source,
             begin=lambda request: self._begin(
-                *self._checked(request.prompt, request.config, request.raw), request.config
+                *self._checked(request.prompt, request.config, request.raw), request.config, request.raw
             ),
             # A text that waits, or was given up, is not in the cache.
             finish=lambda answer, reason: self._finish(answer, reason, settles=answer.cached is not None),
@@ -334,6 +344,14 @@ class Engine:
         """End the running answer; may be called from other threads and from signal handlers."""
         self._abort.set()
 
+    def forget_texts(self) -> None:
+        """Forget what was learned and kept of texts so far, in this engine and not on disk.
+
+        For measurements: a question that was asked before is drafted for from its answer.
+        """
+        self.policy = tree_policy(self.policy.name)
+        self.drafter.forget_texts()
+
     def set_tree_budget(self, budget: int | None) -> None:
         """Set the size of trees from now on: the nodes per pass, or None to follow the measured cost.
 
@@ -347,7 +365,7 @@ class Engine:
             )
         most = self.limits
         fixed = FixedSizer(replace(most, budget=budget)) if budget else None
-        self.loop.sizer = fixed or AdaptiveSizer(most, self._costs)
+        self.loop.sizer = fixed or AdaptiveSizer(most, self._costs, self._first_nodes)
 
     def close(self) -> None:
         """Free the models and their caches; may be called from any thread, and repeatedly.
@@ -393,10 +411,11 @@ class Engine:
         prompt: list[int],
         room: int,
         config: GenerationConfig,
+        raw: bool,
         on_prefill: Callable[[int, int], None] | None,
     ) -> Generator[Chunk, None, None]:
         self._usage.clear_abort()
-        answer = self._begin(prompt, room, config)
+        answer = self._begin(prompt, room, config, raw)
         decoding = answer.decoding
         reason: FinishReason = "cancelled"
         try:
@@ -422,13 +441,16 @@ class Engine:
             self._usage.check()
         yield last
 
-    def _begin(self, prompt: list[int], room: int, config: GenerationConfig) -> AnswerInProgress:
+    def _begin(self, prompt: list[int], room: int, config: GenerationConfig, raw: bool) -> AnswerInProgress:
         seed = secrets.randbits(32) if config.seed is None else config.seed
-        constraint = self._new_constraint(len(prompt), config)
+        plan = self._planner.plan(self.encoder, prompt, config, raw=raw)
         vocabulary = self.target.model.vocabulary
-        method = method_for(config, vocabulary.n_tokens, seed, self.drafter, constraint, policy=self.policy)
+        method = method_for(
+            config, vocabulary.n_tokens, seed, self.drafter, plan.constraint, policy=self.policy
+        )
         generation = self._new_answer(len(prompt), config, seed)
-        return AnswerInProgress(prompt, room, config, generation, vocabulary, method, self._sizer_for(method))
+        sizer = self._sizer_for(method)
+        return AnswerInProgress(prompt, room, config, generation, vocabulary, method, sizer, plan)
 
     def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, settles: bool = True) -> Chunk:
         def settle(length: int) -> None:
@@ -446,20 +468,13 @@ class Engine:
         """Add a pass to the answer that has the target to itself."""
         chunk, config = answer.add(record), answer.config
         assert chunk.record is not None
-        if record.nodes > 1 and config.rule.kind.invariant and config.grammar is None:
+        if record.nodes > 1 and config.rule.kind.invariant and not answer.constrained:
             assert self.last_round is not None
             tree, accepted = self.last_round
             path = accepted.path[: chunk.record.accepted + 1]
             self.profile_updates.add_tree(tree, path, record.draft_steps, config.temperature)
         self.profile_updates.add_pass(record, self.target.context.n_threads)
         return chunk
-
-    def _new_constraint(self, prompt_tokens: int, config: GenerationConfig) -> Constraint | None:
-        grammar, grammars = config.grammar, self._grammars
-        if grammar is None:
-            return None
-        matcher = grammars.matcher(grammar)
-        return Constraint(matcher, prompt_tokens, grammars.ends, lambda: grammars.forget(grammar))
 
     def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
         answer = Generation(

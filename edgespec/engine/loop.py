@@ -51,7 +51,7 @@ class DecodingText:
         cached: where the target caches it; None for the target's own text.
         last_round: its latest tree with drafted tokens, and what was accepted of it.
         error: what went wrong with this text alone in its latest round.
-        on_logits: see `engine.requests.Request`.
+        on_accept: called with the target's logits (nodes, n_vocab), the tree and what was accepted of it.
     """
 
     tokens: list[int]
@@ -61,7 +61,7 @@ class DecodingText:
     cached: CachedText | None = None
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: EdgeSpecError | None = None
-    on_logits: Callable[[FloatArray], None] | None = None
+    on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
 
     def within(self, limits: TreeLimits) -> TreeLimits:
         """Limits of a tree that leaves room for the bonus token, which follows the accepted path."""
@@ -125,7 +125,7 @@ class Loop:
             most_rows: most rows of the pass, if it is shared; None if a single text has it to itself.
 
         Returns:
-            A record for each text. All have the times of the whole pass.
+            A record for each text. All have the times of the whole pass, and divide its experts among them.
         """
         start = time.perf_counter()
         other_rows = sum(len(chunk.tokens) for chunk in chunks)
@@ -156,6 +156,7 @@ class Loop:
             verify_s=verify_end - draft_end,
             accept_s=time.perf_counter() - verify_end,
             wait_s=result.waited_s,
+            experts=result.experts,
             draft_steps=self.drafter.steps if places else 0,
             draft_rows=self.drafter.rows if places else 0,
         )
@@ -166,14 +167,16 @@ class Loop:
             return [whole]
         if texts:
             self.sizer.record(whole, len(texts), other_rows)
+        experts = whole.experts.divided(len(texts)) if whole.experts else [None] * len(texts)
         return [
             replace(
                 whole,
                 nodes=len(d.tree),
                 accepted=max(len(path) - 1, 0),
                 promised=d.tree.expected_accepted,
+                experts=share,
             )
-            for d, path in zip(drafted, paths, strict=True)
+            for d, path, share in zip(drafted, paths, experts, strict=True)
         ]
 
     def _draft(self, text: DecodingText) -> DraftedTree:
@@ -216,14 +219,15 @@ class Loop:
     def _accept(self, text: DecodingText, drafted: DraftedTree, verified: Verified) -> Sequence[int]:
         """The accepted path; the accepted tokens and the bonus token are appended to the text."""
         length = len(text.tokens)
+        self.drafter.observe(text.tokens, drafted.tree, verified.logits)
         try:
             accepted = text.method.accept(drafted, verified.logits, text.tokens)
         except EdgeSpecError as error:
             del text.tokens[length:]
             text.error = error
             return ()
+        if text.on_accept is not None:
+            text.on_accept(verified.logits, drafted.tree, accepted)
         if len(drafted.tree) > 1:
             self.last_round = text.last_round = drafted.tree, accepted
-        if text.on_logits is not None:
-            text.on_logits(verified.logits[list(accepted.path)])
         return accepted.path

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk
-from edgespec.speculation.tree import FloatArray
+from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.verification.base import Acceptance
 
 if TYPE_CHECKING:
     from edgespec.models.text.encoding import Prompt
@@ -23,8 +24,8 @@ class Request:
         key: whatever the caller knows it by.
         raw: continue the text as it is, without a template.
         cancelled: set by the caller, from any thread, to end the answer.
-        on_logits: called after each pass with the (n, n_vocab) logits from which the n tokens that it
-            appended were chosen, in order. Tokens behind the end of the answer count too.
+        on_accept: see `DecodingText`; called for tokens behind the end of the answer too. It takes the place
+            of recording logprobs.
     """
 
     prompt: Prompt
@@ -32,7 +33,7 @@ class Request:
     raw: bool = False
     key: Any = None
     cancelled: bool = False
-    on_logits: Callable[[FloatArray], None] | None = None
+    on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
 
 
 @dataclass(frozen=True)

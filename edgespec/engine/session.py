@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.session_file import Conversation, SessionFile
-from edgespec.errors import SessionError
+from edgespec.errors import SessionError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.models.llama.cache.states import StateStore
@@ -88,12 +88,20 @@ class Session:
 
         If an answer is stopped half-way, the part so far is kept.
 
+        The thought before an answer is not kept: templates leave out those of earlier turns.
+
         Raises:
             TemplateError: the model has no chat template, or it failed; the message is not kept.
+            UsageError: tools are offered, whose results a conversation of texts has no place for.
             ContextLengthError: the conversation fills the context; the message is not kept.
             SessionError: the conversation cannot be saved.
         """
-        encoded = self._encoded(text)
+        if config is not None and config.offers_tools:
+            raise UsageError(
+                "A session cannot call tools.",
+                "Give the messages to Engine.generate, results of tools included.",
+            )
+        encoded = self._encoded(text, config=config)
         self._pending = text
         self._save()
         before = self.engine.last_generation
@@ -197,13 +205,18 @@ class Session:
             self.file.close()
         self.file = self._store = None
 
-    def _encoded(self, text: str, messages: list[dict[str, str]] | None = None) -> Encoded:
+    def _encoded(
+        self,
+        text: str,
+        messages: list[dict[str, str]] | None = None,
+        config: GenerationConfig | None = None,
+    ) -> Encoded:
         system = [{"role": "system", "content": self._system}] if self._system else []
         told = self.messages if messages is None else messages
         question = {"role": "user", "content": text}
         known = self._known if messages is None else None
         with self.engine.held():
-            return self.engine.encoder.conversation([*system, *told, question], known)
+            return self.engine.encoder.conversation([*system, *told, question], known, config=config)
 
     def _add(self, text: str, answer: Generation, encoded: Encoded) -> None:
         self.messages += [

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from edgespec.generation.expert_use import ExpertUse
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.text_cache import (
     TextCache,
@@ -83,10 +84,12 @@ class TargetPass:
     Attributes:
         verified: the result for each tree, in the given order.
         waited_s: seconds that the pass waited for streamed weights.
+        experts: what it needed of those that are streamed one by one; None if none are.
     """
 
     verified: tuple[Verified, ...]
     waited_s: float
+    experts: ExpertUse | None = None
 
 
 class Target:
@@ -339,7 +342,7 @@ class Target:
             DecodeAborted: stopped from outside; the cached texts are unchanged.
         """
         self._begin()
-        waited = self.context.waited_s
+        waited, experts = self.context.waited_s, self.model.weights.expert_use
         nodes = [len(text_tree.tree) for text_tree in trees]
         total = sum(nodes) + sum(len(chunk.tokens) for chunk in chunks)
         rows = self._padded(total)
@@ -371,7 +374,9 @@ class Target:
                 verified.append(Verified(logits[end - n : end]))
         self._guessing = bool(trees)
         self._changing = False
-        return TargetPass(tuple(verified), self.context.waited_s - waited)
+        now = self.model.weights.expert_use
+        used = now - experts if now is not None and experts is not None else None
+        return TargetPass(tuple(verified), self.context.waited_s - waited, used)
 
     def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None:
         """Keep the accepted nodes of the trees that were verified last, and discard the others.

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.rules import Rule, parse_rule
+from edgespec.generation.thinking import Think, parse_think, think_text
+from edgespec.generation.tools import Tool, check_choice, tools_of
 
 MAX_SEED = 2**63 - 1
+MOST_LOGPROBS = 20
+NOT_SETTINGS = ("grammar", "tools", "tool_choice", "parallel_tool_calls", "logprobs")
+"""Fields of GenerationConfig that say what is asked for, rather than how it is generated."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,14 @@ class GenerationConfig:
         grammar: the form that the answer must have.
         verify: the rule by which drafted tokens are accepted, NAME or NAME:PARAMETER=VALUE,...; "auto" is
             greedy at temperature 0 and shared noise above.
+        think: how a model that can think does it: "auto" as its chat template has it, "on", "off", an effort
+            ("low", "medium", "high"), or the most tokens of a thought ("500", "budget 500"). True, False and
+            a number will do, too.
+        tools: functions that the model may call, each a `Tool` or its definition in the OpenAI API's form.
+        tool_choice: "auto", "none", "required", or the name of the tool that must be called.
+        parallel_tool_calls: whether an answer may call more than one.
+        logprobs: how many of the likeliest tokens are recorded for each token of the answer, with their
+            log-probabilities, besides its own; None records nothing.
 
     Raises:
         UsageError: a value is out of its range.
@@ -80,6 +94,11 @@ class GenerationConfig:
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None
     verify: str = "auto"
+    think: str = "auto"
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "top_k", "penalty_window", "seed"):
@@ -137,6 +156,32 @@ class GenerationConfig:
                 f"The rule 'greedy' takes the likeliest token, and temperature is {self.temperature}.",
                 "Leave out one of them.",
             )
+        object.__setattr__(self, "think", think_text(self.think))
+        parse_think(self.think)
+        _check(not isinstance(self.tools, str | Mapping), "tools", "not a list", "a list of tools")
+        object.__setattr__(self, "tools", tools_of(self.tools))
+        check_choice(self.tool_choice, self.tools)
+        if self.grammar is not None and self.offers_tools:
+            raise UsageError(
+                "Both tools and a form for the answer were given.",
+                'Leave one out, or set tool_choice "none".',
+            )
+        _check(
+            self.logprobs is None or (type(self.logprobs) is int and 0 <= self.logprobs <= MOST_LOGPROBS),
+            "logprobs",
+            self.logprobs,
+            f"a whole number from 0 to {MOST_LOGPROBS}",
+        )
+
+    @property
+    def thinking(self) -> Think:
+        """How a model that can think does it."""
+        return parse_think(self.think)
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the model may call a tool."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def rule(self) -> Rule:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+from edgespec.generation.expert_use import ExpertUse
+from edgespec.generation.tools import CallPiece, ToolCall
+
+FinishReason = Literal["stop", "length", "cancelled", "error", "tool_calls"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class PassRecord:
             probabilities; 0 if unknown.
         draft_steps: decodes that the drafter took.
         draft_rows: nodes that it read in them.
+        experts: what the pass needed of a mixture's experts that are read one by one; None if none are.
     """
 
     nodes: int
@@ -38,6 +42,7 @@ class PassRecord:
     promised: float = 0.0
     draft_steps: int = 0
     draft_rows: int = 0
+    experts: ExpertUse | None = None
 
     @property
     def seconds(self) -> float:
@@ -71,16 +76,37 @@ class MemoryUse:
     streamed_bytes_per_pass: int = 0
 
 
+@dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the target found a token of an answer, by its own logits, before penalties and temperature.
+
+    Attributes:
+        logprob: natural logarithm of its probability.
+        spelling: the bytes of the token; a character may span several.
+        top: the likeliest tokens there, the likeliest first.
+    """
+
+    token: int
+    logprob: float
+    spelling: bytes = b""
+    top: tuple[TokenLogprob, ...] = ()
+
+
 @dataclass
 class Generation:
     """A finished answer.
 
     Attributes:
-        text: the answer, cut off before the end token or stop string that ended it.
-        tokens: its token ids, without the end token. If a stop string ended the answer, the tokens that spell
-            it are included.
-        finish_reason: "stop" (end token or stop string), "length" (max_tokens, or the context is full),
-            "cancelled", or "error".
+        text: the answer, cut off before the end token or stop string that ended it; without the thought
+            before it and the tools that it calls.
+        reasoning: what the model thought before it answered; empty if it did not.
+        reasoning_tokens: how many of the tokens are part of the thought.
+        tool_calls: the tools that the answer calls.
+        logprobs: one for each of `tokens`, if they were asked for.
+        tokens: its token ids, with those of the thought, without the end token. If a stop string ended the
+            answer, the tokens that spell it are included.
+        finish_reason: "stop" (end token or stop string), "tool_calls" (it calls tools), "length" (max_tokens,
+            or the context is full), "cancelled", or "error".
         context_full: the answer ended because the context had no room left.
         exact: passes followed one row rule, so the logits, and with them the text, are bit for bit the same
             with any drafter and tree.
@@ -92,6 +118,10 @@ class Generation:
     """
 
     text: str = ""
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
     context_full: bool = False
@@ -132,6 +162,12 @@ class Generation:
         return sum(p.accepted for p in self.passes) / drafted if drafted else 0.0
 
     @property
+    def experts(self) -> ExpertUse | None:
+        """What its passes needed of a mixture's experts that are read one by one; None if none are."""
+        used = [record.experts for record in self.passes if record.experts is not None]
+        return sum(used, ExpertUse()) if used else None
+
+    @property
     def gain(self) -> float:
         """Speed-up over plain decoding, by the measured time of a plain pass; 0 if unknown."""
         if self.plain_pass_s <= 0 or self.timings.decode_s <= 0 or all(p.nodes == 1 for p in self.passes):
@@ -151,16 +187,23 @@ class Generation:
 
     def to_json(self, prompt: object, identifier: str | int | None = None) -> dict[str, Any]:
         """The record that `generate --json` prints. Its names are fixed; new ones may be added."""
-        t, m = self.timings, self.memory
+        t, m, experts = self.timings, self.memory, self.experts
+        said: dict[str, Any] = {"text": self.text}
+        used = {"prompt_tokens": self.prompt_tokens, "completion_tokens": len(self.tokens)}
+        if self.reasoning or self.reasoning_tokens:
+            said["reasoning_content"] = self.reasoning
+            used["reasoning_tokens"] = self.reasoning_tokens
+        if self.tool_calls:
+            said["tool_calls"] = [call.to_json() for call in self.tool_calls]
         return {
             "id": identifier,
             "prompt": prompt,
-            "text": self.text,
+            **said,
             "tokens": self.tokens,
             "finish_reason": self.finish_reason,
             "error": None,
             "seed": self.seed,
-            "usage": {"prompt_tokens": self.prompt_tokens, "completion_tokens": len(self.tokens)},
+            "usage": used,
             "timings": {
                 "load_s": round(t.load_s, 4),
                 "prefill_s": round(t.prefill_s, 4),
@@ -185,6 +228,7 @@ class Generation:
                 "resident_bytes": m.resident_bytes,
                 "streamed_bytes_per_pass": m.streamed_bytes_per_pass,
             },
+            "experts": experts.to_json(sum(p.accepted + 1 for p in self.passes)) if experts else None,
         }
 
 
@@ -194,6 +238,9 @@ class Chunk:
 
     Attributes:
         text: text that can no longer change; never half a character or part of a stop string.
+        reasoning: the same of the thought before the answer.
+        calls: the same of tool calls.
+        logprobs: one for each token, if they were asked for.
         tokens: the tokens of the answer that this pass yielded, without the end token.
         record: the pass that yielded them.
         generation: the finished answer, on the last chunk only.
@@ -203,6 +250,9 @@ class Chunk:
     tokens: tuple[int, ...] = ()
     record: PassRecord | None = None
     generation: Generation | None = None
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def _mean(values: list[int]) -> float:

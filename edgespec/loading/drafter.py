@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from platformdirs import user_cache_path
-
 from edgespec.costs.pass_time import Costs
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.engine.target import Target
+from edgespec.files.kept import Kept
 from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
 from edgespec.loading.state import LoadState
 from edgespec.measure.initial_costs import initial_costs
+from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.context import Context
@@ -23,12 +23,15 @@ from edgespec.offload.planning.needs import MOST_PROMPT_ROWS
 from edgespec.profiles.store import Keys
 from edgespec.profiles.table_file import TableFile
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
-from edgespec.speculation.drafters.proposers import Proposer
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.learning.tables import TableStore
 from edgespec.speculation.policies import TreePolicy, tree_policy
+from edgespec.speculation.sources.base import Proposer
+from edgespec.speculation.sources.corpus import FileSource
 
 _MODEL_DRAFT_DEPTH = 16
+_EXPERT_NODES = 8  # every node needs experts of its own, so that larger trees lose
 
 
 def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
@@ -39,15 +42,23 @@ def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
 
 
 def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolicy:
-    """The tree policy, with what it learned of this pair in earlier runs."""
-    folder = user_cache_path("edgespec") / "acceptance"
+    """The tree policy, with what it learned of this pair in earlier runs, if that may be used."""
     pair = [target.headers[0].fingerprint, drafter]
-    return tree_policy(state.options.tree, TableFile.for_pair(folder, pair))
+    store = TableFile.for_pair(Kept.LEARNED.folder, pair) if state.options.learn else TableStore()
+    return tree_policy(state.options.tree, store)
 
 
-def tree_limits(drafter: ModelFiles | None, policy: TreePolicy, state: LoadState) -> TreeLimits:
-    """What no tree may exceed."""
+def tree_limits(
+    drafter: ModelFiles | None, policy: TreePolicy, state: LoadState, *, experts: bool = False
+) -> TreeLimits:
+    """What no tree may exceed.
+
+    Args:
+        experts: whether passes read the experts that their rows need.
+    """
     options, nodes = state.options, state.options.n_nodes
+    if experts and options.tree_budget is None:
+        nodes = _EXPERT_NODES
     limits = TreeLimits(nodes, depth=nodes, width=max(8, nodes // 8))
     if drafter is not None:
         limits = replace(limits, depth=_MODEL_DRAFT_DEPTH)
@@ -61,18 +72,32 @@ def open_drafter(
 
     Raises:
         ModelFileError, MemoryLimitError: its model cannot be loaded.
+        UsageError: the files to draft from cannot be read.
     """
     options = state.options
     if files is not None:
-        proposers = DRAFTER_KINDS[options.kind or "merged"].new_proposers()
+        proposers = DRAFTER_KINDS[options.kind or "merged"].new_proposers() + _file_sources(target, state)
         return _open_model_drafter(files, target.model.vocabulary, limits, proposers, memory, state)
     if options.draft == "auto":
         state.notes.append(
             "No drafter is known for this target; drafting from the text itself. "
             "'edgespec draft make' makes one."
         )
-    proposers = DRAFTER_KINDS[drafter_name(None, state)].new_proposers()
+    proposers = DRAFTER_KINDS[drafter_name(None, state)].new_proposers() + _file_sources(target, state)
     return ProposingDrafter(proposers) if proposers else NoDrafter()
+
+
+def _file_sources(target: Target, state: LoadState) -> list[Proposer]:
+    """The files that drafts are to come from; raises as `folder_index.open_corpus`."""
+    source = state.options.draft_from
+    if source is None:
+        return []
+    from edgespec.drafters.folder_index import open_corpus
+
+    key = read_header(target.model.path).fingerprint
+    corpus, notes = open_corpus(source, target.model.vocabulary, key, state.on_progress)
+    state.notes += notes
+    return [FileSource(corpus)]
 
 
 def _open_model_drafter(
@@ -113,8 +138,14 @@ def _open_model_drafter(
 def pair_costs(
     target: Target, drafter: Drafter, limits: TreeLimits, keys: Keys, state: LoadState
 ) -> Costs | None:
-    """What trees of each size cost here; None where their size is fixed."""
+    """What trees of each size cost here; None where their size is fixed, or their cost is better learned.
+
+    What experts a pass reads depends on its text, and on what is in memory by then. So nothing that is
+    measured beforehand says what it costs.
+    """
     if state.options.tree_budget is not None or isinstance(drafter, NoDrafter):
+        return None
+    if target.model.weights.expert_use is not None:
         return None
     try:
         return initial_costs(target, drafter, limits.width, keys, state.on_progress, notes=state.notes)

@@ -42,7 +42,10 @@ def load(
     offload: str = "auto",
     pack: str = "auto",
     slots: int | None = None,
+    experts: str = "auto",
     prompt_cache: bool = False,
+    draft_from: str | os.PathLike[str] | None = None,
+    learn: bool = True,
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load a target and its drafter.
@@ -71,7 +74,13 @@ def load(
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
             the disk has room for it, "always" or "never".
         slots: streamed layers in memory at a time; None lets the plan decide.
+        experts: how a mixture of experts is streamed: "auto" reads the experts that a pass needs and does not
+            find in memory, "never" reads whole layers.
         prompt_cache: save the states of prompts on disk, so that equal beginnings are read only once.
+        draft_from: a folder with text files, or a file, whose passages are proposed where the text goes on
+            like one of them. An index of it is kept in the cache folder.
+        learn: use what earlier runs learned about this pair of models, and keep what this one learns; see
+            docs/how-to/privacy.md for what that is. False begins with nothing and keeps nothing.
         on_progress: called with what is being done and the fraction done.
 
     Raises:
@@ -92,6 +101,9 @@ def load(
         offload=offload,
         pack=pack,
         slots=slots,
+        experts=experts,
+        draft_from=None if draft_from is None else Path(draft_from),
+        learn=learn,
     )
     options.check()
     path = catalog.find(model, on_progress)
@@ -116,7 +128,8 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
 
     drafted_by = drafter_name(drafter_files, state)
     policy = open_policy(target_files, drafted_by, state)
-    limits = tree_limits(drafter_files, policy, state)
+    experts = target.model.weights.expert_use is not None
+    limits = tree_limits(drafter_files, policy, state, experts=experts)
     drafter = open_drafter(drafter_files, target, limits, memory, state)
 
     keys = Keys.of(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from platformdirs import user_cache_path
 
+from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.generation.result import MemoryUse
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
@@ -45,6 +46,7 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
             plan_memory.
     """
     options = state.options
+    indexing = 0 if options.draft_from is None else MAKING_BYTES
     needs = measure_needs(
         target,
         drafter,
@@ -55,15 +57,19 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
             state.n_threads,
             options.gpu_layers,
             options.exact,
+            options.experts,
         ),
-        budget=memory_room(options.memory),
+        budget=memory_room(options.memory) - indexing,
         offload=options.offload,
     )
+    needs = replace(needs, process=needs.process + indexing)
     if drafter is not None and needs.footprints[1].weights > needs.footprints[0].weights:
         name = drafter.headers[0].path.name
         state.notes.append(f"The drafter {name} is larger than its target: it is unlikely to pay off.")
     state.needed_bytes = bytes_needed(needs.footprints, needs.process)
     packs = user_cache_path("edgespec") / "packs"
-    plan = plan_memory(options.for_memory, needs.footprints, target, packs, state.on_progress, needs.process)
+    plan = plan_memory(
+        options.for_memory, needs.footprints, target, packs, state.on_progress, needs.process, needs.rows
+    )
     state.notes += plan.notes
     return MemoryDecision(needs, plan)

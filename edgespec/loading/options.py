@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.errors import UsageError
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
 from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.offload.planning.budget import MemoryOptions
+from edgespec.offload.planning.stream_plan import EXPERT_MODES
 from edgespec.speculation.policies import tree_policy
 
 _NO_MODEL = ("auto", NO_DRAFTER, "lookup")  # values of `draft` that name no file
@@ -37,11 +39,16 @@ class LoadOptions:
     offload: str
     pack: str
     slots: int | None
+    experts: str = "auto"
+    draft_from: Path | None = None
+    learn: bool = True
 
     @property
     def for_memory(self) -> MemoryOptions:
         """What planning memory depends on."""
-        return MemoryOptions(self.memory, self.offload, self.pack, self.gpu_layers, self.context, self.slots)
+        return MemoryOptions(
+            self.memory, self.offload, self.pack, self.gpu_layers, self.context, self.slots, self.experts
+        )
 
     @property
     def n_nodes(self) -> int:
@@ -82,6 +89,7 @@ class LoadOptions:
         ways = ("auto", "stream", "mmap", "none")
         _require(self.offload in ways, "offload", self.offload, "auto, stream, mmap or none")
         _require(self.pack in ("auto", "always", "never"), "pack", self.pack, "auto, always or never")
+        _require(self.experts in EXPERT_MODES, "experts", self.experts, "auto or never")
         slots = self.slots
         _require(slots is None or 2 <= slots <= 4096, "number of slots", slots, "from 2 to 4096")
         if self.exact and budget is not None and budget > MOST_ROWS:
@@ -97,6 +105,11 @@ class LoadOptions:
             UsageError: it does, or there is no such kind.
         """
         kind, draft = self.kind, self.draft
+        if self.draft_from is not None and (draft == NO_DRAFTER or kind == "model"):
+            raise UsageError(
+                "Files to draft from were named, and this drafter does not use them.",
+                f"Leave out --draft-from, or {'--draft none' if draft == NO_DRAFTER else '--drafter model'}.",
+            )
         if kind is None:
             return
         if kind not in DRAFTER_KINDS or kind == NO_DRAFTER:

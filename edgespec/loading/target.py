@@ -16,10 +16,12 @@ from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.prefill_chunks import PrefillChunks, outcomes_path
 from edgespec.models.llama.row_rule import SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.llama.runtime.abort import DecodeAborted
+from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.text.template import ChatTemplate
 from edgespec.offload.attention import keep_row_attention
+from edgespec.offload.experts.switch import UnknownRouting
 from edgespec.offload.paging import try_paging
 from edgespec.offload.planning.stream_plan import open_streamed_model
 from edgespec.offload.store_reader import DamagedPack
@@ -35,20 +37,9 @@ def open_target(
         ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
     """
     options, header = state.options, files.headers[0]
-    model = _open_weights(files, memory, state)
+    model, context = _open_context(files, memory, state)
     exact = _decodes_exactly(model, memory, state)
     template = _open_template(model, state)
-    context = state.keep(
-        Context(
-            model,
-            n_cells=options.n_cells,
-            n_rows=memory.needs.rows,
-            n_outputs=options.n_nodes,
-            n_sequences=state.n_sequences(model),
-            n_threads=state.n_threads,
-            abort=state.abort,
-        )
-    )
     rule = _row_rule(context, header.fingerprint, memory, state) if exact else None
     target = Target(model, context, rule)
     target.identity = cache_identity(
@@ -62,6 +53,44 @@ def open_target(
     _allow_long_chunks(target, header.fingerprint, state)
     _choose_threads(target, header.fingerprint, state)
     return target, template
+
+
+def _open_context(files: ModelFiles, memory: MemoryDecision, state: LoadState) -> tuple[Model, Context]:
+    """The target's weights and its context; whole layers are streamed where single experts cannot be."""
+
+    def open_for(model: Model) -> Context:
+        return state.keep(
+            Context(
+                model,
+                n_cells=state.options.n_cells,
+                n_rows=memory.needs.rows,
+                n_outputs=state.options.n_nodes,
+                n_sequences=state.n_sequences(model),
+                n_threads=state.n_threads,
+                abort=state.abort,
+            )
+        )
+
+    model = _open_weights(files, memory, state)
+    context = open_for(model)
+    if model.weights.expert_use is None or _routes_as_expected(context):
+        return model, context
+    model.close()
+    memory.plan.stream_again(experts="never")
+    state.notes.append("How this model chooses experts is not known: whole layers are streamed.")
+    model = _open_weights(files, memory, state)
+    return model, open_for(model)
+
+
+def _routes_as_expected(context: Context) -> bool:
+    """Whether the experts that a pass needs are known before it needs them; found by trying one."""
+    try:
+        context.decode(Batch.run([0], 0, n_sequences=1, logits="last"))
+    except UnknownRouting:
+        return False
+    finally:
+        context.clear()
+    return True
 
 
 def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -> Model:
@@ -82,8 +111,10 @@ def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -
 
 def _decodes_exactly(model: Model, memory: MemoryDecision, state: LoadState) -> bool:
     """Whether decoding is exact: as asked for, or else where the weights are streamed."""
-    # A streamed pass takes the same time with the rows that exactness adds.
+    # A streamed pass takes the same time with the rows that exactness adds. But where only the experts that
+    # rows need are read, a pass over few rows takes about as long as its arithmetic.
     streamed = memory.plan.stream is not None and not model.keeps_recurrent_state
+    streamed = streamed and model.weights.expert_use is None
     exact = streamed if state.options.exact is None else state.options.exact
     if model.keeps_recurrent_state:
         if exact:
@@ -140,7 +171,9 @@ def _choose_threads(target: Target, fingerprint: str, state: LoadState) -> None:
     if options.threads is not None or len(thread_counts()) < 2:
         return
     try:
-        if options.draft != "none" and options.tree_budget is None:
+        # Random text would fill the memory for experts with those that no real text needs.
+        tries = target.model.weights.expert_use is None
+        if tries and options.draft != "none" and options.tree_budget is None:
             state.n_threads = choose_threads(target, fingerprint)
         else:
             state.n_threads = known_threads(fingerprint)

@@ -12,12 +12,20 @@ from edgespec.costs.yields import Yields
 from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import PassRecord
 from edgespec.measure.draft_steps import measure_steps
 from edgespec.measure.passes import measure_passes
 from edgespec.measure.throughput import measure_reading, memory_bandwidth
 from edgespec.measure.trees import TreeStatistics, measure_trees, write_texts
-from edgespec.profiles.store import DiskProfile, DraftProfile, PassProfile, ProfileStore, disk_key
+from edgespec.profiles.store import (
+    DiskProfile,
+    DraftProfile,
+    ExpertProfile,
+    PassProfile,
+    ProfileStore,
+    disk_key,
+)
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import NoDrafter
@@ -39,6 +47,7 @@ class FullProfile:
         bandwidth: memory bandwidth in bytes per second.
         drafts: None without a drafter, or with one whose steps take next to no time.
         greedy, sampled: what trees yield; None without a drafter.
+        experts: how often experts were in memory, if single experts are streamed.
         noisy: whether the machine was busy with other programs, so that times may be too long.
         seconds: how long the measurement took.
     """
@@ -54,6 +63,7 @@ class FullProfile:
     drafts: DraftProfile | None
     greedy: Yields | None
     sampled: Yields | None
+    experts: ExpertProfile | None
     noisy: bool
     seconds: float
 
@@ -67,6 +77,7 @@ class FullProfile:
                 ("drafts", self.drafts),
                 ("greedy", self.greedy),
                 ("sampled", self.sampled),
+                ("experts", self.experts),
             )
         }
         return {
@@ -107,11 +118,11 @@ def measure_full_profile(
     passes = replace(passes, load_s=engine.load_s)
     store.put(keys.passes, passes)
     steps = greedy = sampled = None
+    rounds: list[PassRecord] = []
     if drafts:
         steps = measure_steps(engine.drafter, engine.limits.width, on_progress)
         most = engine.limits.budget
         trees: list[TreeStatistics] = []
-        rounds: list[PassRecord] = []
         for sampled_at, share in ((0.0, 0.65), (_SAMPLED, 0.35)):
             config = GenerationConfig(max_tokens=200, temperature=sampled_at, seed=1)
             left = share * seconds * (1 - _DISK - _PASSES)
@@ -132,6 +143,11 @@ def measure_full_profile(
         # The rate over the whole measurement, because the speed of a disk varies over time.
         passes = replace(passes, accept_s=accept_s, read_rate=arriving.rate)
         store.put(keys.passes, passes)
+    experts = None
+    if engine.target.model.weights.expert_use is not None:
+        rounds = rounds or write_texts(engine, GenerationConfig(), seconds * _WRITING, on_progress).passes
+        experts = _expert_profile(rounds, engine.target.model.weights.experts_held)
+        store.put_experts(keys.target, experts)
     engine.profile_updates.forget()  # the new profile already contains these passes
     return FullProfile(
         model=engine.target.model.path.name,
@@ -145,6 +161,7 @@ def measure_full_profile(
         drafts=steps,
         greedy=greedy,
         sampled=sampled,
+        experts=experts,
         noisy=noisy,
         seconds=time.perf_counter() - begun,
     )
@@ -154,6 +171,12 @@ def _streamed_file(engine: Engine) -> Path:
     """The file that weights are streamed from."""
     model = engine.target.model
     return next(iter(model.weights.paths), model.path)
+
+
+def _expert_profile(rounds: list[PassRecord], held: float) -> ExpertProfile:
+    """How often experts were in memory while the target wrote texts."""
+    used = (record.experts for record in rounds if record.experts is not None)
+    return ExpertProfile(held, sum(used, ExpertUse()).hit_rate)
 
 
 def _with_steps(large: TreeStatistics, small: TreeStatistics) -> Yields | None:

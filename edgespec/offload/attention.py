@@ -32,7 +32,7 @@ class RowAttention:
         self._operation = ggml.attention_operation()
         self._before: dict[Address, Shape] = {}
 
-    def begin(self, stop: Callable[[], bool]) -> None:
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A pass begins."""
 
     def reached(self, node: Address) -> bool:

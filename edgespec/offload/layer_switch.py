@@ -46,7 +46,7 @@ class LayerSwitch:
         self._stop_asked: Callable[[], bool] = lambda: False
         self._reset()
 
-    def begin(self, stop: Callable[[], bool]) -> None:
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A pass begins."""
         self._stop_asked = stop
         self._reset()

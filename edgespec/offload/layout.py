@@ -1,15 +1,18 @@
-"""Where the layers of a model are read from, and where in a slot their tensors end up."""
+"""Where the layers and experts of a model are read from, and where in a slot their tensors end up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgespec.files.direct_reader import BLOCK
+from edgespec.models.gguf.experts import LayerExperts
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
 
 PIECE_BYTES = 4 << 20  # of one read
+# Of one read of an expert: several must be under way at once, although a pass often misses only one or two.
+EXPERT_PIECE_BYTES = 1 << 20
 
 _GAP = 64 << 10  # tensors further apart than this are read separately
 
@@ -45,22 +48,106 @@ class StoredLayer:
 
 
 @dataclass(frozen=True)
+class ExpertRead:
+    """One read of a part of an expert.
+
+    Attributes:
+        piece: what is read. It may begin before the expert's bytes and end after them, and `at` is where the
+            whole piece would begin in the slot.
+        first, last: the piece's bytes that are the expert's.
+    """
+
+    piece: Piece
+    first: int
+    last: int
+
+    @property
+    def direct(self) -> bool:
+        """Whether the piece can be read to its place; otherwise only its bytes may be moved there."""
+        return self.piece.at % BLOCK == 0
+
+
+@dataclass(frozen=True)
+class ExpertRun:
+    """Consecutive bytes that every expert of a layer has, at equal distances in one file.
+
+    Attributes:
+        offset: of the first expert's.
+        distance: from one expert's to the next one's.
+        n_bytes: of one expert's.
+        at: where they belong in the slot.
+    """
+
+    file: int
+    offset: int
+    distance: int
+    n_bytes: int
+    at: int
+
+
+@dataclass(frozen=True)
+class StoredExperts:
+    """How the experts of one layer are read, each into a slot of its own.
+
+    Attributes:
+        runs: what an expert consists of.
+        places: name of a stack to the offset of one expert's part in a slot.
+        n_bytes: size of the slot that an expert needs.
+        checksums: for each expert, those of its reads; empty if they are not known.
+    """
+
+    index: int
+    n_experts: int
+    runs: tuple[ExpertRun, ...]
+    places: Mapping[str, int]
+    n_bytes: int
+    checksums: Sequence[Sequence[int]] = ()
+
+    def reads(self, expert: int) -> tuple[ExpertRead, ...]:
+        """The reads that bring one expert."""
+        return tuple(self._reads(expert))
+
+    def _reads(self, expert: int) -> Iterator[ExpertRead]:
+        known = iter(self.checksums[expert]) if self.checksums else None
+        for run in self.runs:
+            begin = run.offset + expert * run.distance
+            start = begin // BLOCK * BLOCK
+            size = round_up(begin + run.n_bytes - start, BLOCK)
+            for done in range(0, size, EXPERT_PIECE_BYTES):
+                offset, n_bytes = start + done, min(EXPERT_PIECE_BYTES, size - done)
+                checksum = next(known) if known is not None else None
+                yield ExpertRead(
+                    Piece(run.file, offset, run.at + offset - begin, n_bytes, checksum),
+                    first=max(begin - offset, 0),
+                    last=min(begin + run.n_bytes - offset, n_bytes),
+                )
+
+
+@dataclass(frozen=True)
 class Store:
     """Where layers are read from: the model's own files, or one packed file.
 
     Attributes:
         kernels: tensor name to the name of the kernel layout it is stored in; plain tensors are absent.
+        experts: layer to its experts, where they are read one by one; they are not part of `layers` then.
     """
 
     paths: tuple[Path, ...]
     layers: Mapping[int, StoredLayer]
     kernels: Mapping[str, str]
     packed: bool
+    experts: Mapping[int, StoredExperts] = field(default_factory=dict)
 
 
-def plain_store(files: ModelFiles, layers: Iterable[Layer]) -> Store:
+def plain_store(files: ModelFiles, layers: Iterable[Layer], experts: Iterable[LayerExperts] = ()) -> Store:
     """The model's own files as a store."""
-    return Store(files.paths, {layer.index: _stored(layer) for layer in layers}, {}, packed=False)
+    return Store(
+        files.paths,
+        {layer.index: _stored(layer) for layer in layers},
+        {},
+        packed=False,
+        experts={found.index: _stored_experts(found) for found in experts},
+    )
 
 
 def pieces(file: int, offset: int, at: int, n_bytes: int) -> tuple[Piece, ...]:
@@ -89,6 +176,24 @@ def _stored(layer: Layer) -> StoredLayer:
             places[tensor.name] = at + tensor.offset - start
         at += size
     return StoredLayer(layer.index, tuple(reads), places, at)
+
+
+def _stored_experts(experts: LayerExperts) -> StoredExperts:
+    """Reads of whole blocks that cover one expert's part of each stack.
+
+    If all parts of a stack begin equally far behind the beginning of a block, which they do where their size
+    is a multiple of a block, they are read directly to their places.
+    """
+    runs: list[ExpertRun] = []
+    places: dict[str, int] = {}
+    end = 0
+    for stack in experts.tensors:
+        size = stack.n_bytes // experts.n_experts
+        lead = stack.offset % BLOCK
+        places[stack.name] = end + lead
+        runs.append(ExpertRun(stack.file, stack.offset, size, size, at=end + lead))
+        end += round_up(lead + size, BLOCK)
+    return StoredExperts(experts.index, experts.n_experts, tuple(runs), places, end)
 
 
 def _runs(tensors: tuple[FileTensor, ...]) -> list[list[FileTensor]]:

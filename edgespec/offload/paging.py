@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.models.gguf.layers import ModelFiles
@@ -42,6 +43,8 @@ class PagedWeights:
 
     resident_bytes = streamed_bytes = 0
     waited_s = reading_s = 0.0
+    expert_use: ExpertUse | None = None
+    experts_held = 1.0
 
     def __init__(self, files: ModelFiles) -> None:
         self._name_of: Callable[[Address], bytes] = ggml.functions()["ggml_get_name"]
@@ -77,7 +80,7 @@ class PagedWeights:
     def amend_context(self, params: Any) -> None:
         """Nothing to amend."""
 
-    def begin(self, stop: Callable[[], bool]) -> None:
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins: request the first layers."""
         with self._changed:
             self._layer = -1

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from edgespec.kernels.ggml import Address
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.offload.layout import Piece, StoredLayer
+from edgespec.offload.read_meter import ReadMeter
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory
 
@@ -41,8 +42,7 @@ class LayerRing:
 
     Attributes:
         waited_s: total seconds that passes have waited for layers.
-        read_bytes: bytes read so far.
-        reading_s: seconds during which any read was under way.
+        meter: counts the reads.
     """
 
     def __init__(self, reader: StoreReader, order: Sequence[int], *, n_slots: int, n_threads: int) -> None:
@@ -59,9 +59,7 @@ class LayerRing:
         self._next = 0  # position of the layer that will be asked for next
         self._closing = False
         self.waited_s = 0.0
-        self.read_bytes = 0
-        self.reading_s = 0.0
-        self._readers, self._reading_since = 0, 0.0
+        self.meter = ReadMeter()
         self._threads = [
             threading.Thread(target=self._work, name=f"edgespec-reader-{n}", daemon=True)
             for n in range(n_threads)
@@ -183,7 +181,7 @@ class LayerRing:
                     return
                 load, piece = self._jobs.popleft()
                 load.under_way += 1
-                self._count_readers(+1)
+                self.meter.begun()
             error: BaseException | None = None
             try:
                 with self._memory.view(load.slot * self._slot_bytes + piece.at, piece.n_bytes) as memory:
@@ -191,8 +189,7 @@ class LayerRing:
             except BaseException as caught:  # raised where the layer is needed
                 error = caught
             with self._changed:
-                self._count_readers(-1)
-                self.read_bytes += piece.n_bytes
+                self.meter.ended(piece.n_bytes)
                 load.under_way -= 1
                 load.missing -= 1
                 load.error = load.error or error
@@ -202,10 +199,3 @@ class LayerRing:
                         self._fill()
                 elif not load.missing or load.error:
                     self._changed.notify_all()
-
-    def _count_readers(self, change: int) -> None:
-        now = time.perf_counter()
-        if self._readers:
-            self.reading_s += now - self._reading_since
-        self._readers += change
-        self._reading_since = now

@@ -1,4 +1,7 @@
-"""A model's layers outside llama.cpp: some resident in memory, the others streamed from disk."""
+"""A model's layers outside llama.cpp: some resident in memory, the others streamed from disk.
+
+Of a mixture of experts, single experts can be streamed: its layers are then what every token needs of them.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BackendError
+from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
 from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.models.llama.runtime.residency import BufferTypes
+from edgespec.offload.experts.pool import ExpertPool
+from edgespec.offload.experts.switch import ExpertSwitch
 from edgespec.offload.layer_switch import LayerSwitch
 from edgespec.offload.layout import Store
 from edgespec.offload.ring import LayerRing
@@ -22,6 +28,7 @@ from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory
 
 N_READERS = 2
+N_EXPERT_READERS = 4  # single experts are small, and a pass waits for all that it misses
 
 
 class StreamedWeights:
@@ -31,12 +38,8 @@ class StreamedWeights:
         store: where the layers are read from.
         streamed: the layers to stream; the store's others are resident.
         n_slots: layers in the ring; at least 2.
-
-    Attributes:
-        resident_bytes: of the resident layers and of the ring.
-        streamed_bytes: read for one pass.
-        waited_s: total seconds that passes have waited for weights.
-        read_bytes, reading_s: bytes that the ring has read, and seconds during which reads were under way.
+        expert_slots: experts in the pool, if the store has any.
+        n_used: experts of each layer that a token needs.
 
     Raises:
         UnsupportedBuild: this llama.cpp build is not as expected.
@@ -50,6 +53,8 @@ class StreamedWeights:
         streamed: Sequence[int],
         *,
         n_slots: int,
+        expert_slots: int = 0,
+        n_used: int = 0,
         n_readers: int = N_READERS,
         on_progress: Callable[[float], None] = lambda _fraction: None,
     ) -> None:
@@ -58,12 +63,15 @@ class StreamedWeights:
         self._store = store
         self._streamed = frozenset(streamed)
         self._n_slots = n_slots
+        self._expert_slots = expert_slots
+        self._n_used = n_used
         self._n_readers = n_readers
         self._on_progress = on_progress
         self._types: dict[str, UnbackedBufferType] = {}
         self._resident: WeightMemory | None = None
         self._ring: LayerRing | None = None
-        self._switch: LayerSwitch | None = None
+        self._pool: ExpertPool | None = None
+        self._observers: list[GraphObserver] = []
         self._reader = StoreReader(store)
 
     @property
@@ -83,41 +91,60 @@ class StreamedWeights:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of memory that layers take, the ring included."""
-        return sum(part.n_bytes for part in (self._resident, self._ring) if part is not None)
+        """Bytes of memory that layers take, with the ring and the pool of experts."""
+        parts = (self._resident, self._ring, self._pool)
+        return sum(part.n_bytes for part in parts if part is not None)
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes read for one pass."""
-        return self._ring.streamed_bytes if self._ring else 0
+        """Bytes read for one pass; of experts, what a pass over one row would read if chance alone decided
+        which of its experts are in memory.
+        """
+        n_bytes = self._ring.streamed_bytes if self._ring else 0
+        if self._pool is not None:
+            needed = self._n_used * len(self._store.experts) * self._pool.slot_bytes
+            n_bytes += round(needed * (1 - self.experts_held))
+        return n_bytes
+
+    @property
+    def expert_use(self) -> ExpertUse | None:
+        """Hits and misses of experts so far; None if no single experts are streamed."""
+        return self._pool.use if self._pool else None
+
+    @property
+    def experts_held(self) -> float:
+        """The share of a mixture's experts that is in memory at a time."""
+        return self._pool.n_slots / self._pool.n_experts if self._pool else 1.0
 
     @property
     def waited_s(self) -> float:
         """Total seconds that passes have waited for weights."""
-        return self._ring.waited_s if self._ring else 0.0
+        return sum(part.waited_s for part in (self._ring, self._pool) if part is not None)
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that the ring has read."""
-        return self._ring.read_bytes if self._ring else 0
+        """Bytes that the ring and the pool have read."""
+        return sum(part.meter.n_bytes for part in (self._ring, self._pool) if part is not None)
 
     @property
     def reading_s(self) -> float:
         """Seconds during which reads were under way."""
-        return self._ring.reading_s if self._ring else 0.0
+        return sum(part.meter.seconds for part in (self._ring, self._pool) if part is not None)
 
     @property
     def observers(self) -> Sequence[GraphObserver]:
-        """The layer switch, if layers are streamed."""
-        return [self._switch] if self._switch is not None else []
+        """The switches of layers and of experts, as far as they are streamed."""
+        return self._observers
 
     @contextmanager
     def loading(self, path: Path, params: Any, buffer_types: BufferTypes) -> Iterator[Path]:
         """Make llama.cpp create the layers' tensors without memory, and load the rest."""
         kernel_types = {layout.name: layout.address for layout in kernel_layouts()}
         groups: dict[str, list[str]] = {}
-        for layer in self._store.layers.values():
-            for name in layer.places:
+        stored = [layer.places for layer in self._store.layers.values()]
+        stored += [experts.places for experts in self._store.experts.values()]
+        for places in stored:
+            for name in places:
                 groups.setdefault(self._store.kernels.get(name, ""), []).append(name)
         patterns: list[tuple[str, Address]] = []
         for kernel, names in groups.items():
@@ -153,20 +180,21 @@ class StreamedWeights:
             self._ring = LayerRing(
                 self._reader, sorted(streamed), n_slots=self._n_slots, n_threads=self._n_readers
             )
-            self._switch = LayerSwitch(self._ring, streamed)
+            self._observers.append(LayerSwitch(self._ring, streamed))
+        self._open_pool(tensors)
 
     def amend_context(self, params: Any) -> None:
         """Keep llama.cpp from copying weights to a device, which it would do before they have been read."""
-        if self._switch is not None:
+        if self._observers:
             params.op_offload = False
 
     def close(self) -> None:
         """Free everything, after the model has been freed."""
-        if self._ring is not None:
-            self._ring.close()
-        if self._resident is not None:
-            self._resident.close()
-        self._ring = self._resident = self._switch = None
+        for part in (self._ring, self._pool, self._resident):
+            if part is not None:
+                part.close()
+        self._ring = self._pool = self._resident = None
+        self._observers = []
         for unbacked in self._types.values():
             unbacked.close()
         self._types = {}
@@ -181,3 +209,21 @@ class StreamedWeights:
         for index, places in used.items():
             for tensor, place in places.items():
                 ggml.set_data(tensor, starts[index] + place)
+
+    def _open_pool(self, tensors: Mapping[str, Address]) -> None:
+        """Put the stacks of experts that llama.cpp uses into a pool."""
+        used = {
+            index: {tensors[name]: place for name, place in stored.places.items() if name in tensors}
+            for index, stored in self._store.experts.items()
+        }
+        used = {index: places for index, places in used.items() if places}
+        if not used:
+            return
+        pool = self._pool = ExpertPool(
+            self._reader, used, n_slots=self._expert_slots, n_threads=N_EXPERT_READERS
+        )
+        for places in used.values():
+            for stack, place in places.items():
+                ggml.place_stack(stack, pool.address + place, pool.slot_bytes, pool.n_slots)
+        n_experts = {index: self._store.experts[index].n_experts for index in used}
+        self._observers.append(ExpertSwitch(pool, {i: list(p) for i, p in used.items()}, n_experts))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from platformdirs import user_cache_path
 
-from edgespec.costs.planned_memory import PlannedMemory
+from edgespec.costs.planned_memory import HitRates, PlannedMemory
 from edgespec.costs.planner import (
     Drafting,
     Passes,
@@ -38,6 +38,7 @@ from edgespec.units import readable
 
 _PLAIN_KERNELS = 2.5  # how much longer arithmetic takes without packing: seen from 2.3 to 2.9
 _PROMPT_TOKENS = 2048
+_NO_OVERLAP = 1.0  # a layer's experts are known only when they are needed, so nothing hides their reading
 
 
 def plan_for(request: PlanRequest, on_progress: Progress, store: ProfileStore | None = None) -> Plan:
@@ -77,6 +78,7 @@ class _Planning:
         self._on_progress = on_progress
         self._store = store
         self._notes: list[str] = []
+        self._hits = HitRates()
 
     def plan(self) -> Plan:
         request = self._request
@@ -91,11 +93,19 @@ class _Planning:
                 f"The plan is for {readable(budget)} of memory; {readable(room)} are free now."
             )
         target = replace(self._footprint(header), weights=files.tensor_bytes)
-        without_drafter = predict_memory([target], files, budget, streams=request.streams)
+        known = self._store.experts(header.fingerprint)
+        self._hits = HitRates.measured_at(known.held, known.hit_rate) if known else HitRates()
+        without_drafter = self._holding([target], files, budget)
         threads = request.threads or known_threads(header.fingerprint, self._store)
         pass_costs = PassCosts(self._store, threads, self._on_progress)
         passes, source = pass_costs.of_target(model, streams=without_drafter.streamed_bytes > 0)
         self._notes.append(source)
+        if without_drafter.experts is not None:
+            passes = replace(passes, overlap=_NO_OVERLAP)
+            if not self._hits.measured:
+                self._notes.append(
+                    "How often experts are found in memory is assumed. Runs with this model measure it."
+                )
         most = MOST_ROWS if without_drafter.streamed_bytes else USUAL_NODES
         draft_costs = DraftCosts(model, self._store, pass_costs, threads, request.temperature)
         ways = self._ways(draft_costs, target, files, budget, without_drafter, passes, most)
@@ -110,6 +120,8 @@ class _Planning:
             self._note_packing(files, chosen, passes, drafting, most)
         more = self._more_memory([target, way.size] if way.size else [target], files, chosen)
         sure = passes.measured and (drafting.yields is None or drafting.measured)
+        if chosen.holding.experts is not None:
+            sure = sure and self._hits.measured
         if not sure:
             self._notes.append(
                 "Derived figures may be off by half: 'edgespec profile' with this model and drafter "
@@ -132,6 +144,9 @@ class _Planning:
             uncertain=not sure,
         )
 
+    def _holding(self, prints: list[Footprint], files: ModelFiles, budget: int) -> PlannedMemory:
+        return predict_memory(prints, files, budget, streams=self._request.streams, hits=self._hits)
+
     def _ways(
         self,
         costs: DraftCosts,
@@ -152,7 +167,7 @@ class _Planning:
             holding = without_drafter
             if size is not None:
                 try:
-                    holding = predict_memory([target, size], files, budget, streams=self._request.streams)
+                    holding = self._holding([target, size], files, budget)
                 except MemoryLimitError:
                     self._notes.append(f"There is no room for {drafting.name}.")
                     continue
@@ -205,7 +220,10 @@ class _Planning:
         half = holding.budget // 2
         if holding.budget + half < holding.needed:
             found.append(
-                (f"{readable(half)} more memory", predict_memory(prints, files, holding.budget + half))
+                (
+                    f"{readable(half)} more memory",
+                    predict_memory(prints, files, holding.budget + half, hits=self._hits),
+                )
             )
         short = holding.needed - holding.budget
         found.append(

@@ -12,6 +12,8 @@ from edgespec.costs.pass_time import USUAL_OVERLAP, curve_of_other_size
 from edgespec.costs.planner import Passes
 from edgespec.errors import EdgeSpecError
 from edgespec.measure.throughput import measure_reading
+from edgespec.models.gguf.experts import layer_weights
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel
@@ -121,10 +123,23 @@ def _preferred(known: list[PassProfile], streams: bool) -> PassProfile | None:
 
 
 def _scaled_to(reference: PassProfile, model: InspectedModel) -> Curve:
-    """The reference's passes for a model of another size."""
-    by_bytes = sum(header.tensor_bytes for header in model.headers) / max(reference.weight_bytes, 1)
-    by_parameters = _parameters(model.headers) / max(reference.parameters, 1)
+    """The reference's passes for a model of another size; of its experts, those that a token needs count."""
+    idle_bytes, idle = _idle(model.headers)
+    n_bytes = sum(header.tensor_bytes for header in model.headers) - idle_bytes
+    by_bytes = n_bytes / max(reference.weight_bytes, 1)
+    by_parameters = (_parameters(model.headers) - idle) / max(reference.parameters, 1)
     return curve_of_other_size(reference.compute, by_bytes, by_parameters)
+
+
+def _idle(headers: tuple[GGUFHeader, ...]) -> tuple[float, float]:
+    """Bytes and parameters of the experts that a token does not need, on average."""
+    weights = layer_weights(ModelFiles(headers))
+    n_bytes = parameters = 0.0
+    for layer in weights.experts:
+        share = 1 - weights.n_used / layer.n_experts
+        n_bytes += share * layer.n_bytes
+        parameters += share * sum(math.prod(tensor.shape) for tensor in layer.tensors)
+    return n_bytes, parameters
 
 
 def _parameters(headers: tuple[GGUFHeader, ...]) -> int:

@@ -210,6 +210,28 @@ class DiskProfile:
         return self.direct or self.buffered
 
 
+@dataclass(frozen=True)
+class ExpertProfile:
+    """How often the experts that a model's texts needed were in memory.
+
+    Attributes:
+        held: the share of the experts that was in memory.
+        hit_rate: the share of those needed that was.
+    """
+
+    held: float
+    hit_rate: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> ExpertProfile:
+        """From what `to_json` gave."""
+        return cls(float(record["held"]), float(record["hit_rate"]))
+
+
 class ProfileStore:
     """Stores and loads profiles."""
 
@@ -239,6 +261,14 @@ class ProfileStore:
     def disk(self, key: Key) -> DiskProfile | None:
         """How fast a disk is."""
         return _read(self._path("disk", key), DiskProfile.from_json)
+
+    def experts(self, model: str) -> ExpertProfile | None:
+        """How often the experts of the model with this header fingerprint were in memory."""
+        return _read(self._path("experts", {"model": model}), ExpertProfile.from_json)
+
+    def put_experts(self, model: str, profile: ExpertProfile) -> None:
+        """Store how often they were."""
+        self._put("experts", {"model": model}, profile.to_json())
 
     def threads(self, key: Key) -> int | None:
         """The number of threads that was the fastest."""

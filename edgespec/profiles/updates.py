@@ -14,15 +14,17 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.costs.yields import BUDGETS, Yields
+from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import PassRecord
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.llama.runtime.residency import Residency
-from edgespec.profiles.store import Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import ExpertProfile, Keys, PassProfile, ProfileStore
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.yield_meter import accepted_by_budget
 
 _ENOUGH_PASSES = 4  # streamed passes that it takes to measure the disk's speed
+_ENOUGH_EXPERTS = 5_000  # that passes needed, to say how often experts are in memory
 _PROFILE_WEIGHT = 8  # weight of a quick profile, in passes of a run
 _UNMARKED = 24  # passes after which a corrected profile no longer counts as disturbed
 
@@ -103,6 +105,7 @@ class ProfileUpdates:
         self._store = store or ProfileStore()
         self._tallies: dict[float, _TreeTally | None] = {}
         self._seconds: dict[int, list[float]] = {}
+        self._experts = ExpertUse()
         self._watch: ContentionWatch | None = None
 
     def add_pass(self, record: PassRecord, threads: int) -> None:
@@ -111,6 +114,7 @@ class ProfileUpdates:
         Args:
             threads: how many threads computed it.
         """
+        self._experts += record.experts or ExpertUse()
         if self._watch is None:
             self._watch = ContentionWatch(threads)  # too late for the pass that is already over
             return
@@ -135,6 +139,7 @@ class ProfileUpdates:
         """Forget all passes, for example because a new profile already contains them."""
         self._tallies.clear()
         self._seconds.clear()
+        self._experts = ExpertUse()
         self._watch = None
 
     def keep(self, weights: Residency) -> None:
@@ -142,6 +147,9 @@ class ProfileUpdates:
         if self._keys is None:
             return
         self._keep_rate(weights, self._keys)
+        if self._experts.hits + self._experts.misses >= _ENOUGH_EXPERTS:
+            rate = self._experts.hit_rate
+            self._store.put_experts(self._keys.target, ExpertProfile(weights.experts_held, rate))
         self._keep_seconds(self._keys)
         for temperature, tally in self._tallies.items():
             key = self._keys.yields(temperature)

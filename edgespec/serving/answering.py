@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
@@ -20,11 +22,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.generation.result import Generation
-from edgespec.serving import protocol
+from edgespec.generation.result import Chunk, Generation
+from edgespec.serving import protocol, responses
 from edgespec.serving.bodies import Bodies, Body, parse
 from edgespec.serving.limits import Limits
 from edgespec.serving.refusals import Refusal, ShuttingDown, refusal_for
+from edgespec.serving.request_log import GONE, Entry
 from edgespec.serving.requests import Request, check_size, nth_config, read_request, too_long
 from edgespec.serving.worker import Place, Task, Worker
 
@@ -44,18 +47,53 @@ _EVENT_STREAM = {
 }
 _log = logging.getLogger("uvicorn.error")
 
+Kind = Literal["chat", "text", "response"]
+
+
+class Form(Protocol):
+    """Builds what answers one request: `protocol.Reply` or `responses.Reply`."""
+
+    def whole(self, answers: Sequence[Generation]) -> dict[str, Any]: ...
+    def begin(self, index: int) -> list[dict[str, Any]]: ...
+    def piece(self, index: int, chunk: Chunk) -> list[dict[str, Any]]: ...
+    def end(self, index: int, answer: Generation) -> list[dict[str, Any]]: ...
+    def usage(self, answers: Sequence[Generation]) -> list[dict[str, Any]]: ...
+
+
+@dataclass
+class _Exchange:
+    """A request that was received, and its answers so far."""
+
+    kind: Kind
+    request: Request
+    tokens: list[int]
+    answers: list[Generation] = field(default_factory=list)
+
 
 class Answering:
     """Answers completion requests.
 
     Args:
         model: the name it answers to.
+        aliases: other names that it answers to.
         defaults: settings for what requests leave open.
+        on_request: called with an entry for the log when a request is done.
     """
 
-    def __init__(self, worker: Worker, model: str, defaults: GenerationConfig, limits: Limits) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        model: str,
+        defaults: GenerationConfig,
+        limits: Limits,
+        *,
+        aliases: Sequence[str] = (),
+        on_request: Callable[[Entry], None] | None = None,
+    ) -> None:
         self._worker = worker
         self._model = model
+        self._aliases = aliases
+        self._on_request = on_request
         self._defaults = defaults
         self._limits = limits
         self._bodies = Bodies(limits)
@@ -68,17 +106,25 @@ class Answering:
         self._worker.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def answer(self, reply: Reply, *, chat: bool) -> None:
+    async def answer(self, reply: Reply, kind: Kind) -> None:
         """Answer one request; returns when it is answered, refused or abandoned."""
+        start = time.perf_counter()
+        exchanges: list[_Exchange] = []
         try:
             async with self._bodies.received(reply.http) as body:
-                await self._until_abandoned(reply, self._respond(reply, body, chat=chat))
+                await self._until_abandoned(reply, self._respond(reply, body, kind, exchanges))
         except ClientDisconnect:
             pass
         except Exception as error:
             if not isinstance(error, Refusal | EdgeSpecError):
                 _log.error("Bug: %s", error, exc_info=error if _log.isEnabledFor(logging.INFO) else None)
             await reply.refuse(refusal_for(error))
+        finally:
+            if self._on_request is not None:
+                answers = [answer for exchange in exchanges for answer in exchange.answers]
+                seconds = time.perf_counter() - start
+                path, status = reply.http.url.path, reply.status or GONE
+                self._on_request(Entry.of(path, status, seconds, answers, streamed=reply.streamed))
 
     async def _until_abandoned(self, reply: Reply, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, unless the client disconnects or the server shuts down first."""
@@ -98,45 +144,65 @@ class Answering:
         elif self._stopping.is_set():
             raise ShuttingDown
 
-    async def _respond(self, reply: Reply, body: Body, *, chat: bool) -> None:
+    async def _respond(self, reply: Reply, body: Body, kind: Kind, exchanges: list[_Exchange]) -> None:
         if self._stopping.is_set():
             raise ShuttingDown
         with self._worker.place() as place:
             loop = asyncio.get_running_loop()
-            request, tokens = await loop.run_in_executor(
-                self._threads, lambda content: self._prepare(content, chat=chat), body.content
+            exchange = await loop.run_in_executor(
+                self._threads, lambda content: self._prepare(content, kind), body.content
             )
+            exchanges.append(exchange)
             self._bodies.drop(body)
-            form = protocol.Reply(chat=chat, model=self._model)
-            if request.stream:
-                await reply.stream(self._events(request, tokens, place, form))
+            form = self._form(exchange)
+            if exchange.request.stream:
+                await reply.stream(self._events(exchange, place, form), done=kind != "response")
             else:
-                answers = [answer async for answer in self._answers(request, tokens, place)]
-                await reply.whole(form.whole(answers))
+                async for answer in self._answers(exchange, place):
+                    exchange.answers.append(answer)
+                await reply.whole(form.whole(exchange.answers))
 
-    def _prepare(self, content: bytearray, *, chat: bool) -> tuple[Request, list[int]]:
+    def _form(self, exchange: _Exchange) -> Form:
+        request = exchange.request
+        model = request.model or self._model
+        if exchange.kind == "response":
+            return responses.Reply(model=model, warnings=request.warnings)
+        return protocol.Reply(
+            chat=exchange.kind == "chat", model=model, warnings=request.warnings, timed=True
+        )
+
+    def _prepare(self, content: bytearray, kind: Kind) -> _Exchange:
         """The request in a body, and the tokens of its prompt; called in a thread."""
         limits = self._limits
+        chat = kind != "text"
         with self._worker.borrowed() as engine:
             if chat and not engine.has_chat_template:
                 text = "The model has no chat template, so only /v1/completions is served here."
                 raise Refusal(400, text, "no_chat_template")
             body = parse(content, values=limits.values + engine.context, depth=limits.depth)
-            request = read_request(body, self._defaults, chat=chat, model=self._model, limits=limits)
+            if kind == "response":
+                body = responses.as_chat(body)
+            request = read_request(
+                body, self._defaults, chat=chat, model=self._model, aliases=self._aliases, limits=limits
+            )
             n_vocab = engine.target.model.vocabulary.n_tokens
             check_size(request.prompt, context=engine.context, n_vocab=n_vocab, limits=limits)
-            tokens = engine.encoder.encode(request.prompt, raw=not chat)
+            tokens = engine.encoder.encode(request.prompt, raw=not chat, config=request.config)
             if not tokens:
                 raise UsageError("The prompt is empty.")
             if len(tokens) >= engine.context:
                 raise too_long(f"{len(tokens)} tokens", engine.context)
-        return request, tokens
+        return _Exchange(kind, request, tokens)
 
     @contextmanager
-    def _tasks(self, request: Request, tokens: list[int], place: Place) -> Iterator[list[Task]]:
+    def _tasks(self, exchange: _Exchange, place: Place) -> Iterator[list[Task]]:
         """The answers that a request asks for, all on their way; they are abandoned at the end."""
+        request = exchange.request
         place.answers = request.answers
-        tasks = [Task(tokens, nth_config(request.config, n), place) for n in range(request.answers)]
+        tasks = [
+            Task(exchange.tokens, nth_config(request.config, n), place, raw=exchange.kind == "text")
+            for n in range(request.answers)
+        ]
         try:
             for task in tasks:
                 self._worker.submit(task)
@@ -145,42 +211,47 @@ class Answering:
             for task in tasks:
                 self._worker.cancel(task)  # does nothing if it is done
 
-    async def _answers(
-        self, request: Request, tokens: list[int], place: Place
-    ) -> AsyncGenerator[Generation, None]:
-        with self._tasks(request, tokens, place) as tasks:
+    async def _answers(self, exchange: _Exchange, place: Place) -> AsyncGenerator[Generation, None]:
+        with self._tasks(exchange, place) as tasks:
             for task in tasks:
                 async for chunk in task.chunks():
                     if chunk.generation is not None:
                         yield chunk.generation
 
     async def _events(
-        self, request: Request, tokens: list[int], place: Place, form: protocol.Reply
+        self, exchange: _Exchange, place: Place, form: Form
     ) -> AsyncGenerator[dict[str, Any], None]:
-        answers: list[Generation] = []
         try:
-            with self._tasks(request, tokens, place) as tasks:
+            with self._tasks(exchange, place) as tasks:
                 for index, task in enumerate(tasks):
-                    begin = form.first(index)
-                    if begin is not None:
-                        yield begin
+                    for event in form.begin(index):
+                        yield event
                     async for chunk in task.chunks():
-                        if chunk.text:
-                            yield form.piece(index, chunk.text)
+                        for event in form.piece(index, chunk):
+                            yield event
                         if chunk.generation is not None:
-                            answers.append(chunk.generation)
-                            yield form.last(index, chunk.generation)
-            if request.with_usage:
-                yield form.usage(answers)
+                            exchange.answers.append(chunk.generation)
+                            for event in form.end(index, chunk.generation):
+                                yield event
+            if exchange.request.with_usage:
+                for event in form.usage(exchange.answers):
+                    yield event
         except Exception as error:
             yield dict(refusal_for(error).body)
 
 
 class Reply:
-    """Sends the answer to one request."""
+    """Sends the answer to one request.
+
+    Attributes:
+        status: the HTTP status that was sent; 0 before that.
+        streamed: whether the answer is sent event by event.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.http = HTTPRequest(scope, receive)
+        self.status = 0
+        self.streamed = False
         self._scope = scope
         self._receive = receive
         self._to_client = send
@@ -197,17 +268,24 @@ class Reply:
         if not self._started:
             await refusal.response()(self._scope, self._receive, self._send)
 
-    async def stream(self, events: AsyncGenerator[dict[str, Any], None]) -> None:
-        """Send an answer event by event, with a comment now and then while there is none."""
+    async def stream(self, events: AsyncGenerator[dict[str, Any], None], *, done: bool = True) -> None:
+        """Send an answer event by event, with a comment now and then while there is none.
+
+        Args:
+            done: end it with "[DONE]", as clients of all but the Responses API expect.
+        """
+        self.streamed = True
         headers = [(name.encode(), value.encode()) for name, value in _EVENT_STREAM.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         async with aclosing(_with_comments(events, self._half_closed)) as pieces:
             async for piece in pieces:
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        last = b"data: [DONE]\n\n" if done else b""
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send(self, message: Message) -> None:
         self._started = True
+        self.status = message.get("status", self.status)
         await self._to_client(message)
 
 
@@ -233,7 +311,8 @@ async def _with_comments(
                 event = coming.result()
                 if event is None:
                     return
-                yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
+                name = f"event: {event['type']}\n" if "type" in event else ""
+                yield f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
                 coming, silence = asyncio.create_task(following()), 0.0
                 continue
             silence += _POLL_S

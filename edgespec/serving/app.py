@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,9 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.generation.config import GenerationConfig
 from edgespec.serving import protocol
-from edgespec.serving.answering import Answering, Reply
+from edgespec.serving.answering import Answering, Kind, Reply
 from edgespec.serving.limits import Limits
 from edgespec.serving.refusals import Refusal, refusal_for
+from edgespec.serving.request_log import Entry
 from edgespec.serving.worker import Worker
 
 
@@ -27,11 +29,13 @@ class Application:
 
     Args:
         model: the name it answers to.
+        aliases: other names that it answers to.
         defaults: settings for what requests leave open.
         api_key: what clients must send as a bearer token; None requires none.
         hosts: accepted names in the Host header, so that a web page cannot reach a server on this machine
             through a name of its own (DNS rebinding); None accepts all.
         limits: bounds on requests.
+        on_request: called with an entry for the log when a request is done.
     """
 
     def __init__(
@@ -43,15 +47,20 @@ class Application:
         api_key: str | None = None,
         hosts: list[str] | None = None,
         limits: Limits | None = None,
+        aliases: Sequence[str] = (),
+        on_request: Callable[[Entry], None] | None = None,
     ) -> None:
         self._worker = worker
-        self._model = model
+        self._names = (model, *aliases)
         self._open = api_key is None
         self._started = int(time.time())
-        self._answering = Answering(worker, model, defaults, limits or Limits())
+        self._answering = Answering(
+            worker, model, defaults, limits or Limits(), aliases=aliases, on_request=on_request
+        )
         routes = [
-            Route("/v1/chat/completions", _Completions(self._answering, chat=True), methods=["POST"]),
-            Route("/v1/completions", _Completions(self._answering, chat=False), methods=["POST"]),
+            Route("/v1/chat/completions", _Completions(self._answering, "chat"), methods=["POST"]),
+            Route("/v1/completions", _Completions(self._answering, "text"), methods=["POST"]),
+            Route("/v1/responses", _Completions(self._answering, "response"), methods=["POST"]),
             Route("/v1/models", self._list_models),
             Route("/v1/models/{model:path}", self._show_model),
             Route("/health", self._health),
@@ -70,12 +79,13 @@ class Application:
         self._answering.stop()
 
     async def _list_models(self, _http: HTTPRequest) -> Response:
-        return JSONResponse(protocol.models(self._model, self._started))
+        return JSONResponse(protocol.models(self._names, self._started))
 
     async def _show_model(self, http: HTTPRequest) -> Response:
-        if http.path_params["model"] != self._model:
-            return Refusal(404, f"This server runs {self._model!r}.", "model_not_found").response()
-        return JSONResponse(protocol.model(self._model, self._started))
+        name = http.path_params["model"]
+        if name not in self._names:
+            return Refusal(404, f"This server runs {self._names[0]!r}.", "model_not_found").response()
+        return JSONResponse(protocol.model(name, self._started))
 
     async def _health(self, _http: HTTPRequest) -> Response:
         trouble = self._worker.trouble
@@ -89,12 +99,12 @@ class Application:
 class _Completions:
     """An endpoint that answers completions."""
 
-    def __init__(self, answering: Answering, *, chat: bool) -> None:
+    def __init__(self, answering: Answering, kind: Kind) -> None:
         self._answering = answering
-        self._chat = chat
+        self._kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answering.answer(Reply(scope, receive, send), chat=self._chat)
+        await self._answering.answer(Reply(scope, receive, send), self._kind)
 
 
 class _RequireKey:

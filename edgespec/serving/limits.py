@@ -22,7 +22,7 @@ class Limits:
         messages: messages in a conversation.
         stops: stop strings.
         stop_length: characters in each stop string.
-        grammar: a grammar or JSON schema.
+        grammar: a grammar or JSON schema, or all tools.
         text_per_token: bytes of text per token of the context; longer prompts are refused before they are
             tokenized.
         small_text: a prompt of this size is tokenized whatever the context.

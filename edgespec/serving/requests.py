@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, UsageError
-from edgespec.generation.config import MAX_SEED, GenerationConfig, Grammar
+from edgespec.generation.config import MAX_SEED, MOST_LOGPROBS, GenerationConfig, Grammar
 from edgespec.serving.limits import LARGEST_COUNT, Limits
+from edgespec.serving.messages import read_messages, read_tools, texts_of
+from edgespec.serving.reasoning import read_think
 from edgespec.serving.refusals import Refusal
+from edgespec.serving.values import boolean, integer, shown, wrong
 
 if TYPE_CHECKING:
     from edgespec.models.text.encoding import Prompt
 
 _MOST_ANSWERS = 128
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # The API's names (ours where it has none) for fields of GenerationConfig.
 _INTEGERS = {
     "max_tokens": "max_tokens",
@@ -33,17 +35,31 @@ _NUMBERS = (
     "presence_penalty",
 )
 _RANDOM_SEED = -1
-# Unknown fields are ignored, because clients send many that change nothing. These would change the answer.
+# These would change the answer.
 _UNSUPPORTED = {
-    "tools": "Tools are",
     "functions": "Functions are",
-    "logprobs": "Log-probabilities are",
-    "top_logprobs": "Log-probabilities are",
+    "function_call": "Functions are",
     "logit_bias": "A logit bias is",
     "suffix": "A suffix is",
     "audio": "Audio is",
     "echo": "Echoing the prompt is",
 }
+_OTHERS = (
+    *("model", "messages", "prompt", "n", "best_of", "stream", "stream_options", "stop", "seed"),
+    *("response_format", "grammar", "json_schema", "tools", "tool_choice", "parallel_tool_calls"),
+    *("logprobs", "top_logprobs", "think", "reasoning_effort", "chat_template_kwargs"),
+)
+CHAT_FIELDS = (*_INTEGERS, *_NUMBERS, *_UNSUPPORTED, *_OTHERS)
+"""Fields that mean something in a request for a chat or a completion, if only that they are refused."""
+
+# Clients send these, and they change nothing about an answer here.
+_WITHOUT_EFFECT = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("prompt_cache_retention", "modalities", "prediction", "verbosity", "cache_prompt", "id_slot"),
+    *("timings_per_token", "return_progress"),
+)
+_CLOSE = 0.85
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,8 @@ class Request:
         chat: the prompt is messages to answer; otherwise a text to continue.
         answers: how many.
         with_usage: the last piece of a stream reports the usage.
+        model: the name by which the model was asked for; empty if it was not named.
+        warnings: what of the request has no effect, in sentences.
     """
 
     chat: bool
@@ -62,12 +80,25 @@ class Request:
     answers: int
     stream: bool
     with_usage: bool
+    model: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def read_request(
-    body: object, defaults: GenerationConfig, *, chat: bool, model: str, limits: Limits | None = None
+    body: object,
+    defaults: GenerationConfig,
+    *,
+    chat: bool,
+    model: str,
+    aliases: Collection[str] = (),
+    limits: Limits | None = None,
 ) -> Request:
     """The request in a body.
+
+    Args:
+        defaults: settings for what it leaves open.
+        model: the model's name.
+        aliases: its other names.
 
     Raises:
         UsageError: a field is missing, of the wrong kind, out of its range, or not supported here.
@@ -77,26 +108,29 @@ def read_request(
     if not isinstance(body, dict):
         raise UsageError("The body is not a JSON object.")
     asked = body.get("model")
-    if asked not in (None, "", model):
-        text = f"The model {_shown(asked)} does not exist here. This server runs {model!r}."
+    if asked not in (None, "", model) and not (isinstance(asked, str) and asked in aliases):
+        text = f"The model {shown(asked)} does not exist here. This server runs {model!r}."
         raise Refusal(404, text, "model_not_found")
     for name, what in _UNSUPPORTED.items():
         if body.get(name) not in (None, False, 0, "", [], {}):
             raise UsageError(f"{what} not supported.", f"Leave out {name!r}.")
-    answers = _integer(body, "n", 1, _MOST_ANSWERS) or 1
+    warnings = _warnings(body)
+    answers = integer(body, "n", 1, _MOST_ANSWERS) or 1
     if body.get("best_of") not in (None, answers):
         raise UsageError("Choosing the best of several answers is not supported.", "Leave out 'best_of'.")
     options = body.get("stream_options")
     if not isinstance(options, dict | None):
-        raise _wrong("stream_options", options, "an object")
-    prompt: Prompt = _messages(body.get("messages"), limits) if chat else _text_prompt(body.get("prompt"))
+        raise wrong("stream_options", options, "an object")
+    prompt: Prompt = read_messages(body.get("messages"), limits) if chat else _text_prompt(body.get("prompt"))
     return Request(
         chat=chat,
         prompt=prompt,
-        config=_config(body, defaults, limits),
+        config=_config(body, defaults, limits, chat=chat),
         answers=answers,
-        stream=_boolean(body, "stream"),
-        with_usage=_boolean(options or {}, "include_usage"),
+        stream=boolean(body, "stream"),
+        with_usage=boolean(options or {}, "include_usage"),
+        model=asked if isinstance(asked, str) else "",
+        warnings=warnings,
     )
 
 
@@ -111,7 +145,7 @@ def check_size(prompt: Prompt, *, context: int, n_vocab: int, limits: Limits) ->
         UsageError: it names tokens that the model does not have.
         ContextLengthError: it is too long to fit, however it is tokenized.
     """
-    texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, Mapping)]
+    texts = texts_of(prompt)
     if not texts:
         if len(prompt) >= context:
             raise too_long(f"{len(prompt)} tokens", context)
@@ -129,7 +163,7 @@ def check_tokens(prompt: Prompt, n_vocab: int) -> None:
     """
     for token in prompt:
         if isinstance(token, int) and not 0 <= token < n_vocab:
-            raise UsageError(f"There is no token {_shown(token)}.", f"Tokens are 0 to {n_vocab - 1}.")
+            raise UsageError(f"There is no token {shown(token)}.", f"Tokens are 0 to {n_vocab - 1}.")
 
 
 def too_long(size: str, context: int) -> ContextLengthError:
@@ -145,10 +179,31 @@ def nth_config(config: GenerationConfig, index: int) -> GenerationConfig:
     return config if config.seed is None else config.with_(seed=(config.seed + index) % (MAX_SEED + 1))
 
 
-def _config(body: Mapping[str, Any], defaults: GenerationConfig, limits: Limits) -> GenerationConfig:
-    changes: dict[str, Any] = {}
+def _warnings(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """What has no effect; raises UsageError for a name that is one of ours, but for a slip."""
+    unknown = [name for name in body if name not in CHAT_FIELDS and name not in _WITHOUT_EFFECT]
+    for name in unknown:
+        close = difflib.get_close_matches(name[:64], CHAT_FIELDS, n=1, cutoff=_CLOSE)
+        if close:
+            raise UsageError(f"There is no field {shown(name)}.", f"Did you mean {close[0]!r}?")
+    return tuple(
+        f"The field {shown(name)} is not known here, and was ignored." for name in unknown[:_MOST_NAMED]
+    )
+
+
+def _config(
+    body: Mapping[str, Any], defaults: GenerationConfig, limits: Limits, *, chat: bool
+) -> GenerationConfig:
+    changes: dict[str, Any] = read_tools(body, chat=chat)
+    size = sum(len(tool.parameters) + len(tool.description) for tool in changes.get("tools", ()))
+    if size > limits.grammar:
+        raise UsageError(f"The tools have {size:,} characters.", f"At most {limits.grammar:,} are allowed.")
+    changes["logprobs"] = _logprobs(body, chat=chat)
+    think = read_think(body)
+    if think is not None:
+        changes["think"] = think
     for name, field in _INTEGERS.items():
-        value = _integer(body, name, 0, LARGEST_COUNT)
+        value = integer(body, name, 0, LARGEST_COUNT)
         if value is not None:
             changes[field] = value
     for name in _NUMBERS:
@@ -156,11 +211,11 @@ def _config(body: Mapping[str, Any], defaults: GenerationConfig, limits: Limits)
         if number is None:
             continue
         if isinstance(number, bool) or not isinstance(number, int | float):
-            raise _wrong(name, number, "a number")
+            raise wrong(name, number, "a number")
         if isinstance(number, int) and abs(number) > LARGEST_COUNT:  # it may be too large for any float
-            raise _wrong(name, number, "a smaller number")
+            raise wrong(name, number, "a smaller number")
         changes[name] = number
-    seed = _integer(body, "seed", -MAX_SEED - 1, MAX_SEED)
+    seed = integer(body, "seed", -MAX_SEED - 1, MAX_SEED)
     if seed is not None:
         # The API allows negative seeds, and -1 is how clients of llama.cpp ask for a random one.
         changes["seed"] = None if seed == _RANDOM_SEED else seed % (MAX_SEED + 1)
@@ -180,7 +235,7 @@ def _config(body: Mapping[str, Any], defaults: GenerationConfig, limits: Limits)
 def _stops(value: object, limits: Limits) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise _wrong("stop", value, "a text or a list of texts")
+        raise wrong("stop", value, "a text or a list of texts")
     if len(texts) > limits.stops or any(len(text) > limits.stop_length for text in texts):
         raise UsageError(
             "There are too many stop strings, or one is too long.",
@@ -195,7 +250,7 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
     grammar, schema, form = (body.get(name) for name in ("grammar", "json_schema", "response_format"))
     if grammar not in (None, ""):
         if not isinstance(grammar, str):
-            raise _wrong("grammar", grammar, "a text")
+            raise wrong("grammar", grammar, "a text")
         forms.append(Grammar("grammar", grammar))
     if schema is not None:
         forms.append(_schema("json_schema", schema))
@@ -216,7 +271,7 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
 
 def _schema(name: str, value: object) -> Grammar:
     if not isinstance(value, dict | bool):
-        raise _wrong(name, value, "a JSON schema")
+        raise wrong(name, value, "a JSON schema")
     return Grammar.of_schema(value)
 
 
@@ -230,57 +285,15 @@ def _text_prompt(value: object) -> str | list[int]:
     raise UsageError("The prompt is not one text or list of tokens, or empty.")
 
 
-def _messages(value: object, limits: Limits) -> list[dict[str, str]]:
-    if not isinstance(value, list) or not value:
-        raise UsageError("The messages are not a list, or empty.")
-    if len(value) > limits.messages:
-        raise UsageError(f"There are {len(value):,} messages.", f"At most {limits.messages:,} are allowed.")
-    return [_message(message) for message in value]
-
-
-def _message(message: object) -> dict[str, str]:
-    role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(message, dict) or not isinstance(role, str) or role not in _ROLES:
-        raise UsageError("A message is wrong.", f"It must have a role: {', '.join(_ROLES)}.")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(map(_part, content))
-    if not isinstance(content, str):
-        raise UsageError("A message has no text as its content.")
-    return {"role": _ROLES[role], "content": content}
-
-
-def _part(part: object) -> str:
-    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-    if not isinstance(text, str):
-        raise UsageError("A part of a message is not text.", "Only text is supported.")
-    return text
-
-
-def _integer(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if type(value) is not int or not least <= value <= most:
-        raise _wrong(name, value, f"a whole number from {least} to {most}")
-    return value
-
-
-def _boolean(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if not isinstance(value, bool | None):
-        raise _wrong(name, value, "true or false")
-    return bool(value)
-
-
-def _wrong(name: str, value: object, wanted: str) -> UsageError:
-    return UsageError(f"{name} is {_shown(value)}.", f"It must be {wanted}.")
-
-
-def _shown(value: object) -> str:
-    """A value for a message, shortened."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**40:
-        return "a number of very many digits"
-    if isinstance(value, Sequence | Mapping) and not isinstance(value, str):
-        return "a list" if isinstance(value, Sequence) else "an object"
-    return reprlib.repr(value)
+def _logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
+    """How many log-probabilities are asked for beside each token's own; None for none at all."""
+    if not chat:
+        if body.get("logprobs") in (None, False):
+            return None
+        return integer(body, "logprobs", 0, MOST_LOGPROBS)
+    top = integer(body, "top_logprobs", 0, MOST_LOGPROBS)
+    if boolean(body, "logprobs"):
+        return top or 0
+    if top:
+        raise UsageError(f"top_logprobs is {top}, and logprobs is not true.", 'Add "logprobs": true.')
+    return None

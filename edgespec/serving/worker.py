@@ -55,17 +55,19 @@ class Task:
     Attributes:
         tokens: the prompt.
         place: of the request, which may have asked for several answers.
+        raw: the answer goes on with a text, so nothing in it is a thought or a tool call.
     """
 
     tokens: list[int]
     config: GenerationConfig
     place: Place
+    raw: bool = True
     events: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     request: Request = field(init=False)
 
     def __post_init__(self) -> None:
-        self.request = Request(self.tokens, self.config, raw=True, key=self)
+        self.request = Request(self.tokens, self.config, raw=self.raw, key=self)
 
     @property
     def cancelled(self) -> bool:

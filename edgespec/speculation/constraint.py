@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import GrammarError
+from edgespec.speculation.evidence import NOTHING
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
@@ -95,16 +96,17 @@ class Constraint:
         return self._known[key]
 
     def masked(self, logits: FloatArray, tree: TokenTree, text: Sequence[int]) -> FloatArray:
-        """A copy of (nodes, n_vocab) logits with -inf for every token that is not permitted.
+        """(nodes, n_vocab) logits with -inf for every token that is not permitted: a copy if there are any.
 
         Args:
             tree: as `pruned` returned it.
         """
-        result: FloatArray = logits.copy()
+        result = logits
         for node in range(len(tree)):
             permitted = self.permitted(text, self._path(tree, node))
             # In a pruned tree only end tokens have no successor, and nobody asks what follows them.
-            if permitted.any():
+            if permitted.any() and not permitted.all():
+                result = logits.copy() if result is logits else result
                 result[node, ~permitted[: result.shape[1]]] = -np.inf
         return result
 
@@ -185,13 +187,15 @@ class _Guided(Ranking):
         if self._expanded is None:
             return self._ranking.best(logits, positions, count, after)
         permitted, self._expanded = self._expanded[:, : logits.shape[1]], None
+        if permitted.all():
+            return self._ranking.best(logits, positions, count, after)
         # After an end token nothing is permitted, but a row of nothing but -inf could not be ranked.
         ruled_out = ~permitted & permitted.any(axis=1, keepdims=True)
         logits = np.where(ruled_out, np.float32(-np.inf), logits)
         return _only(self._ranking.best(logits, positions, count, after), permitted)
 
-    def filtered(self, frontier: Frontier, children: Children) -> Children:
-        return _only(self._ranking.filtered(frontier, children), self._follow(frontier))
+    def filtered(self, frontier: Frontier, children: Children, start: int) -> Children:
+        return _only(self._ranking.filtered(frontier, children, start), self._follow(frontier))
 
     def _follow(self, frontier: Frontier) -> BoolArray:
         """(width, n_vocab) what may follow each node of a frontier."""
@@ -207,9 +211,10 @@ class _Guided(Ranking):
 def _only(children: Children, permitted: BoolArray) -> Children:
     """The candidates that are permitted below each node."""
     ruled_out = ~np.take_along_axis(permitted, children.tokens, axis=1)
-    matches = children.matches
+    evidence = children.evidence
     return Children(
         children.tokens,
         np.where(ruled_out, np.float32(-np.inf), children.logprobs),
-        None if matches is None else np.where(ruled_out, np.int32(0), matches),
+        None if evidence is None else np.where(ruled_out[..., None], np.int8(NOTHING), evidence),
+        children.noise,
     )

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.speculation.evidence import OTHERS, EvidenceArray, alone_logits
 from edgespec.speculation.tree import MAX_LEAVES, FloatArray, IntArray
 
 
@@ -37,13 +38,16 @@ class Children:
     Attributes:
         tokens: (width, branching) token ids.
         logprobs: (width, branching) log-probability of each given its parent; -inf for none.
-        matches: (width, branching) how many of the preceding tokens also preceded an earlier occurrence of
-            each candidate in the text (prompt lookup); None if nothing was looked up.
+        evidence: (width, branching, sources) what each source without a model says for each candidate; see
+            `evidence`. None if no source was asked.
+        noise: (width, branching) the noise that the target adds to each candidate's log-probability, in which
+            the drafter's log-probability already has its part. None if it adds none, or nobody asked.
     """
 
     tokens: IntArray
     logprobs: FloatArray
-    matches: IntArray | None = None
+    evidence: EvidenceArray | None = None
+    noise: FloatArray | None = None
 
     @classmethod
     def none(cls, width: int, branching: int = 1) -> Children:
@@ -53,24 +57,25 @@ class Children:
 
     def row(self, row: int) -> Children:
         """The candidates of one node of the frontier."""
-        part = slice(row, row + 1)
-        return Children(
-            self.tokens[part], self.logprobs[part], None if self.matches is None else self.matches[part]
-        )
+        return self._part(slice(row, row + 1), slice(None))
 
     def first(self, count: int) -> Children:
         """The best `count` candidates of each node."""
+        return self._part(slice(None), slice(count))
+
+    def _part(self, rows: slice, columns: slice) -> Children:
         return Children(
-            self.tokens[:, :count],
-            self.logprobs[:, :count],
-            None if self.matches is None else self.matches[:, :count],
+            self.tokens[rows, columns],
+            self.logprobs[rows, columns],
+            None if self.evidence is None else self.evidence[rows, columns],
+            None if self.noise is None else self.noise[rows, columns],
         )
 
     @property
     def proposed(self) -> NDArray[np.bool_]:
         """(width, branching) whether there is a candidate."""
         listed = self.logprobs > -np.inf
-        return listed if self.matches is None else listed | (self.matches > 0)
+        return listed if self.evidence is None else listed | (self.evidence > OTHERS).any(axis=-1)
 
 
 class Chances(Protocol):
@@ -92,22 +97,20 @@ class Chances(Protocol):
         """Save what was learned for the next run, if anything was."""
 
 
-# Acceptance probabilities of tokens that only the text proposes, by tokens matched: where no model was asked,
-# and where the model did not list them. These are rough values; a tree depends on little but their order.
-_LOOKED_UP = np.log([1e-9, 0.15, 0.4, 0.6, 0.75]).astype(np.float32)
-_DOUBTED = np.log([1e-9, 0.01, 0.02, 0.03, 0.05]).astype(np.float32)
+# A source's candidate that the drafter was asked about and did not list is this much less likely.
+_DOUBTED = np.float32(np.log(0.06))
 
 
 class DrafterProbability(Chances):
-    """The drafter's own probability, taken as it is."""
+    """The drafter's own probability, taken as it is, and rough values for what only other sources propose."""
 
     def edges(self, children: Children) -> FloatArray:
         edges = np.minimum(children.logprobs, 0)
-        if children.matches is not None:
-            matches = np.minimum(children.matches, len(_LOOKED_UP) - 1)
+        if children.evidence is not None:
             listed = np.isfinite(children.logprobs)
-            alone = np.where(listed.any(axis=1, keepdims=True), _DOUBTED[matches], _LOOKED_UP[matches])
-            edges = np.where(~listed & (matches > 0), alone, edges)
+            alone = -np.log1p(np.exp(-alone_logits(children.evidence).max(axis=-1)))
+            alone += np.where(listed.any(axis=1, keepdims=True), _DOUBTED, np.float32(0))
+            edges = np.where(listed, edges, alone)
         return edges
 
     def learn(self, children: Children, after: int, token: int) -> None:
@@ -126,7 +129,7 @@ class Growth:
         by_level: expand only nodes of the newest level, instead of the best anywhere.
         least_gain: stop after a draft step that raised the tree's expected accepted tokens by no more.
         later_branching: most children of a node below the root, if that is fewer than the root may have.
-        merges: whether a model drafter may merge in what the text itself proposes.
+        merges: whether a model drafter may merge in what other sources propose.
         ends: whether tokens that end the answer become nodes. Where the target chooses, such a node wastes a
             row: the choice after its parent already decides. Rules that judge drafted tokens need it.
             Nothing ever grows below one.

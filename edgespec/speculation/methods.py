@@ -162,8 +162,9 @@ def method_for(
         return SamplingMethod(rule, drafting, sampler, constraint)
     if constraint is not None:
         raise UsageError(
-            f"The rule '{rule.name}' cannot be combined with a grammar, which changes what is drafted.",
-            "With --grammar or --json-schema use --verify shared-noise or specexec.",
+            f"The rule '{rule.name}' cannot be combined with a grammar, tools or a thinking budget, "
+            "which change what is drafted.",
+            "With any of them use --verify shared-noise or specexec.",
         )
     if rule.kind.drawn and not isinstance(drafter, DrawingDrafter | NoDrafter):
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -42,9 +43,13 @@ class Ranking(Protocol):
         """
         del frontier, rows  # most rankings do not depend on the path
 
-    def filtered(self, frontier: Frontier, children: Children) -> Children:
-        """Candidates that proposers added, without those that the ranking rules out."""
-        del frontier
+    def filtered(self, frontier: Frontier, children: Children, start: int) -> Children:
+        """All candidates of a draft step, without those among the sources' that the ranking rules out.
+
+        Args:
+            start: the position of a child of the tree's root.
+        """
+        del frontier, start
         return children
 
 
@@ -93,6 +98,16 @@ class ByAgreement(Ranking):
         if after is None:
             after = np.full(len(positions), -1, dtype=np.int32)
         return self._pair.children(tokens, values, after, count)
+
+    def filtered(self, frontier: Frontier, children: Children, start: int) -> Children:
+        """The candidates, with the noise that the target adds to each."""
+        if self._config.greedy or children.evidence is None:
+            return children
+        noise = [
+            self._noise.at(start + depth, tokens)
+            for depth, tokens in zip(frontier.depths.tolist(), children.tokens, strict=True)
+        ]
+        return replace(children, noise=np.array(noise, dtype=np.float32))
 
     def candidates(self, logits: FloatArray, positions: list[int]) -> tuple[Table, IntArray]:
         """(rows, candidates) values and tokens of the drafter's best, before the pair's correction."""

@@ -22,7 +22,7 @@ from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.running_costs import FadingLine, MovingCurve, StepCosts
 
-_FIRST_BUDGET = 16  # before anything is known
+FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
 _TRUST_MEMORY = 0.95  # the same, for how reliable the drafter's probabilities are
 _TRUST_PRIOR = 2.0  # tokens of prior evidence that those probabilities are right
@@ -70,10 +70,12 @@ class AdaptiveSizer:
     Args:
         most: limits that no tree may exceed.
         costs: measured times of passes and draft steps; None learns them while decoding.
+        first: nodes of the first tree, where costs are learned while decoding.
     """
 
-    def __init__(self, most: TreeLimits, costs: Costs | None = None) -> None:
+    def __init__(self, most: TreeLimits, costs: Costs | None = None, first: int = FIRST_BUDGET) -> None:
         self._most = most
+        self._first = first
         self._costs = costs
         self._cost = MovingCurve(costs.verify, most.budget) if costs else FadingLine()
         self._steps = StepCosts(costs.step_s if costs else None, costs.row_s if costs else 0.0)
@@ -93,7 +95,7 @@ class AdaptiveSizer:
             return replace(self._most, budget=texts)
         per_node = self._cost.slope
         if per_node is None:
-            return replace(self._most, budget=min(_FIRST_BUDGET * texts, most))
+            return replace(self._most, budget=min(self._first * texts, most))
         trust = (self._kept + _TRUST_PRIOR) / (self._promised + _TRUST_PRIOR)
         worth = judgement.token_s(texts) * trust  # seconds that a promised token saves
         chance = min(max(per_node / worth, 1e-6), 1.0)

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import random
+import signal
 import sys
 import tempfile
 import threading
@@ -49,7 +50,9 @@ def abuse(seed: int, deadline: float) -> int:
     counts: Counter[str] = Counter()
     before: tuple[int, int, int] | None = None
     number = 0
-    while time.monotonic() < deadline:
+    told_to_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: told_to_end.set())
+    while time.monotonic() < deadline and not told_to_end.is_set():
         subject, action = chance.choice(engines), chance.choice(ACTIONS)
         number += 1
         try:

@@ -13,6 +13,8 @@ import pytest
 from edgespec.engine.session_file import sessions_folder
 from tests.desk import STORY, Desk
 from tests.least_memory import least_memory
+from tests.templated import with_template
+from tests.unit import templates
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
 
@@ -46,6 +48,27 @@ def test_the_screen_shows_an_answer_and_the_last_tree(q4_drafter_path: Path, rep
         desk.ask("/copy", until="characters copied")
         assert b"\x1b]52;c;" in desk.bytes
         desk.ask("/st\t", until="drafted tokens accepted")
+        desk.wait_for(">>>")
+        desk.type("/bye\r")
+        assert desk.leave() == 0
+
+
+def test_a_thought_is_folded_until_it_is_asked_for(smol_path: Path, tmp_path: Path) -> None:
+    model = with_template(smol_path, templates.OPENED, tmp_path / "thinker.gguf")
+    arguments = ["--draft", "none", "--think", "6", "--max-tokens", "20"]
+    with contextlib.closing(Desk("chat", str(model), *arguments)) as desk:
+        desk.ask(SKY, until="/think shows it.")
+        desk.wait_for("of thought)")
+        folded = r"^Thought for \d+\.\d s, \d+ tokens\. /think shows it\.$"
+        assert re.search(folded, "\n".join(desk.screen), re.MULTILINE)
+        desk.ask("/think", until="\x1b[2m")
+        desk.wait_for("\x1b[0m")
+        words = desk.shown.split()
+        assert words
+        desk.ask("/think show", until="Thoughts are shown from now on.")
+        desk.ask("/retry", until="of thought)")
+        assert " ".join(words) in " ".join(" ".join(desk.screen).split())
+        assert "<think>" not in desk.shown
         desk.wait_for(">>>")
         desk.type("/bye\r")
         assert desk.leave() == 0

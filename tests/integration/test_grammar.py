@@ -14,7 +14,9 @@ from edgespec.cli.main import main
 from edgespec.errors import UsageError
 from edgespec.generation.config import Grammar
 from edgespec.generation.result import Generation
-from edgespec.speculation.drafters.lookup import PromptLookup
+from edgespec.speculation.drafters.proposing import lookup_drafter
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.ranking import ByProbability
 from edgespec.speculation.tree import TokenTree
 from edgespec.speculation.verification.base import Acceptance
 
@@ -89,7 +91,7 @@ def test_what_the_text_proposes_is_held_to_the_form(
             text.append(accepted.bonus)
         start = len(engine.encoder.encode(prompt))
         assert text[start : start + len(expected)] == expected
-        assert len(PromptLookup().propose(text, 4)) > 1, "the text had proposals"
+        assert len(lookup_drafter().draft(text, TreeLimits(8), ByProbability())) > 1, "it had proposals"
 
 
 def _trees_of(

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -115,8 +116,8 @@ def test_models(client: openai.OpenAI) -> None:
 def test_what_is_wrong_is_said(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=r"temperature is -1\."):
         ask(client, temperature=-1)
-    with pytest.raises(openai.BadRequestError, match="Tools are not supported"):
-        ask(client, tools=[{"type": "function", "function": {"name": "f"}}])
+    with pytest.raises(openai.BadRequestError, match="A tool has no valid name"):
+        ask(client, tools=[{"type": "function", "function": {"name": "f g"}}])
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, text="x " * 2000)
     assert caught.value.code == "context_length_exceeded"
@@ -213,14 +214,28 @@ def test_a_full_queue_is_a_429_and_gone_clients_are_forgotten() -> None:
         assert answer.usage.completion_tokens == 4
 
 
-def test_an_api_key_keeps_others_out() -> None:
-    with server("--api-key", "secret") as url:
+def test_an_api_key_keeps_others_out_and_what_was_asked_is_logged(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    with server("--api-key", "secret", "--alias", "other", "--log", str(log)) as url:
         with openai.OpenAI(base_url=url, api_key="guess", max_retries=0) as client:
             wrong = pytest.raises(openai.AuthenticationError, match="The API key is missing or wrong")
             with wrong:
                 client.models.list()
         with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
             assert ask(client, max_tokens=4).usage.completion_tokens == 4
+            assert [model.id for model in client.models.list()] == [MODEL, "other"]
+    (entry,) = map(json.loads, log.read_text().splitlines())
+    assert (entry["path"], entry["status"], entry["completion_tokens"]) == ("/v1/chat/completions", 200, 4)
+    assert "secret" not in log.read_text()
+
+
+def test_a_log_that_cannot_be_written_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "edgespec", "serve", "--port", "0", "--log", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"Error: {tmp_path} cannot be written: Is a directory.\nGive another name to --log.\n"
+    )
 
 
 def test_web_pages_cannot_reach_it(url: str) -> None:

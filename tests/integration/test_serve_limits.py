@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from edgespec.serving.bodies import parse
 from edgespec.serving.limits import Limits
 from edgespec.serving.refusals import Refusal
-from tests.serving import CHAT, PATIENCE_S, TEXT, Running, load, serving
+from tests.serving import CHAT, PATIENCE_S, RESPONSE, TEXT, Running, load, serving
 
 MIB = 1 << 20
 HI = [{"role": "user", "content": "Hi"}]
 N_VOCAB = 49152
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "a", "function": {"name": "f", "arguments": "[1]"}}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,29 @@ def impatient(smol_path: Path) -> Iterator[Running]:
         (CHAT, {"messages": HI, "top_p": 1.5}, "top_p is 1.5"),
         (CHAT, {"messages": HI, "max_tokens": 1.5}, "max_tokens is 1.5. It must be a whole number"),
         (CHAT, {"messages": HI, "seed": -(2**63) - 1}, "seed is -9223372036854775809"),
-        (CHAT, {"messages": HI, "logprobs": True}, "Log-probabilities are not supported"),
+        (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs is 21"),
+        (CHAT, {"messages": HI, "top_logprobs": 2}, "logprobs is not true"),
+        (CHAT, {"messages": HI, "logit_bias": {"1": 2}}, "A logit bias is not supported"),
+        (CHAT, {"messages": HI, "temprature": 1}, "Did you mean 'temperature'?"),
+        (CHAT, {"messages": HI, "think": "deeply"}, "think is 'deeply'"),
+        (CHAT, {"messages": HI, "reasoning_effort": "some"}, "reasoning_effort is 'some'"),
+        (CHAT, {"messages": HI, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs has 'a'"),
+        (CHAT, {"messages": HI, "tool_choice": "required"}, "there are no tools"),
+        (CHAT, {"messages": HI, "tools": {}}, "tools is an object"),
+        (CHAT, {"messages": HI, "tools": [{"name": "f", "description": "a" * 131_072}]}, "The tools have"),
+        (CHAT, {"messages": HI, "tools": [TOOL, TOOL]}, "Two tools are named f"),
+        (CHAT, {"messages": HI, "tools": [TOOL], "tool_choice": "g"}, "tool_choice is 'g'"),
+        (CHAT, {"messages": HI, "tools": [TOOL], "response_format": {"type": "json_object"}}, "Both tools"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [1]}]}, "A tool call in a message is wrong"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "are not a JSON object"),
+        (TEXT, {"prompt": "Hi", "tools": [TOOL]}, "Tools are for chats only"),
+        (RESPONSE, {"input": "Hi", "n": 2}, "has no field 'n'"),
+        (RESPONSE, {"input": "Hi", "max_tokens": 2}, "Write 'max_output_tokens'"),
+        (RESPONSE, {"input": []}, "The input is not a text"),
+        (RESPONSE, {"input": "Hi", "previous_response_id": "a"}, "Responses are not stored"),
+        (RESPONSE, {"input": "Hi", "tools": [TOOL]}, "Tools are served at /v1/chat/completions"),
+        (RESPONSE, {"input": [{"type": "item_reference"}]}, "Only messages are supported"),
+        (RESPONSE, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "Only text"),
         (TEXT, {"prompt": "Hi", "echo": True}, "Echoing the prompt is not supported"),
         (TEXT, {"prompt": [-1]}, "There is no token -1"),
         (TEXT, {"prompt": [1, N_VOCAB]}, f"There is no token {N_VOCAB}"),
@@ -165,20 +189,24 @@ _FIELDS = [
         "frequency_penalty",
     ),
     *("presence_penalty", "penalty_window", "response_format", "grammar", "json_schema", "tools", "logprobs"),
-    *("logit_bias", "suffix", "echo", "user"),
+    *("logit_bias", "suffix", "echo", "user", "tool_choice", "parallel_tool_calls", "top_logprobs", "think"),
+    *("reasoning_effort", "chat_template_kwargs", "input", "instructions", "text", "reasoning"),
 ]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.sampled_from([CHAT, TEXT]),
+    st.sampled_from([CHAT, TEXT, RESPONSE]),
     st.sampled_from(_FIELDS),
     _VALUES | st.builds(lambda v: [{"role": "user", "content": v}], _VALUES),
 )
 def test_any_value_in_any_field_is_answered_or_refused(
     server: Running, path: str, field: str, value: object
 ) -> None:
-    body = {"messages": HI, "prompt": "Hi", "max_tokens": 2, field: value}
+    if path == RESPONSE:
+        body = {"input": "Hi", "max_output_tokens": 2, field: value}
+    else:
+        body = {"messages": HI, "prompt": "Hi", "max_tokens": 2, field: value}
     if field == "n" and isinstance(value, int) and value > 3:
         return  # it would be answered, but takes long
     with server.connect() as client:

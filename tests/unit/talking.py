@@ -20,6 +20,7 @@ class TalkingEngine:
     """Answers every prompt with the same words, one a pass."""
 
     has_chat_template = True
+    can_think = True
     context = 4096
     description = "talker, drafted by nobody"
     notes = ("It only talks.",)
@@ -28,6 +29,7 @@ class TalkingEngine:
 
     def __init__(self) -> None:
         self.words = ["Blue", " as", " ever."]
+        self.thought: list[str] = []
         self.asked: list[tuple[Any, GenerationConfig, bool]] = []
         self.loaded_with: dict[str, Any] = {}
         self.last_generation: Generation | None = None
@@ -61,6 +63,12 @@ class TalkingEngine:
             raise ContextLengthError("The prompt has 9 tokens.", "Shorten it.")
         self.cancelled = False
         answer = self.last_generation = Generation(prompt_tokens=3, context_full=self.full)
+        for word in self.thought:
+            answer.tokens.append(7)
+            answer.reasoning += word
+            answer.reasoning_tokens += 1
+            answer.passes.append(PassRecord(4, 0, 0.0, 0.0, 0.0))
+            yield Chunk("", (7,), answer.passes[-1], reasoning=word)
         for number, word in enumerate(self.words):
             self.on_word(number)
             if self.cancelled:

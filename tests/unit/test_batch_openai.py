@@ -112,7 +112,7 @@ BAD_REQUESTS = {
     "body": (request("bad") | {"body": [1]}, "The body is not a JSON object."),
     "stream": (request("bad", stream=True), "Answers in a batch are not streamed. Leave out 'stream'."),
     "messages": (request("bad", messages=[]), "The messages are not a list, or empty."),
-    "tools": (request("bad", tools=[{}]), "Tools are not supported. Leave out 'tools'."),
+    "tools": (request("bad", tools=[{}]), "A tool has no valid name. It must have 1 to 64 letters"),
     "n": (request("bad", n=129), "n is 129. It must be a whole number from 1 to 128."),
     "top_p": (request("bad", top_p=7), "top_p is 7. It must be above 0 and at most 1."),
     "long": (request("bad", TEXT, prompt="too long"), "The prompt has 9 tokens. Shorten it."),

@@ -167,6 +167,17 @@ def test_a_model_that_does_not_fit_the_limit_is_streamed() -> None:
     assert [row.load["offload"] for row in rows] == ["none", "mmap", "stream", "stream", "stream"]
 
 
+def test_experts_are_compared_with_whole_layers() -> None:
+    rows = rows_for(wishes(cap=1000, marks=("mixed",)), fits=False, fits_machine=False, experts=True)
+    assert names(rows)[:3] == [
+        "memory-mapped, plain (mixed)",
+        "streamed, plain (mixed, whole layers)",
+        "streamed, plain (mixed)",
+    ]
+    assert [row.load.get("experts") for row in rows[:3]] == [None, "never", None]
+    assert rows[1].load["memory"] == rows[2].load["memory"] == 950
+
+
 def test_memory_that_was_asked_for_goes_before_the_cap() -> None:
     rows = rows_for(wishes(memory=700, cap=1000), fits=False, fits_machine=False)
     assert names(rows)[0] == "memory-mapped, plain"

@@ -103,6 +103,34 @@ def test_retry_replaces_the_answer(typed: Any, engine: TalkingEngine) -> None:
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
 
 
+def test_thoughts_are_folded_and_unfolded(typed: Any, engine: TalkingEngine) -> None:
+    engine.thought = ["Hm,", " \x1b[2Jsky."]
+    out, err, session = typed("Hi", "/think", "/think show", "Hi", "/think hide", "Hi")
+    assert out == [ANSWER] * 3
+    assert err == [
+        "Hm, \ufffd[2Jsky.",
+        "Thoughts are shown from now on.",
+        "Hm, \ufffd[2Jsky.",
+        "",
+        "Thoughts are folded from now on.",
+    ]
+    assert all(message["content"] in ("Hi", ANSWER) for message in session.messages)
+
+
+def test_think_says_how_much(typed: Any, engine: TalkingEngine) -> None:
+    _, err, _ = typed(
+        "/think", "/think off", "Hi", "/think 200", "Hi", "/set think high", "Hi", "/think deeply"
+    )
+    assert [config.think for _, config, _ in engine.asked] == ["off", "200", "high"]
+    assert err == [
+        "There was no thought before the last answer.",
+        "think is off from now on.",
+        "think is 200 from now on.",
+        "think is high from now on.",
+        "think is 'deeply'. It must be auto, on, off, low, medium, high, or the most tokens of a thought.",
+    ]
+
+
 def test_system_sets_the_prompt(typed: Any) -> None:
     _, err, session = typed("/system Be  brief.", "/system")
     assert err == ["The system prompt is set.", "Be  brief."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
@@ -23,6 +24,29 @@ def test_text_goes_to_stdout_and_nothing_else_does(
 ) -> None:
     assert main(["generate", "-p", "Hi"]) == 0
     assert capsys.readouterr() == ("Blue as ever.\n", "")
+
+
+def test_a_thought_is_no_part_of_the_text(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.thought = ["Hm,", " sky."]
+    assert main(["generate", "-p", "Hi", "--think", "200"]) == 0
+    assert capsys.readouterr() == ("Blue as ever.\n", "")
+    assert engine.asked[0][1].think == "200"
+    assert main(["generate", "-p", "Hi", "--verbose"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Blue as ever.\n"
+    assert "Hm, sky.\n\n5 tokens (2 of thought)\n" in err
+    assert "thought     2 of them\n" in err
+    assert main(["generate", "-p", "Hi", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["text"], record["reasoning_content"]) == ("Blue as ever.", "Hm, sky.")
+    assert main(["generate", "-p", "Hi", "--think", "deeply"]) == 2
+    capsys.readouterr()
+    engine.can_think = False
+    assert main(["generate", "-p", "Hi", "--think", "off"]) == 0
+    told = "The model's chat template knows no thoughts, so --think changes nothing.\n"
+    assert capsys.readouterr().err == told
+    assert main(["generate", "-p", "Hi"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_verbose_tells_on_stderr(engine: TalkingEngine, capsys: pytest.CaptureFixture[str]) -> None:

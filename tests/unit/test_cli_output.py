@@ -13,6 +13,7 @@ from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.status import Pace, Status, aside, format_prefill
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import OutputError
+from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import FinishReason, Generation, PassRecord, Timings
 
 
@@ -49,6 +50,17 @@ def test_statistics_line() -> None:
     assert format_statistics(answer) == "5 tokens, 2.0/s"
     answer.plain_pass_s, answer.timings.verify_s, answer.timings.io_wait_s = 0.8, 1.5, 0.5
     assert format_statistics(answer) == "5 tokens, 2.0/s, 2.0x"
+
+
+def test_experts_are_told_of_where_they_are_read_one_by_one() -> None:
+    use = ExpertUse(hits=90, misses=30, read_bytes=60 << 20)
+    passes = [PassRecord(1, 0, 0.0, 0.4, 0.0, experts=use), PassRecord(2, 1, 0.0, 0.4, 0.0, experts=use)]
+    answer = Generation(tokens=[1, 2, 3], passes=passes)
+    assert details(answer)["experts"] == (
+        "75% of those needed were in memory; 20.0 of 80.0 read for each token, 40.0 MiB"
+    )
+    assert answer.to_json("a question")["experts"]["read_bytes_per_token"] == 40 << 20
+    assert "experts" not in details(Generation(tokens=[1], passes=[PassRecord(1, 0, 0.0, 0.4, 0.0)]))
 
 
 def test_the_figures_by_name_are_words_that_people_know() -> None:

@@ -10,8 +10,54 @@ from typing import Any
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.generation.config import MAX_SEED, GenerationConfig
+from edgespec.generation.config import MAX_SEED, GenerationConfig, Grammar
 from edgespec.generation.result import Generation, MemoryUse, PassRecord, Timings
+from edgespec.generation.thinking import Think
+from edgespec.generation.tools import ToolCall
+
+THINK = "It must be auto, on, off, low, medium, high, or the most tokens of a thought."
+
+
+@pytest.mark.parametrize(
+    ("text", "think"),
+    [
+        ("auto", Think()),
+        ("ON", Think(enabled=True)),
+        ("off", Think(enabled=False)),
+        ("high", Think(enabled=True, effort="high")),
+        ("500", Think(enabled=True, budget=500)),
+        ("budget 0", Think(enabled=True, budget=0)),
+        ("budget=7", Think(enabled=True, budget=7)),
+        (False, Think(enabled=False)),
+        (12, Think(enabled=True, budget=12)),
+    ],
+)
+def test_how_much_a_model_thinks(text: Any, think: Think) -> None:
+    assert GenerationConfig(think=text).thinking == think
+
+
+def test_tools_are_given_as_the_api_has_them() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    inner = {"name": "f", "description": "Does it.", "parameters": schema}
+    config = GenerationConfig(tools=[{"type": "function", "function": inner}, {"name": "g"}])  # type: ignore[arg-type]
+    assert [tool.name for tool in config.tools] == ["f", "g"]
+    assert config.tools[0].definition == {"type": "function", "function": inner}
+    assert config.with_(seed=3).tools == config.tools
+    assert config.offers_tools
+    assert not config.with_(tool_choice="none").offers_tools
+    with pytest.raises(UsageError, match="Both tools and a form"):
+        config.with_(grammar=Grammar("regex", "a"))
+
+
+def test_thoughts_and_calls_are_in_the_record() -> None:
+    answer = Generation(reasoning="Hm", reasoning_tokens=3, tool_calls=[ToolCall("a", "f", "{}")])
+    record = answer.to_json("Hi")
+    assert record["reasoning_content"] == "Hm"
+    assert record["usage"]["reasoning_tokens"] == 3
+    assert record["tool_calls"] == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    ]
+    assert {"reasoning_content", "tool_calls"} & set(Generation().to_json("Hi")) == set()
 
 
 @pytest.mark.parametrize(
@@ -42,6 +88,38 @@ from edgespec.generation.result import Generation, MemoryUse, PassRecord, Timing
         ("seed", 1.0, "seed is 1.0. It must be a whole number."),
         ("stop", ("a", ""), "stop is ''. It must be a text that is not empty."),
         ("stop", "END", "stop is 'END'. It must be a list of texts."),
+        ("logprobs", 21, "logprobs is 21. It must be a whole number from 0 to 20."),
+        ("logprobs", True, "logprobs is True. It must be a whole number from 0 to 20."),
+        ("think", "budget -1", f"think is 'budget -1'. {THINK}"),
+        ("think", "9999999", f"think is '9999999'. {THINK}"),
+        (
+            "think",
+            1.5,
+            "think is of the wrong kind. It must be true, false, a number, or a text such as 'off'.",
+        ),
+        ("tools", "f", "tools is not a list. It must be a list of tools."),
+        (
+            "tools",
+            ["f"],
+            'A tool is not a function. Write {"type": "function", "function": {...}}.',
+        ),
+        (
+            "tools",
+            [{"name": "a b"}],
+            "A tool has no valid name. It must have 1 to 64 letters, digits, '_', '-' and '.'.",
+        ),
+        (
+            "tools",
+            [{"name": "f", "parameters": {"type": "array"}}],
+            "The parameters of the tool f are not the JSON schema of an object.",
+        ),
+        ("tools", [{"name": "f"}] * 2, "Two tools are named f. Give each a name of its own."),
+        ("tools", [{"name": "f"}] * 129, "There are 129 tools. At most 128 are allowed."),
+        (
+            "tool_choice",
+            "required",
+            "tool_choice is 'required', and there are no tools. Give tools, or leave it out.",
+        ),
     ],
 )
 def test_values_out_of_range_are_refused(name: str, value: Any, message: str) -> None:
@@ -146,6 +224,7 @@ def test_the_json_record_has_the_promised_names_and_values() -> None:
             "resident_bytes": 30,
             "streamed_bytes_per_pass": 40,
         },
+        "experts": None,
     }
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 

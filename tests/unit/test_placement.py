@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import MemoryLimitError
-from edgespec.offload.planning.placement import FEWEST_SLOTS, place, planned_slots
+from edgespec.offload.planning.placement import (
+    FEWEST_SLOTS,
+    PoolSizes,
+    place,
+    place_with_experts,
+    planned_slots,
+)
 
 MIB = 1 << 20
 
@@ -77,3 +83,30 @@ def test_large_layers_take_two_slots_and_small_ones_as_many_reads_ahead() -> Non
     assert planned_slots(10 * MIB) == 3
     assert planned_slots(MIB) == 5
     assert place(dict.fromkeys(range(9), MIB), budget=7 * MIB, fixed=0).n_slots == 5
+
+
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=40),
+    fixed=st.integers(0, 100),
+    spare=st.integers(-50, 3000),
+    slot=st.integers(1, 9),
+    fewest=st.integers(2, 64),
+    layers=st.integers(1, 40),
+    beside=st.integers(0, 30),
+)
+def test_experts_get_what_is_left_of_the_budget(
+    sizes: list[int], fixed: int, spare: int, slot: int, fewest: int, layers: int, beside: int
+) -> None:
+    dense = {number: size * MIB for number, size in enumerate(sizes)}
+    pool = PoolSizes(slot * MIB, fewest, fewest * layers, beside * MIB)
+    budget = (fixed + spare) * MIB
+    try:
+        placement = place_with_experts(dense, pool, budget=budget, fixed=fixed * MIB)
+    except MemoryLimitError as error:
+        budget = error.least or 0
+        placement = place_with_experts(dense, pool, budget=budget, fixed=fixed * MIB)
+    assert placement.n_bytes <= budget
+    assert pool.fewest <= placement.expert_slots <= pool.most
+    alone = place(dense, budget=budget, fixed=(fixed + fewest * slot + beside) * MIB)
+    assert (placement.resident, placement.streamed) == (alone.resident, alone.streamed)
+    assert budget - placement.n_bytes < pool.slot_bytes or placement.expert_slots == pool.most

@@ -100,7 +100,7 @@ def test_every_rule_has_a_method_with_every_drafter_or_says_why_not(name: str) -
     with pytest.raises(UsageError) as refused:
         method_for(config, 2, 1, lookup_drafter())
     assert str(refused.value) == (
-        f"The rule '{name}' needs tokens sampled from a model, and prompt lookup samples none. "
+        f"The rule '{name}' needs tokens sampled from a model, and prompt lookup and recycling samples none. "
         "Name a small model with --draft PATH, or use --verify specexec."
     )
     assert method_for(config.with_(temperature=0.0), 2, 1, lookup_drafter()).rule.name == "greedy"

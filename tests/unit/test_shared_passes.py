@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -145,8 +146,8 @@ def test_a_text_that_fails_in_the_middle_concerns_no_other(monkeypatch: pytest.M
         expected = engine.generate([5, 6], config).tokens
         begin = engine._begin
 
-        def fragile(prompt: list[int], room: int, config: GenerationConfig) -> object:
-            answer = begin(prompt, room, config)
+        def fragile(prompt: list[int], *more: Any) -> object:
+            answer = begin(prompt, *more)
             if prompt[0] == 7:
                 accept = answer.decoding.method.accept
 

@@ -17,9 +17,9 @@ _CONTEXT = 4096  # as when loading
 
 def expected(spec: RowSpec, temperature: float) -> float | None:
     """Tokens per second; None if the pair was not measured, or the planner has no model of the row."""
-    if spec.place not in ("memory", "stream"):
-        return None
     load = spec.load
+    if spec.place not in ("memory", "stream") or load.get("experts") == "never":
+        return None
     draft = "none" if spec.tree == PLAIN else str(load.get("draft", "auto"))
     try:
         plan = _plan(

@@ -143,7 +143,9 @@ def _facts(document: dict[str, Any]) -> str:
     speeds = " and ".join(f"{readable(speed)}/s" for speed in disk["bytes_per_s"]) if disk else ""
     how = "direct reads" if disk and disk["direct"] else "reads through the page cache"
     facts = {
-        "Model": model["name"] if model["widened_from"] else f"{model['name']}, {readable(model['bytes'])}",
+        "Model": model["name"]
+        if model["widened_from"] or model.get("mixed_from")
+        else f"{model['name']}, {readable(model['bytes'])}",
         "Drafter": document["draft"],
         "Processor": f"{machine['cpu']}, {machine['cores']} cores used" if machine["cpu"] else None,
         "Memory": readable(machine["memory_bytes"]),

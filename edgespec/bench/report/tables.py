@@ -35,6 +35,7 @@ COLUMNS = (
     Column("pass s", "seconds of a pass of the target", lambda row: _number(row.pass_s, 3)),
     Column("draft s", "seconds of drafting for it", lambda row: _number(row.draft_s, 3)),
     Column("read MiB", "MiB read from disk for a pass", lambda row: _mebi(row.streamed_bytes_per_pass)),
+    Column("hits", "experts that were in memory, of those needed", lambda row: _share(row.hit_rate)),
     Column("disk", "share of the disk's limit reached", lambda row: _share(row.disk_share)),
     Column("cpu", "share of the processor's limit reached", lambda row: _share(row.compute_share)),
     Column("peak MiB", "most memory, in MiB", lambda row: _mebi(row.peak_bytes)),

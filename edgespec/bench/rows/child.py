@@ -77,8 +77,9 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
             measure_full_profile(engine, task["profile_s"], _report)
     files = ModelFiles.of(read_header(Path(task["load"]["model"])))
-    packed = pack_path(packs_folder(), files)
-    path = packed if packed.exists() and task["load"].get("pack") != "never" else files.paths[0]
+    packs = [pack_path(packs_folder(), files, experts=experts) for experts in (True, False)]
+    packed = next((path for path in packs if path.exists()), None)
+    path = packed if packed and task["load"].get("pack") != "never" else files.paths[0]
     return {"notes": notes, "prompts": prompts, "disk": disk({"path": str(path)})}
 
 
@@ -168,15 +169,12 @@ class _Measurement:
 
     def run(self, repetitions: int) -> None:
         """Measure; whatever is not done in time is left out."""
-        from edgespec.speculation.policies import tree_policy
-
         self._warm_up()
         end = time.monotonic() + self._seconds
         for number in range(repetitions):
             made: list[Generation] = []
             self._repetitions.append(made)
-            # What was learned from these very questions must not count.
-            self._engine.policy = tree_policy(self._engine.policy.name)
+            self._engine.forget_texts()  # what was learned from these very questions must not count
             for index, prompt in enumerate(self._prompts):
                 done = (number + index / len(self._prompts)) / repetitions
                 _report("Answering", max(done, 1 - (end - time.monotonic()) / self._seconds))
@@ -229,6 +227,8 @@ class _Measurement:
         rule = self._engine.target.rule
         rows = Counter(rule.padded(record.nodes) if rule else record.nodes for record in passes)
         first, memory = made[0], made[0].memory
+        needed = [record.experts for record in passes if record.experts is not None]
+        experts = sum(needed[1:], needed[0]) if needed else None
         groups = counted if len(counted) > 1 else [[answer] for answer in made]
         notes = [f"Left out: {what}" for what in dict.fromkeys(self._too_long)]
         return {
@@ -240,7 +240,9 @@ class _Measurement:
             "draft_s": sum(record.draft_s for record in passes) / n,
             "wait_s": sum(record.wait_s for record in passes) / n,
             "rows": dict(rows),
-            "streamed_bytes_per_pass": memory.streamed_bytes_per_pass,
+            # What passes read of experts was counted; what they read of layers is always the same.
+            "streamed_bytes_per_pass": experts.read_bytes // n if experts else memory.streamed_bytes_per_pass,
+            "hit_rate": experts.hit_rate if experts else None,
             "budget_bytes": memory.budget_bytes,
             "prefill_tokens_per_second": sum(a.prompt_tokens for a in made)
             / max(sum(a.timings.prefill_s for a in made), 1e-9),

@@ -27,6 +27,7 @@ class Row:
         pass_s: seconds of the target's pass.
         wait_s: the part of it spent waiting for the disk.
         rows: target passes by the rows they had, padding included.
+        hit_rate: how often experts that a pass needed were in memory, if they are read one by one.
         disk_share: seconds that the disk alone needs for a pass, over the seconds of a round.
         compute_share: seconds that the same rows take with all weights in memory, over those of the pass.
         peak_bytes: peak memory of the control group, page cache included, or else of the process.
@@ -55,6 +56,7 @@ class Row:
     wait_s: float | None = None
     rows: dict[int, int] = field(default_factory=dict)
     streamed_bytes_per_pass: int | None = None
+    hit_rate: float | None = None
     disk_share: float | None = None
     compute_share: float | None = None
     peak_bytes: int | None = None

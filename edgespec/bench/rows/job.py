@@ -14,13 +14,14 @@ from edgespec.bench.rows.llamacpp import LlamaCpp, Programs, find_programs
 from edgespec.bench.rows.machine import describe_machine, versions
 from edgespec.bench.rows.row_spec import RowOptions, RowSpec, rows_for
 from edgespec.bench.rows.runner import RunConfig
-from edgespec.bench.rows.synthetic import widened_target
+from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.loading.load import DEFAULT_CONTEXT
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
+from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
@@ -45,7 +46,8 @@ class Request:
         memory, cap: bytes, or None.
         workload: a file of questions; None for our own.
         prompts: how many questions are asked.
-        synthesize: bytes of a widened target to make; None measures the model itself.
+        synthesize: bytes of a widened target to make, or the mixture of experts; None measures the model
+            itself.
         compare: the value of --compare, or None.
     """
 
@@ -61,7 +63,7 @@ class Request:
     repetitions: int = 3
     row_seconds: float = 60.0
     profile_s: float = 50.0
-    synthesize: int | None = None
+    synthesize: int | MixtureShape | None = None
     keep: bool = False
     compare: str | None = None
     command: str = "edgespec bench"
@@ -103,10 +105,10 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         if request.synthesize is not None:
             load.setdefault("draft", str(source))
             target = stack.enter_context(
-                widened_target(source, request.synthesize, keep=request.keep, on_progress=on_progress)
+                synthetic_target(source, request.synthesize, keep=request.keep, on_progress=on_progress)
             )
         header = read_header(target)
-        marks: tuple[str, ...] = ("widened",) if "edgespec.widened_from" in header.metadata else ()
+        marks = tuple(mark for mark in ("widened", "mixed") if f"edgespec.{mark}_from" in header.metadata)
         files = ModelFiles.of(header)
         options = RowOptions(target, load, request.trees, request.memory, request.cap, request.offload, marks)
         room = available_memory()
@@ -118,7 +120,8 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         if request.compare:
             programs = find_programs(request.compare, speculative=drafter is not None)
         needed = _bytes_needed(header, files, drafter, load["context"], request.trees)
-        specs = rows_for(options, fits=needed <= limit, fits_machine=needed <= room)
+        experts = bool(layer_weights(files).experts)
+        specs = rows_for(options, fits=needed <= limit, fits_machine=needed <= room, experts=experts)
         run_config = RunConfig(
             request.config,
             texts,
@@ -232,6 +235,14 @@ def _about(
             "The target is widened: its tokens are those of the small model it was made from, its bytes and "
             "arithmetic are those of a larger one. Its drafter agrees with it as it does with the small one."
         )
+    mixed_from = header.metadata.get("edgespec.mixed_from")
+    if mixed_from is not None:
+        name = f"{Path(str(mixed_from)).stem}, mixed to {readable(files.tensor_bytes)}"
+        notes.append(
+            "The target is a synthetic mixture of experts: every expert computes what the feed-forward block "
+            "of the small model computes that it was made from. Its router is synthetic, too, so how often "
+            "experts are in memory says nothing about any real model."
+        )
     config = request.config
     times = {1: "once", 2: "twice"}.get(request.repetitions, f"{request.repetitions} times")
     how = "greedy" if config.greedy else f"temperature {config.temperature:g}, seed {config.seed}"
@@ -248,6 +259,7 @@ def _about(
             "path": str(files.paths[0]),
             "bytes": files.tensor_bytes,
             "widened_from": widened_from,
+            "mixed_from": mixed_from,
         },
         "limits": {"memory_bytes": options.limit, "cap_bytes": request.cap, "cap": kind},
         "settings": {

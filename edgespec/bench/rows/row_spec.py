@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,7 +80,7 @@ class RowOptions:
         return self.memory
 
 
-def rows_for(options: RowOptions, *, fits: bool, fits_machine: bool) -> list[RowSpec]:
+def rows_for(options: RowOptions, *, fits: bool, fits_machine: bool, experts: bool = False) -> list[RowSpec]:
     """The rows to measure, in order.
 
     A target that fits is measured in memory. One that does not is measured mapped and streamed, and, where
@@ -89,6 +89,7 @@ def rows_for(options: RowOptions, *, fits: bool, fits_machine: bool) -> list[Row
     Args:
         fits: whether everything fits within the limit.
         fits_machine: whether it fits without one.
+        experts: whether its experts can be streamed one by one; then whole layers are a row, too.
     """
     if options.offload == "none" or (options.offload == "auto" and fits):
         return [_spec(options, "memory", PLAIN, curve=True), *_trees(options, "memory")]
@@ -98,7 +99,9 @@ def rows_for(options: RowOptions, *, fits: bool, fits_machine: bool) -> list[Row
     if fits_machine:
         rows.append(_spec(options, "memory", PLAIN, curve=True, unlimited=options.limit is not None))
     rows.append(_spec(options, "mmap", PLAIN))
-    rows.append(_spec(options, "stream", PLAIN, curve=True))
+    if experts:
+        rows.append(_whole_layers(options))
+    rows.append(_spec(options, "stream", PLAIN, curve=not experts))
     return [*rows, *_trees(options, "stream")]
 
 
@@ -117,6 +120,13 @@ def _trees(options: RowOptions, place: Place) -> list[RowSpec]:
     if options.load.get("draft") == "none":
         return []
     return [_spec(options, place, tree) for tree in options.trees]
+
+
+def _whole_layers(options: RowOptions) -> RowSpec:
+    spec = _spec(options, "stream", PLAIN)
+    return replace(
+        spec, load=spec.load | {"experts": "never", "exact": False}, marks=(*spec.marks, "whole layers")
+    )
 
 
 def _spec(

@@ -10,14 +10,15 @@ from typing import Any
 from edgespec.cli.batch.job import Job
 from edgespec.cli.origin import NO_ORIGIN, Origin
 from edgespec.errors import UsageError
-from edgespec.generation.config import GenerationConfig, Grammar, shortened
+from edgespec.generation.config import NOT_SETTINGS, GenerationConfig, Grammar, shortened
 from edgespec.generation.result import Generation
+from edgespec.generation.thinking import think_text
 
 MOST_ANSWERS = 1000
 
 Messages = list[dict[str, str]]
 
-_SETTINGS = {n: v for n, v in asdict(GenerationConfig()).items() if n != "grammar"}
+_SETTINGS = {n: v for n, v in asdict(GenerationConfig()).items() if n not in NOT_SETTINGS}
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -138,6 +139,8 @@ def _setting(name: str, value: Any) -> Any:
             f"There is no field {shortened(repr(name))}.", f"Did you mean {close[0]!r}?" if close else ""
         )
     default = _SETTINGS[name]
+    if name == "think":
+        return think_text(value)
     if name == "stop":
         texts = [value] if isinstance(value, str) else value
         fits = isinstance(texts, list) and all(isinstance(text, str) for text in texts)

@@ -108,6 +108,7 @@ class BatchRun:
             self._terminal.rule(self._config.rule)
             engine = stack.enter_context(self._terminal.load(loading))
             self._terminal.template(engine, raw=self._raw)
+            self._terminal.thinking(engine, self._config)
             if not self._model.mark:
                 self._model = model_mark(loading.model)
             self._progress = Progress(count_lines(input_name))

@@ -27,14 +27,17 @@ if TYPE_CHECKING:
     from edgespec.bench.rows.figures import Row
     from edgespec.bench.rows.job import Request
     from edgespec.bench.rows.runner import Measured
+    from edgespec.bench.rows.synthetic import MixtureShape
 
 _ROWS = "Rows"
+_MIXTURE = "moe:"
 _WORK = "What is asked"
 _OUTPUT = "Output"
 _TREES = ("16", "32", "auto")
 _SEED = 1  # without one, sampled answers could not be compared
 _LEFT_OUT = (
     "context",
+    "learn",
     "prompt_cache",
     "tree_budget",
     "sampling",
@@ -68,7 +71,12 @@ def bench(
     ] = None,
     synthesize: Annotated[
         str | None,
-        option(_ROWS, "--synthesize", metavar="SIZE", help_text="Measure a model widened to this size."),
+        option(
+            _ROWS,
+            "--synthesize",
+            metavar="SIZE|moe:EXPERTSxTOP",
+            help_text="Measure a model widened to this size, or made a mixture of so many experts.",
+        ),
     ] = None,
     keep: Annotated[bool, option(_ROWS, "--keep", help_text="Keep what --synthesize makes.")] = False,
     compare: Annotated[
@@ -159,7 +167,7 @@ def bench(
     if not config.greedy and config.seed is None:
         config = config.with_(seed=_SEED)
     cap = parse_size(memory_cap) if memory_cap else None
-    wanted = parse_size(synthesize) if synthesize else None
+    wanted = _synthetic(synthesize) if synthesize else None
     from edgespec.bench.report.document import check_writable
     from edgespec.bench.rows.job import Request, check
 
@@ -195,6 +203,15 @@ def bench(
     code = _Bench(terminal, form, rows_path, json_path, html_name).run(request)
     if code:
         raise typer.Exit(code)
+
+
+def _synthetic(text: str) -> int | MixtureShape:
+    """What --synthesize asks for."""
+    if not text.startswith(_MIXTURE):
+        return parse_size(text)
+    from edgespec.bench.rows.synthetic import MixtureShape
+
+    return MixtureShape.parse(text.removeprefix(_MIXTURE))
 
 
 class _Bench:

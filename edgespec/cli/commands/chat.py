@@ -94,6 +94,7 @@ def chat(
             )
         chosen = sampling.chosen_for(loading, engine.target.model.path, usually=usually)
         terminal.rule(chosen.config.rule)
+        terminal.thinking(engine, chosen.config)
         from edgespec.engine.session import Session
 
         conversation = Session(engine, system)

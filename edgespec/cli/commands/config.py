@@ -14,13 +14,24 @@ import typer
 from edgespec.cli import config_file as settings
 from edgespec.cli.options.declaration import option
 from edgespec.cli.options.sampling import RECOMMENDABLE
-from edgespec.cli.screen.formatting import table
+from edgespec.cli.screen.formatting import count, table
 from edgespec.errors import EdgeSpecError, OutputError, UsageError
+from edgespec.files.kept import Kept
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.hub.elsewhere import own_folders
 
 # Options that belong to a single run.
-_NOT_SETTINGS = {"prompt", "word", "words", "input_name", "output_name", "overwrite", "answers", "session"}
+_NOT_SETTINGS = {
+    "prompt",
+    "word",
+    "words",
+    "input_name",
+    "output_name",
+    "overwrite",
+    "answers",
+    "session",
+    "log",
+}
 # Options of `bench` that share a name with others but mean something else.
 _NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets", "model_flag"}
 _FOLDERS = settings.MODELS_FOLDER.replace("_", "-")
@@ -38,12 +49,24 @@ def config(
     init: Annotated[
         bool, option(None, "--init", "Make the file, with examples in it.", variable=False)
     ] = False,
+    forget: Annotated[
+        bool,
+        option(
+            None,
+            "--forget",
+            "Delete what was learned from texts, kept of prompts, and indexed of files.",
+            variable=False,
+        ),
+    ] = False,
     as_json: Annotated[bool, option(None, "--json", "Print the settings as a JSON object.")] = False,
 ) -> None:
     """Show every setting and where its value comes from."""
     file = settings.config_path()
     if path:
         typer.echo(file)
+        return
+    if forget:
+        typer.echo(_forgotten())
         return
     if init:
         _make(file)
@@ -204,6 +227,20 @@ def _text(entry: dict[str, Any]) -> str:
     if value is None:
         return str(entry.get("default", "-"))
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
+def _forgotten() -> str:
+    """Delete what is kept of texts to make later runs faster, and say what it was."""
+    try:
+        learned, indexes, prompts = (kind.forget() for kind in (Kept.LEARNED, Kept.FILES, Kept.PROMPTS))
+    except OSError as error:
+        raise OutputError(
+            f"{error.filename} cannot be deleted: {error.strerror}.", "Delete it by hand."
+        ) from error
+    return (
+        f"Forgotten: what was learned of {count(learned, 'pair')} of models, "
+        f"{count(indexes, 'index', 'indexes')} of files, and {count(prompts, 'state')} of prompts."
+    )
 
 
 def _make(file: Path) -> None:

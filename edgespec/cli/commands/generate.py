@@ -14,6 +14,7 @@ import typer
 from edgespec.cli.batch.own_format import MOST_ANSWERS
 from edgespec.cli.batch.results import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
+from edgespec.cli.conversation.thoughts import Thoughts
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import is_on_command_line, option, with_options
 from edgespec.cli.options.loading import LoadOptions
@@ -186,6 +187,7 @@ class _SinglePrompt:
             self.terminal.rule(config.rule)
             with self.terminal.load(loading) as engine:
                 self.terminal.template(engine, raw=self.raw)
+                self.terminal.thinking(engine, config)
                 model = ModelMark() if self.as_text else model_mark(loading.model)
                 for index in range(self.answers):
                     if index and self.as_text:
@@ -202,11 +204,16 @@ class _SinglePrompt:
         asked = with_system(prompt, self.system)
         answer = None
         with cancelling(engine, signal.SIGTERM) as interruption, self.terminal.status() as status:
+            thoughts = Thoughts(self.terminal, unfolded=self.terminal.verbose)
             for chunk in engine.stream(asked, config, raw=self.raw, on_prefill=status.prefill):
-                status.clear()
+                answer = chunk.generation
+                if self.as_text:
+                    thoughts.take(chunk, status)
+                if chunk.text or answer is not None or not self.as_text:
+                    status.clear()
+                    thoughts.end()
                 if self.as_text:
                     self.results.text(chunk.text)
-                answer = chunk.generation
         assert answer is not None, "the last chunk carries the answer"
         if self.as_text:
             self.results.end_line()

@@ -19,6 +19,7 @@ from edgespec.errors import UsageError
 from edgespec.units import readable
 
 if TYPE_CHECKING:
+    from edgespec.costs.planned_memory import PlannedExperts, PlannedMemory
     from edgespec.costs.planner import Prediction, PromptTime
     from edgespec.plans.plan import Plan
 
@@ -74,8 +75,9 @@ def _report(plan: Plan) -> str:
     rows = [("model", plan.model), ("memory", readable(holding.budget))]
     if holding.streamed_bytes:
         rows.append(("stays in memory", readable(holding.resident_bytes)))
-        ring = f"{holding.n_slots} slots of {readable(holding.slot_bytes)}"
-        rows.append(("streamed a pass", f"{readable(holding.streamed_bytes)}, through {ring}"))
+        rows.append(("streamed a pass", _streamed(holding)))
+        if holding.experts is not None:
+            rows.append(("experts in memory", _experts(holding.experts)))
     else:
         rows.append(("stays in memory", f"all of it; {readable(holding.needed)} are needed"))
     if chosen.nodes > 1:
@@ -101,6 +103,23 @@ def _report(plan: Plan) -> str:
         text += "\nWhat would help:\n"
         text += "".join(f"  {advice.what}: +{advice.gain:.0%}\n" for advice in plan.advice)
     return text + "\n" + "".join(f"{note}\n" for note in plan.notes)
+
+
+def _streamed(holding: PlannedMemory) -> str:
+    streamed = readable(holding.streamed_bytes)
+    if holding.experts is not None:
+        streamed += f" on average, for a pass over one row; {readable(holding.pass_bytes(8))} for eight"
+    if not holding.n_slots:
+        return streamed
+    return f"{streamed}, through {holding.n_slots} slots of {readable(holding.slot_bytes)}"
+
+
+def _experts(experts: PlannedExperts) -> str:
+    known = "measured" if experts.measured else "an assumption"
+    return (
+        f"{experts.n_slots} of {experts.n_experts} ({experts.held:.0%}); "
+        f"a token needs {experts.n_needed}, and finds {experts.hit_rate:.0%} of them there ({known})"
+    )
 
 
 _BOUNDS = {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LONGEST_S = 3600.0
 
 
-@partial(with_options, leave_out=("tree_budget", "prompt_cache"))
+@partial(with_options, leave_out=("tree_budget", "prompt_cache", "draft_from", "learn"))
 def profile(
     called: typer.Context,
     seconds: Annotated[float, option(None, "--seconds", "About how long to measure.", metavar="N")] = 50.0,
@@ -73,7 +73,17 @@ def _report(found: FullProfile) -> str:
             rows.append(("disk, direct reads", f"{_rate(found.disk.direct)} ({how})"))
         rows.append(("disk, through the cache", _rate(found.disk.buffered)))
     rows.append(("start", f"{found.passes.load_s:.1f} s"))
-    text = table((), rows) + "\n" + _passes(found.passes, found.streamed_bytes)
+    if found.experts is not None:
+        rows.append(
+            (
+                "experts",
+                f"{found.experts.hit_rate:.0%} of those needed were in memory, which holds "
+                f"{found.experts.held:.0%} of all",
+            )
+        )
+    # What a pass reads of experts depends on its text, and is not hidden behind its arithmetic.
+    streamed = found.streamed_bytes if found.experts is None else 0
+    text = table((), rows) + "\n" + _passes(found.passes, streamed)
     if found.drafts is not None:
         text += "\n" + _drafts(found.drafts)
     for name, yields in (("greedy", found.greedy), ("temperature 1", found.sampled)):

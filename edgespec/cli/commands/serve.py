@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,6 +48,20 @@ def serve(
         str | None,
         option(_PANEL, "--name", "What clients call the model.", metavar="NAME"),
     ] = None,
+    alias: Annotated[
+        list[str] | None,
+        option(_PANEL, "--alias", "Another name for the model; may be repeated.", metavar="NAME"),
+    ] = None,
+    log: Annotated[
+        str | None,
+        option(
+            _PANEL,
+            "--log",
+            "Append a JSON line with the figures of every request.",
+            variable=False,
+            metavar="FILE",
+        ),
+    ] = None,
     max_body: Annotated[
         str,
         option(_PANEL, "--max-body", "Largest request; larger ones get status 413.", metavar="SIZE"),
@@ -79,6 +95,7 @@ def serve(
     try:
         from edgespec.serving.app import Application
         from edgespec.serving.limits import Limits
+        from edgespec.serving.request_log import RequestLog
         from edgespec.serving.server import Server
         from edgespec.serving.worker import Worker
     except ModuleNotFoundError as error:
@@ -87,18 +104,32 @@ def serve(
         raise UsageError(
             "The HTTP server is not installed.", "Install it: pip install 'edgespec[serve]'"
         ) from error
-    with _listen(host, port) as listener:
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listen(host, port))
+        shown = terminal.note if terminal.verbose or terminal.is_watched else None
+        requests = RequestLog(Path(log).expanduser() if log else None, shown)
+        stack.callback(requests.close)
         engine = terminal.load(loading)
         model = name or display_name(engine.target.model.path)
         chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
         sampled = sampling_in_words(chosen.config, chosen.sources)
         terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
+        terminal.thinking(engine, chosen.config)
         can_chat = engine.has_chat_template
         worker = Worker(engine, queue, loading.load, terminal.warn, parallel=parallel)
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)
-            app = Application(worker, model, chosen.config, api_key=api_key, hosts=hosts, limits=limits)
+            app = Application(
+                worker,
+                model,
+                chosen.config,
+                api_key=api_key,
+                hosts=hosts,
+                limits=limits,
+                aliases=tuple(dict.fromkeys(alias or ())),
+                on_request=requests.add,
+            )
             server = Server(app, limits, verbose=output.verbose)
             bound = listener.getsockname()
             terminal.note(f"Serving {model} at http://{_for_url(bound[0])}:{bound[1]}/v1. Ctrl-C ends it.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.echo import without_echo
+from edgespec.cli.conversation.thoughts import Thoughts
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.options.sampling import exact_contradicts
 from edgespec.cli.screen.formatting import count
@@ -34,6 +35,7 @@ class Chat:
         budget: the tree budget; None means auto.
         exact: exact decoding was requested.
         last_answer: the latest answer; None before the first one.
+        thoughts: shows what the model thinks.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Chat:
         self.budget = budget
         self.exact = exact
         self.last_answer: Generation | None = None
+        self.thoughts = Thoughts(terminal, " /think shows it.")
         self._engine = engine
         self._warned_unsaved = False
         self._markdown = MarkdownWriter(results, _window) if shows_colour(sys.stdout) else None
@@ -85,10 +88,15 @@ class Chat:
             with without_echo(), cancelling(self._engine) as interruption, self.terminal.status() as status:
                 status.waiting("Reading the prompt")
                 for chunk in self.session.ask(text, self.config, on_prefill=status.prefill):
-                    status.clear()
-                    if not as_json:
-                        (self._markdown or self.results).text(chunk.text)
                     answer = chunk.generation
+                    if as_json:
+                        status.clear()
+                        continue
+                    self.thoughts.take(chunk, status)
+                    if chunk.text or answer is not None:
+                        status.clear()
+                        self.thoughts.end()
+                        (self._markdown or self.results).text(chunk.text)
         finally:
             if self._markdown is not None:
                 self._markdown.end()

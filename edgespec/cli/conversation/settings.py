@@ -9,10 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.generation.config import GenerationConfig
+from edgespec.generation.config import NOT_SETTINGS, GenerationConfig
 from edgespec.generation.rules import KINDS
+from edgespec.generation.thinking import EFFORTS
 
-_DEFAULTS = {name: value for name, value in asdict(GenerationConfig()).items() if name != "grammar"}
+_DEFAULTS = {n: value for n, value in asdict(GenerationConfig()).items() if n not in NOT_SETTINGS}
 _BUDGET = "tree_budget"
 # Short names, and those of other programs.
 _ALIASES = {
@@ -79,6 +80,8 @@ def values_of(name: str) -> list[str]:
     field = name_of(name)
     if field == "verify":
         return [*KINDS]
+    if field == "think":
+        return ["auto", "on", "off", *EFFORTS]
     words = {"tree_budget": ["auto"], "max_tokens": ["none"], "seed": ["random"], "stop": ["none"]}
     return [*words.get(field, []), *([AS_AT_START] if field in _DEFAULTS else [])]
 
@@ -129,6 +132,8 @@ def _check_rule(value: str) -> None:
 
 def _parse(field: str, value: str) -> Any:
     default = _DEFAULTS[field]
+    if field == "think":  # where "off" is not the default
+        return value
     if value.lower() in _NOTHING:
         return default
     if isinstance(default, str):

@@ -79,6 +79,12 @@ class SlashCommands:
             "/save": Command("NAME", "save the conversation, from now on as it goes", self._save, _sessions),
             "/load": Command("NAME", "go on with a saved conversation", self._load, _sessions),
             "/sessions": Command("", "list saved conversations", self._list_sessions),
+            "/think": Command(
+                "[show|hide|off|N]",
+                "show the last thought; or all from now on; or think less",
+                self._think,
+                _thinking,
+            ),
             "/stats": Command("", "figures of the last answer", self._stats),
             "/tree": Command("", "draw the last token tree: accepted path and rejected branches", self._tree),
             "/copy": Command("[code]", "copy the last answer, or its last block of code", self._copy, _code),
@@ -167,6 +173,19 @@ class SlashCommands:
         else:
             self._chat.chat.change(name, value.strip())
         self._chat.say(f"{settings.name_of(name)} is {value.strip()} from now on.")
+
+    def _think(self, rest: str) -> None:
+        """Show the last thought, unfold or fold those to come, or set how much the model thinks."""
+        chat = self._chat.chat
+        if rest in ("show", "hide"):
+            chat.thoughts.unfolded = rest == "show"
+            self._chat.say(f"Thoughts are {'shown' if rest == 'show' else 'folded'} from now on.")
+        elif rest:
+            self._set(f"think {rest}")
+        elif chat.last_answer is not None and chat.last_answer.reasoning:
+            chat.thoughts.show(chat.last_answer.reasoning)
+        else:
+            self._chat.say("There was no thought before the last answer.")
 
     def _settings(self) -> dict[str, str]:
         chat = self._chat.chat
@@ -296,6 +315,10 @@ def _sessions(typed: str) -> Sequence[str]:
     from edgespec.engine.session_file import saved_sessions
 
     return [session.name for session in saved_sessions()] or paths(typed)
+
+
+def _thinking(_typed: str) -> Sequence[str]:
+    return ["show", "hide", *settings.values_of("think")]
 
 
 def _code(_typed: str) -> Sequence[str]:

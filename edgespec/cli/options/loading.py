@@ -92,6 +92,15 @@ class LoadOptions:
             metavar="N",
         ),
     ] = None
+    experts: Annotated[
+        str | None,
+        option(
+            "Model",
+            "--experts",
+            "Whether single experts of a mixture are streamed, or whole layers. Default: auto.",
+            metavar="auto|never",
+        ),
+    ] = None
     prompt_cache: Annotated[
         bool | None,
         option(
@@ -118,6 +127,24 @@ class LoadOptions:
             "--drafter",
             "Kind of drafter, where --draft leaves it open.",
             metavar="model|lookup|merged",
+        ),
+    ] = None
+    draft_from: Annotated[
+        str | None,
+        option(
+            "Speculation",
+            "--draft-from",
+            "Folder with text files, or a file, whose passages are drafted where they fit.",
+            metavar="FOLDER",
+        ),
+    ] = None
+    learn: Annotated[
+        bool | None,
+        option(
+            "Speculation",
+            "--learn/--no-learn",
+            "Use what runs learned about the models, and keep more of it. Default: yes.",
+            show_default=False,
         ),
     ] = None
     tree: Annotated[

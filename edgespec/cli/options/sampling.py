@@ -14,6 +14,7 @@ from edgespec.cli.utf8 import decoded
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.rules import KINDS
+from edgespec.generation.thinking import EFFORTS
 
 if TYPE_CHECKING:
     from edgespec.models.hub.recommended import Recommendation
@@ -107,6 +108,17 @@ class SamplingOptions:
         list[str] | None,
         option("Sampling", "--stop", "End before this text; may be repeated.", metavar="TEXT"),
     ] = None
+    think: Annotated[
+        str,
+        option(
+            "Sampling",
+            "--think",
+            "For models that think: on, off, low, medium, high, or the most tokens of a thought. Default: as "
+            "the model's template has it.",
+            metavar="on|off|N",
+            autocompletion=complete_words("auto", "on", "off", *EFFORTS),
+        ),
+    ] = _DEFAULTS.think
     json_schema: Annotated[
         str | None,
         option("Sampling", "--json-schema", "Answer with JSON that fits this schema.", metavar="FILE"),
@@ -130,7 +142,7 @@ class SamplingOptions:
     def given(self) -> frozenset[str]:
         """Settings that were given, by whatever means; they win over what is recommended."""
         own = (f.name for f in fields(GenerationConfig) if getattr(self, f.name, None) not in (None, []))
-        return frozenset(own) - ({"verify"} if self.verify == _DEFAULTS.verify else set())
+        return frozenset(own) - {n for n in ("verify", "think") if getattr(self, n) == getattr(_DEFAULTS, n)}
 
     def config(self) -> GenerationConfig:
         """The settings, checked; what was not given has the library's default.

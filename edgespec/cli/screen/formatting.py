@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import Generation
 from edgespec.units import readable
 
@@ -15,6 +16,8 @@ def format_statistics(generation: Generation) -> str:
     where none was measured.
     """
     parts = [count(len(generation.tokens), "token")]
+    if generation.reasoning_tokens:
+        parts[0] += f" ({generation.reasoning_tokens} of thought)"
     if generation.tokens_per_second:
         parts.append(f"{generation.tokens_per_second:.1f}/s")
     if generation.gain:
@@ -42,11 +45,13 @@ def details(generation: Generation) -> dict[str, str]:
         "prompt": f"{generation.prompt_tokens} tokens, read in {timings.prefill_s:.2f} s",
         "answer": f"{count(len(generation.tokens), 'token')} in {timings.decode_s:.2f} s, "
         f"{generation.tokens_per_second:.1f}/s; {_ending(generation)}",
+        **({"thought": f"{generation.reasoning_tokens} of them"} if generation.reasoning_tokens else {}),
         "speed-up": _speed_up(generation),
         "drafts": _drafts(generation),
         "time": f"{timings.draft_s:.2f} s for drafting, {timings.verify_s:.2f} s for passes, "
         f"{timings.io_wait_s:.2f} s of them waiting for the disk",
         "limited by": _LIMITS[generation.bound_by],
+        **({"experts": _experts(experts, generation)} if (experts := generation.experts) else {}),
         "memory": f"{readable(memory.peak_rss_bytes)} at most, of {readable(memory.budget_bytes)}",
         "mode": _mode(generation),
         **({"seed": str(generation.seed)} if generation.seed else {}),
@@ -58,11 +63,26 @@ _LIMITS = {
     "compute": "the processor: most of the time went to the model's arithmetic",
     "drafter": "the drafter: most of the time went to drafting",
 }
-_ENDINGS = {"stop": "complete", "length": "cut off by max_tokens", "cancelled": "stopped", "error": "failed"}
+_ENDINGS = {
+    "stop": "complete",
+    "length": "cut off by max_tokens",
+    "cancelled": "stopped",
+    "error": "failed",
+    "tool_calls": "calls tools",
+}
 
 
 def _ending(generation: Generation) -> str:
     return "cut off by a full context" if generation.context_full else _ENDINGS[generation.finish_reason]
+
+
+def _experts(use: ExpertUse, generation: Generation) -> str:
+    figures = use.to_json(sum(record.accepted + 1 for record in generation.passes))
+    return (
+        f"{use.hit_rate:.0%} of those needed were in memory; "
+        f"{figures['read_per_token']:.1f} of {figures['needed_per_token']:.1f} read for each token, "
+        f"{readable(figures['read_bytes_per_token'])}"
+    )
 
 
 def _speed_up(generation: Generation) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from edgespec.cli.options.loading import LoadOptions
     from edgespec.engine.engine import Engine
+    from edgespec.generation.config import GenerationConfig
     from edgespec.generation.rules import Rule
 
 
@@ -135,6 +136,11 @@ class Terminal:
                 "The model has no chat template, so it continues the prompt as plain text. "
                 "--raw leaves out this note."
             )
+
+    def thinking(self, engine: Engine, config: GenerationConfig) -> None:
+        """Note if --think has no effect on this model."""
+        if config.think != "auto" and not engine.can_think:
+            self.note("The model's chat template knows no thoughts, so --think changes nothing.")
 
     def statistics(self, generation: Generation, to_go_on: str) -> None:
         """Print one line about an answer, if a person is watching, and how to go on if it was cut off."""

@@ -26,7 +26,8 @@ from edgespec.errors import ContextLengthError, OutputError
 from edgespec.files.blocks import BlockFile
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.top import log_sums, top
-from edgespec.speculation.tree import FloatArray, IntArray
+from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
+from edgespec.speculation.verification.base import Acceptance
 
 TOP = 32  # tokens of each distribution that are kept
 _VERSION = 1
@@ -155,7 +156,7 @@ def harvest(
             with suppress(ContextLengthError):
                 asked[index] = tuple(engine.encoder.encode(prompt.text))
                 collected[index] = rows = _Rows()
-                yield Request(asked[index], config, key=index, on_logits=rows.add)
+                yield Request(asked[index], config, key=index, on_accept=rows.add)
 
     with closing(engine.stream_many(requests())) as events:
         for event in events:
@@ -180,7 +181,8 @@ class _Rows:
         self._top: list[IntArray] = []
         self._logprobs: list[NDArray[np.float16]] = []
 
-    def add(self, logits: FloatArray) -> None:
+    def add(self, logits: FloatArray, _tree: TokenTree, accepted: Acceptance) -> None:
+        logits = logits[list(accepted.path)]  # a token was chosen after each of these nodes
         best, tokens = top(logits, TOP)
         logprobs = best - best[:, :1] - log_sums(logits, best[:, :1])
         self._top.append(tokens)

@@ -16,6 +16,16 @@ from edgespec.kernels.ggml.buffer_types import (
     plain_buffer_type,
 )
 from edgespec.kernels.ggml.checks import check
+from edgespec.kernels.ggml.experts import (
+    Indices,
+    indexed_product,
+    indices_of,
+    name_of,
+    place_stack,
+    read_indices,
+    set_indices,
+    stack_of,
+)
 from edgespec.kernels.ggml.functions import cpu_device, functions
 from edgespec.kernels.ggml.map_address import address_of_map
 from edgespec.kernels.ggml.structs import F16, F32, I32, Address, UnsupportedBuild
@@ -37,6 +47,7 @@ __all__ = [
     "F32",
     "I32",
     "Address",
+    "Indices",
     "ScratchContext",
     "Shape",
     "UnbackedBufferType",
@@ -47,14 +58,21 @@ __all__ = [
     "cpu_device",
     "extra_buffer_types",
     "functions",
+    "indexed_product",
+    "indices_of",
+    "name_of",
     "offer_buffer_types",
     "offered_buffer_types",
     "operation_of",
     "overrides",
+    "place_stack",
     "plain_buffer_type",
+    "read_indices",
     "read_node",
     "set_buffer",
     "set_data",
+    "set_indices",
     "set_shape",
     "shape_of",
+    "stack_of",
 ]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 from edgespec.errors import TemplateError
+from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.models.text.template import ChatTemplate, Segment, render_segments
+from edgespec.models.text.answer_format import AnswerFormat, answer_format
+from edgespec.models.text.call_syntax import without_tools
+from edgespec.models.text.template import ChatTemplate, Message, Segment, render_segments
 
 # Prompts are tokenized up to this multiple of the context, so that errors can state their length.
 _COUNTED = 4
+_LATEST = 32  # tokens in which the mark of a thought fits
 
-Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
@@ -49,11 +53,26 @@ class Encoder:
         """Whether conversations can be encoded."""
         return self._template is not None
 
-    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+    @cached_property
+    def format(self) -> AnswerFormat | None:
+        """What the model's answers look like; None without a chat template."""
+        return None if self._template is None else answer_format(self._template.source)
+
+    def begins_in_thought(self, tokens: Sequence[int]) -> bool:
+        """Whether a prompt ends with the mark that opens a thought, so that its answer begins within one."""
+        if self.format is None or self.format.thought is None:
+            return False
+        spelled = b"".join(self._vocabulary.piece(token, control=True) for token in tokens[-_LATEST:])
+        return spelled.rstrip().endswith(self.format.thought.opens.encode())
+
+    def encode(
+        self, prompt: Prompt, *, raw: bool = False, config: GenerationConfig | None = None
+    ) -> list[int]:
         """The tokens of a prompt, which is text, chat messages, or already tokens.
 
         Args:
             raw: do not put a text into the chat template.
+            config: says which tools the template is to show, and whether the model is to think.
 
         Raises:
             TemplateError: messages were given to a model without a template, or the template failed.
@@ -63,15 +82,22 @@ class Encoder:
             self._vocabulary.refuse_longer(prompt, self._context)
             if raw or self._template is None:
                 return self._vocabulary.tokenize(prompt, control=False, bos=True, most=self._most)
-            return list(self.conversation([{"role": "user", "content": prompt}]).tokens)
+            return list(self.conversation([{"role": "user", "content": prompt}], config=config).tokens)
         if prompt and isinstance(prompt[0], Mapping):
-            return list(self.conversation(prompt).tokens)  # type: ignore[arg-type]
+            return list(self.conversation(prompt, config=config).tokens)  # type: ignore[arg-type]
         return [int(token) for token in prompt]  # type: ignore[arg-type]
 
-    def conversation(self, messages: Sequence[Message], known: Encoded | None = None) -> Encoded:
+    def conversation(
+        self,
+        messages: Sequence[Message],
+        known: Encoded | None = None,
+        *,
+        config: GenerationConfig | None = None,
+    ) -> Encoded:
         """A conversation, up to where the model answers.
 
         Args:
+            config: as `encode`.
             known: an encoding of its beginning. If the text still begins like this, its tokens are kept,
                 because tokenizing an answer again may split it differently than the model did.
 
@@ -84,11 +110,13 @@ class Encoder:
                 "The model has no chat template, so it cannot hold a conversation.",
                 "Have it continue a text instead: edgespec generate --raw -p TEXT.",
             )
-        for message in messages:
-            for value in message.values():
-                self._vocabulary.refuse_longer(value, self._context)
+        config = config or GenerationConfig()
+        for text in _texts([*messages]):
+            self._vocabulary.refuse_longer(text, self._context)
+        messages, variables = self._for_template(messages, config)
         controls = partial(self._vocabulary.controls_in, most=self._most)
-        segments = render_segments(self._template, messages, controls)
+        segments = render_segments(self._template, messages, controls, variables=variables)
+        segments += self._ending("".join(segment.text for segment in segments), config)
         text = "".join(segment.text for segment in segments)
         tokens: list[int] = []
         if known is not None and text.startswith(known.text):
@@ -99,6 +127,36 @@ class Encoder:
         if self._vocabulary.adds_bos and tokens[:1] != [self._vocabulary.bos]:
             tokens.insert(0, self._vocabulary.bos)
         return Encoded(text, tuple(tokens))
+
+    def _for_template(
+        self, messages: Sequence[Message], config: GenerationConfig
+    ) -> tuple[Sequence[Message], dict[str, Any]]:
+        """The messages and variables for the template, which may know neither tools nor thoughts."""
+        assert self.format is not None, "there is a template"
+        variables: dict[str, Any] = {}
+        tools = config.tools if config.offers_tools else ()
+        if not self.format.calls.in_template:
+            messages = without_tools(messages, tools)
+        elif tools:
+            variables["tools"] = [tool.definition for tool in tools]
+        thought, think = self.format.thought, config.thinking
+        if thought is not None:
+            if thought.switch and think.enabled is not None:
+                variables[thought.switch] = think.enabled
+            if thought.knows_effort and think.effort:
+                variables["reasoning_effort"] = think.effort
+            if thought.knows_budget and think.budget is not None:
+                variables["thinking_budget"] = think.budget
+        return messages, variables
+
+    def _ending(self, text: str, config: GenerationConfig) -> list[Segment]:
+        """What has to follow a rendered conversation if the model is not to think, and cannot be told so."""
+        assert self.format is not None, "there is a template"
+        thought = self.format.thought
+        if thought is None or thought.switch or config.thinking.enabled is not False:
+            return []
+        opened = text.rstrip().endswith(thought.opens)
+        return [Segment(thought.cut.lstrip() if opened else thought.skipped, literal=False)]
 
     def answered(self, encoded: Encoded, text: str, tokens: Sequence[int]) -> Encoded | None:
         """The encoding with an answer behind it; None if the tokens do not spell the text."""
@@ -111,6 +169,18 @@ class Encoder:
         """End the template's process."""
         if self._template is not None:
             self._template.close()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a message, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
 
 
 def _without_prefix(segments: list[Segment], length: int) -> list[Segment]:

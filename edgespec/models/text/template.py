@@ -35,13 +35,17 @@ _MAX_ANSWER_BYTES = 12 * MAX_OUTPUT_CHARS + 1024  # JSON escapes take up to 12 b
 _MAX_DETAIL_CHARS = 300
 _OTHER_FILE = "Try another GGUF file of this model; the template is part of the file."
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+"""A message: its "role", its "content" (text), and for some templates more, such as "tool_calls"."""
 
 
 class ChatTemplate:
     """One model's chat template, rendered in a child process that lives until `close`.
 
     Any thread may call any method; renders take turns.
+
+    Attributes:
+        source: the template, in Jinja.
     """
 
     def __init__(self, source: str, bos: str, eos: str, timeout_s: float = 5.0) -> None:
@@ -49,7 +53,7 @@ class ChatTemplate:
 
         Nothing is started yet. `timeout_s` is the limit for each rendering.
         """
-        self._source = source
+        self.source = source
         self._bos = bos
         self._eos = eos
         self._timeout_s = timeout_s
@@ -85,8 +89,17 @@ class ChatTemplate:
                 self._worker.close()
                 self._worker = None
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        *,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt text for `messages` (each with "role" and "content").
+
+        Args:
+            variables: further variables for the template, such as "tools" or "enable_thinking".
 
         A template that refuses a leading system message (Gemma 2's does) is asked again with the
         system text before the first user message, separated by a blank line.
@@ -95,20 +108,26 @@ class ChatTemplate:
             TemplateError: the template refuses the messages, is faulty, or exceeds a limit.
         """
         try:
-            return self._render(messages, add_generation_prompt)
+            return self._render(messages, add_generation_prompt, variables)
         except _Refused:
             folded = _fold_system(messages)
             if folded is None:
                 raise
-        return self._render(folded, add_generation_prompt)
+        return self._render(folded, add_generation_prompt, variables)
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
         request = {
-            "source": self._source,
+            "source": self.source,
             "bos": self._bos,
             "eos": self._eos,
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
+            "variables": dict(variables or {}),
             "max_chars": MAX_OUTPUT_CHARS,
             "timeout_s": self._timeout_s,
         }
@@ -139,6 +158,8 @@ def render_segments(
     messages: Sequence[Message],
     controls: Callable[[str], list[str]],
     add_generation_prompt: bool = True,
+    *,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[Segment]:
     """Render `messages` so that control tokens come from the template alone.
 
@@ -149,20 +170,26 @@ def render_segments(
 
     Args:
         controls: the control-token strings that occur in a text.
+        variables: as `ChatTemplate.render`; their texts are protected as those of the messages.
 
     Raises:
         TemplateError: as `ChatTemplate.render`.
     """
     hidden = _Hidden()
-    protected = [
-        {
-            # The template compares roles, which are plain words; anything else it only prints.
-            key: text if key == "role" and text.isalpha() else hidden.hide(text, controls(text))
-            for key, text in message.items()
-        }
-        for message in messages
-    ]
-    return hidden.split(template.render(protected, add_generation_prompt))
+
+    def protect(value: Any, name: str = "") -> Any:
+        if isinstance(value, Mapping):
+            return {protect(key): protect(item, key) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [protect(item) for item in value]
+        # The template compares roles, which are plain words; anything else it only prints.
+        if not isinstance(value, str) or (name == "role" and value.isalpha()):
+            return value
+        return hidden.hide(value, controls(value))
+
+    protected = [protect(message) for message in messages]
+    given = {name: protect(value) for name, value in (variables or {}).items()}
+    return hidden.split(template.render(protected, add_generation_prompt, variables=given))
 
 
 class _Hidden:

@@ -4,7 +4,7 @@ Run by `template.py` as a script with an isolated interpreter, so it imports the
 and jinja2 only; its only argument, if any, is the folder that jinja2 is installed in. It prints
 `{"ready": true}` once, then answers each line of JSON
 
-    {"source", "bos", "eos", "messages", "add_generation_prompt", "max_chars", "timeout_s"}
+    {"source", "bos", "eos", "messages", "add_generation_prompt", "variables", "max_chars", "timeout_s"}
 
 with `{"text": str}` or `{"error": str, "kind": "refused" | "syntax" | "too_long" | "memory" |
 "failed"}`, and ends with its standard input. Text from a template is data: it never decides which
@@ -73,6 +73,7 @@ def make_renderer() -> Callable[[Mapping[str, Any]], str]:
             "bos_token": request["bos"],
             "eos_token": request["eos"],
             "add_generation_prompt": request["add_generation_prompt"],
+            **request.get("variables", {}),
         }
         pieces = []
         room = request["max_chars"]

@@ -7,7 +7,7 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -16,11 +16,21 @@ from edgespec.errors import OutputError
 from edgespec.files.direct_reader import BLOCK, FileReader
 from edgespec.files.writing import atomic_large_write
 from edgespec.kernels.ggml import address_of_map
-from edgespec.kernels.layouts import weight_layout
+from edgespec.kernels.layouts import KernelLayout, weight_layout
+from edgespec.models.gguf.experts import LayerExperts, LayerWeights
 from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
 from edgespec.models.llama.runtime.backend import build_identity
-from edgespec.offload.layout import PIECE_BYTES, Store, pieces, round_up
-from edgespec.offload.packing.pack import HEAD, MAGIC, VERSION, packed_bytes, store_of, tensor_places
+from edgespec.offload.layout import EXPERT_PIECE_BYTES, PIECE_BYTES, Store, pieces, round_up
+from edgespec.offload.packing.pack import (
+    HEAD,
+    MAGIC,
+    VERSION,
+    packed_bytes,
+    record_places,
+    stack_layout,
+    store_of,
+    tensor_places,
+)
 from edgespec.offload.packing.sources import (
     LayerHash,
     Sources,
@@ -37,8 +47,12 @@ def build_pack(
     files: ModelFiles,
     layers: tuple[Layer, ...],
     on_progress: Callable[[float], None] | None = None,
+    experts: tuple[LayerExperts, ...] = (),
 ) -> Store:
     """Write the packed file of a model, replacing an existing one.
+
+    Args:
+        experts: those that are to be read one by one, which are not among the layers' weights.
 
     Raises:
         OutputError: the disk is full, or the folder cannot be written to.
@@ -50,8 +64,9 @@ def build_pack(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_large_write(path, partial) as file:
-            _reserve(file, packed_bytes(layers))
-            index = _write_layers(file, files, layers, on_progress or (lambda _fraction: None))
+            _reserve(file, packed_bytes(layers, experts))
+            with _PackWriter(file, files, layers, experts, on_progress or (lambda _fraction: None)) as writer:
+                index = writer.write()
             sources = Sources(index.pop("hashes"), (states,) if settled else ())
             check_unchanged(files, states)
             names = {"model": header_fingerprint(files), "build": build_identity()}
@@ -83,51 +98,102 @@ def _reserve(file: IO[bytes], n_bytes: int) -> None:
             raise  # other errors only mean that this file system cannot reserve space
 
 
-def _write_layers(
-    file: IO[bytes], files: ModelFiles, layers: tuple[Layer, ...], on_progress: Callable[[float], None]
-) -> dict[str, Any]:
-    stored: list[dict[str, Any]] = []
-    kernels: dict[str, str] = {}
-    hashes: dict[int, str] = {}
-    total = sum(layer.n_bytes for layer in layers)
-    done, synced, at = 0, 0, BLOCK
-    with _TensorReader(files, layers) as weights, ThreadPoolExecutor(1) as hashing:
-        file.write(bytes(BLOCK))
-        for layer in layers:
-            places, n_bytes = tensor_places(layer)
-            writer = _PieceWriter(file)
-            source = LayerHash(hashing)
-            for tensor in layer.tensors:
-                layout = weight_layout(tensor.name, tensor.type_id, tensor.shape)
-                address, view = weights.read(tensor)
-                source.add(view)
-                writer.pad_to(places[tensor.name])
-                if layout:
-                    kernels[tensor.name] = layout.name
-                    with layout.packed(tensor.type_id, tensor.shape, address, tensor.n_bytes) as rearranged:
-                        writer.write(rearranged)
-                else:
-                    writer.write(view)
-                source.wait()
-                view.release()
-                done += tensor.n_bytes
-                on_progress(done / total)
-            writer.pad_to(n_bytes)
-            hashes[layer.index] = source.finish()
-            stored.append(
-                {
-                    "index": layer.index,
-                    "offset": at,
-                    "n_bytes": n_bytes,
-                    "places": places,
-                    "checksums": writer.finish(),
-                }
-            )
-            at += n_bytes
-            if at - synced > _SYNC_EVERY:
-                _flush(file)
-                synced = at
-    return {"piece_bytes": PIECE_BYTES, "kernels": kernels, "layers": stored, "hashes": hashes}
+class _PackWriter:
+    """Writes layers, and the records of their experts behind each."""
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        files: ModelFiles,
+        layers: Sequence[Layer],
+        experts: Sequence[LayerExperts],
+        on_progress: Callable[[float], None],
+    ) -> None:
+        self._file = file
+        self._layers = {layer.index: layer for layer in layers}
+        self._experts = {found.index: found for found in experts}
+        self._on_progress = on_progress
+        self._total = LayerWeights(tuple(layers), tuple(experts)).n_bytes
+        self._done = 0
+        self._at = self._synced = BLOCK
+        self._kernels: dict[str, str] = {}
+        self._hashing = ThreadPoolExecutor(1)
+        matrices = [tensor for layer in layers for tensor in layer.tensors]
+        matrices += [part for found in experts for part in found.parts(0)]
+        self._weights = _TensorReader(files, max(tensor.n_bytes for tensor in matrices))
+
+    def write(self) -> dict[str, Any]:
+        """Write everything; returns the index."""
+        stored: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
+        hashes: dict[int, str] = {}
+        self._file.write(bytes(BLOCK))
+        for number in sorted({*self._layers, *self._experts}):
+            source = LayerHash(self._hashing)
+            if number in self._layers:
+                stored.append({"index": number, **self._write_layer(self._layers[number], source)})
+            if number in self._experts:
+                records.append({"index": number, **self._write_experts(self._experts[number], source)})
+            hashes[number] = source.finish()
+        index = {"piece_bytes": PIECE_BYTES, "kernels": self._kernels, "layers": stored, "hashes": hashes}
+        return {**index, "experts": records} if records else index
+
+    def _write_layer(self, layer: Layer, source: LayerHash) -> dict[str, Any]:
+        places, n_bytes = tensor_places(layer)
+        layouts = {t.name: weight_layout(t.name, t.type_id, t.shape) for t in layer.tensors}
+        offset = self._at
+        checksums = self._write_unit(layer.tensors, layouts, places, n_bytes, PIECE_BYTES, source)
+        return {"offset": offset, "n_bytes": n_bytes, "places": places, "checksums": checksums}
+
+    def _write_experts(self, experts: LayerExperts, source: LayerHash) -> dict[str, Any]:
+        places, n_bytes = record_places(experts)
+        layouts = {stack.name: stack_layout(stack) for stack in experts.tensors}
+        offset = self._at
+        checksums = [
+            self._write_unit(experts.parts(expert), layouts, places, n_bytes, EXPERT_PIECE_BYTES, source)
+            for expert in range(experts.n_experts)
+        ]
+        return {"offset": offset, "n_bytes": n_bytes, "places": places, "checksums": checksums}
+
+    def _write_unit(
+        self,
+        tensors: Iterable[FileTensor],
+        layouts: Mapping[str, KernelLayout | None],
+        places: Mapping[str, int],
+        n_bytes: int,
+        piece_bytes: int,
+        source: LayerHash,
+    ) -> list[int]:
+        """Write what is read together; returns the checksums of its pieces."""
+        writer = _PieceWriter(self._file, piece_bytes)
+        for tensor in tensors:
+            layout = layouts[tensor.name]
+            address, view = self._weights.read(tensor)
+            source.add(view)
+            writer.pad_to(places[tensor.name])
+            if layout:
+                self._kernels[tensor.name] = layout.name
+                with layout.packed(tensor.type_id, tensor.shape, address, tensor.n_bytes) as rearranged:
+                    writer.write(rearranged)
+            else:
+                writer.write(view)
+            source.wait()
+            view.release()
+            self._done += tensor.n_bytes
+            self._on_progress(self._done / self._total)
+        writer.pad_to(n_bytes)
+        self._at += n_bytes
+        if self._at - self._synced > _SYNC_EVERY:
+            _flush(self._file)
+            self._synced = self._at
+        return writer.finish()
+
+    def __enter__(self) -> _PackWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hashing.shutdown()
+        self._weights.close()
 
 
 def _write_index(file: IO[bytes], index: dict[str, Any]) -> None:
@@ -159,10 +225,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 class _PieceWriter:
-    """Writes one layer, with a checksum for each piece of it."""
+    """Writes a layer or an expert, with a checksum for each piece of it."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], piece_bytes: int) -> None:
         self._file = file
+        self._piece_bytes = piece_bytes
         self._written = 0
         self._checksum = 0
         self._checksums: list[int] = []
@@ -171,18 +238,18 @@ class _PieceWriter:
         self._file.write(data)
         view = memoryview(data)
         while len(view):
-            room = PIECE_BYTES - self._written % PIECE_BYTES
+            room = self._piece_bytes - self._written % self._piece_bytes
             part, view = view[:room], view[room:]
             self._checksum = zlib.crc32(part, self._checksum)
             self._written += len(part)
-            if self._written % PIECE_BYTES == 0:
+            if self._written % self._piece_bytes == 0:
                 self._close_piece()
 
     def pad_to(self, offset: int) -> None:
         self.write(bytes(offset - self._written))
 
     def finish(self) -> list[int]:
-        if self._written % PIECE_BYTES:
+        if self._written % self._piece_bytes:
             self._close_piece()
         return self._checksums
 
@@ -194,9 +261,8 @@ class _PieceWriter:
 class _TensorReader:
     """Reads single tensors from a model's files."""
 
-    def __init__(self, files: ModelFiles, layers: tuple[Layer, ...]) -> None:
+    def __init__(self, files: ModelFiles, largest: int) -> None:
         self._readers = [FileReader(path) for path in files.paths]
-        largest = max(tensor.n_bytes for layer in layers for tensor in layer.tensors)
         self._memory = mmap.mmap(-1, round_up(largest, BLOCK) + 2 * BLOCK)
         self._address = address_of_map(self._memory)
 
@@ -211,10 +277,8 @@ class _TensorReader:
                     self._readers[tensor.file].read_into(part, piece.offset)
             return self._address + lead, memory[lead : lead + tensor.n_bytes]
 
-    def __enter__(self) -> _TensorReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the files, and free the memory."""
         for reader in self._readers:
             reader.close()
         with contextlib.suppress(BufferError):  # an exception's traceback may still hold a view

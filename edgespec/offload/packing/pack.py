@@ -2,6 +2,8 @@
 
     block 0      magic, format version, where the index is, the index's checksum
     layers       each one contiguous range that begins and ends at a block; zeros between tensors
+    experts      of each layer whose experts are streamed one by one: a record for each, which has its part of
+                 every stack, and begins and ends at a block
     index        JSON: the model's fingerprint, the build, places, and a checksum for every piece
 
 Rearranged weights are valid only for one llama.cpp build on one kind of CPU, and for the model that they were
@@ -18,17 +20,28 @@ import json
 import os
 import struct
 import zlib
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.files.direct_reader import BLOCK
-from edgespec.kernels.layouts import weight_layout
+from edgespec.kernels.layouts import KernelLayout, weight_layout
 from edgespec.kernels.setting import AUTO, kernels_setting
-from edgespec.models.gguf.layers import Layer, ModelFiles
+from edgespec.models.gguf.experts import LayerExperts, expert_by_expert
+from edgespec.models.gguf.layers import FileTensor, Layer, ModelFiles
 from edgespec.models.llama.runtime.backend import build_identity
-from edgespec.offload.layout import PIECE_BYTES, Store, StoredLayer, pieces, round_up
+from edgespec.offload.layout import (
+    EXPERT_PIECE_BYTES,
+    PIECE_BYTES,
+    ExpertRun,
+    Store,
+    StoredExperts,
+    StoredLayer,
+    pieces,
+    round_up,
+)
 from edgespec.offload.packing.sources import (
     Sources,
     header_fingerprint,
@@ -45,8 +58,11 @@ class StalePack(Exception):
     """A packed file that is damaged, or of another model, build or CPU; the text says which."""
 
 
-def pack_path(folder: Path, files: ModelFiles) -> Path:
+def pack_path(folder: Path, files: ModelFiles, *, experts: bool = False) -> Path:
     """The path of a model's packed file, one for each setting of EDGESPEC_KERNELS.
+
+    Args:
+        experts: whether its experts can be read one by one.
 
     Raises:
         UsageError: the variable has an unknown value.
@@ -54,7 +70,8 @@ def pack_path(folder: Path, files: ModelFiles) -> Path:
     header = files.headers[0]
     setting = kernels_setting()
     kernels = "" if setting == AUTO else f".{setting}"
-    return folder / f"{header.path.stem}-{header.fingerprint[:16]}{kernels}.pack"
+    kind = ".experts" if experts else ""
+    return folder / f"{header.path.stem}-{header.fingerprint[:16]}{kind}{kernels}.pack"
 
 
 def gains_from_packing(layers: Iterable[Layer]) -> bool:
@@ -62,9 +79,10 @@ def gains_from_packing(layers: Iterable[Layer]) -> bool:
     return any(weight_layout(t.name, t.type_id, t.shape) for layer in layers for t in layer.tensors)
 
 
-def packed_bytes(layers: Iterable[Layer]) -> int:
+def packed_bytes(layers: Iterable[Layer], experts: Iterable[LayerExperts] = ()) -> int:
     """Bytes of the packed file without its index."""
-    return BLOCK + sum(tensor_places(layer)[1] for layer in layers)
+    records = sum(found.n_experts * record_places(found)[1] for found in experts)
+    return BLOCK + sum(tensor_places(layer)[1] for layer in layers) + records
 
 
 def open_pack(
@@ -86,7 +104,10 @@ def open_pack(
         if index["build"] != build_identity():
             raise StalePack(f"{path.name} was made for another llama.cpp build or CPU")
         store, made_from = store_of(path, index), Sources.from_json(index["sources"])
-        if not recall_sources(path, made_from).fit(files, on_progress):
+        layers = files.layers()
+        if store.experts:
+            layers = tuple(expert_by_expert(layer) for layer in layers)
+        if not recall_sources(path, made_from).fit(files, on_progress, layers):
             raise StalePack(f"{path.name} was made from other weights")
         return store
     except FileNotFoundError as error:
@@ -123,6 +144,28 @@ def tensor_places(layer: Layer) -> tuple[dict[str, int], int]:
     return places, round_up(end, BLOCK)
 
 
+def record_places(experts: LayerExperts) -> tuple[dict[str, int], int]:
+    """The offset of each matrix in the record of one expert, and the record's size."""
+    places: dict[str, int] = {}
+    end = 0
+    for stack, part in zip(experts.tensors, experts.parts(0), strict=True):
+        places[stack.name] = end
+        layout = stack_layout(stack)
+        size = layout.packed_bytes(part.type_id, part.shape) if layout else part.n_bytes
+        end = round_up(end + size, _TENSOR_ALIGNMENT)
+    return places, round_up(end, BLOCK)
+
+
+def stack_layout(stack: FileTensor) -> KernelLayout | None:
+    """The layout for a stack whose matrices are rearranged one by one; None if that is the file's own."""
+    layout = weight_layout(stack.name, stack.type_id, stack.shape)
+    if layout is None:
+        return None
+    # The kernels find a matrix by the stack's stride, so it must be as large alone as in the stack.
+    whole, alone = (layout.packed_bytes(stack.type_id, shape) for shape in (stack.shape, stack.shape[:2]))
+    return layout if whole == alone * stack.shape[2] else None
+
+
 def store_of(path: Path, index: Mapping[str, Any]) -> Store:
     """A packed file with this index, as a store.
 
@@ -139,4 +182,14 @@ def store_of(path: Path, index: Mapping[str, Any]) -> Store:
             for piece, checksum in zip(reads, layer["checksums"], strict=True)
         )
         layers[layer["index"]] = StoredLayer(layer["index"], checked, layer["places"], layer["n_bytes"])
-    return Store((path,), layers, index["kernels"], packed=True)
+    experts = {}
+    for found in index.get("experts", ()):
+        size = found["n_bytes"]
+        run = ExpertRun(0, found["offset"], size, size, at=0)
+        checksums = tuple(array("I", of_expert) for of_expert in found["checksums"])
+        if any(len(of_expert) != -(-size // EXPERT_PIECE_BYTES) for of_expert in checksums):
+            raise StalePack(f"{path.name} has experts in pieces of another size")
+        experts[found["index"]] = StoredExperts(
+            found["index"], len(checksums), (run,), found["places"], size, checksums
+        )
+    return Store((path,), layers, index["kernels"], packed=True, experts=experts)

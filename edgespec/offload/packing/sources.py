@@ -13,7 +13,7 @@ import hashlib
 import json
 import mmap
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,8 +72,14 @@ class Sources:
     states: tuple[States, ...]
     note: Path | None = None
 
-    def fit(self, files: ModelFiles, on_progress: Callable[[float], None]) -> bool:
+    def fit(
+        self, files: ModelFiles, on_progress: Callable[[float], None], layers: Sequence[Layer] | None = None
+    ) -> bool:
         """Whether these files hold the weights; reads them if their state is new.
+
+        Args:
+            layers: the model's, with their weights in the order in which they were packed; None for the
+                files' order.
 
         Raises:
             StreamError: they cannot be read, or change while they are read.
@@ -82,7 +88,8 @@ class Sources:
         if now in self.states:
             return True
         settled = all(state.settled for state in now)
-        if not _same_weights(files, self.hashes, on_progress):
+        packed = [layer for layer in layers or files.layers() if layer.index in self.hashes]
+        if not _same_weights(files, packed, self.hashes, on_progress):
             return False
         check_unchanged(files, now)
         if settled:
@@ -165,9 +172,13 @@ def _states(rows: list[list[str]]) -> tuple[States, ...]:
     return tuple(tuple(FileState(*(int(number) for number in text.split())) for text in row) for row in rows)
 
 
-def _same_weights(files: ModelFiles, hashes: Mapping[int, str], on_progress: Callable[[float], None]) -> bool:
+def _same_weights(
+    files: ModelFiles,
+    layers: Sequence[Layer],
+    hashes: Mapping[int, str],
+    on_progress: Callable[[float], None],
+) -> bool:
     """Whether the layers have these hashes; reads until one differs."""
-    layers = [layer for layer in files.layers() if layer.index in hashes]
     total = sum(layer.n_bytes for layer in layers)
     done, differs, lock = 0, threading.Event(), threading.Lock()
     readers = [FileReader(path) for path in files.paths]

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import psutil
 
-from edgespec.costs.planned_memory import PlannedMemory
+from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.machine.probe import available_memory
-from edgespec.models.gguf.footprint import Footprint
+from edgespec.models.gguf.experts import layer_weights
+from edgespec.models.gguf.footprint import USUAL_NODES, Footprint
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.placement import place
 from edgespec.offload.planning.stream_plan import (
     StreamPlan,
     largest_beside,
+    place_weights,
     plan_stream,
+    pool_sizes,
     stored_sizes,
     tied_bytes,
 )
@@ -44,6 +46,7 @@ class MemoryOptions:
         gpu_layers: layers for the GPU; -1 for all.
         context: most tokens of a text, for messages.
         slots: layers that the ring holds; None lets the plan decide.
+        experts: "auto" streams single experts of a mixture of experts, "never" whole layers.
     """
 
     memory: int | None
@@ -52,6 +55,7 @@ class MemoryOptions:
     gpu_layers: int
     context: int
     slots: int | None = None
+    experts: str = "auto"
 
 
 @dataclass
@@ -73,17 +77,21 @@ class MemoryPlan:
     stream: StreamPlan | None = None
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    replan: Callable[[], StreamPlan] | None = None
+    replan: Callable[[str], StreamPlan] | None = None
 
     @property
     def kernels_differ(self) -> bool:
         """Whether different kernels run than for the same model in memory."""
         return self.paged or (self.stream is not None and self.stream.kernels_differ)
 
-    def stream_again(self) -> StreamPlan:
-        """Plan the stream again, after its packed file was found damaged and removed."""
+    def stream_again(self, experts: str = "auto") -> StreamPlan:
+        """Plan the stream again: its packed file was damaged and removed, or its experts cannot be streamed.
+
+        Args:
+            experts: "never" for whole layers from now on.
+        """
         assert self.replan is not None
-        self.stream = self.replan()
+        self.stream = self.replan(experts)
         return self.stream
 
 
@@ -94,12 +102,14 @@ def plan_memory(
     pack_folder: Path,
     on_progress: Progress,
     process: int | None = None,
+    n_rows: int = 1,
 ) -> MemoryPlan:
     """Decide where the target's weights are held; packs them first if they are to be streamed.
 
     Args:
         footprints: the target's footprint, and the drafter's if it is a model.
         process: bytes of the process itself; None estimates them.
+        n_rows: most rows of the target's passes.
 
     Raises:
         MemoryLimitError: not even the caches fit, or the weights must fit and do not.
@@ -136,7 +146,7 @@ def plan_memory(
             least=whole,
         )
 
-    def plan() -> StreamPlan:
+    def plan(experts: str = "auto") -> StreamPlan:
         return plan_stream(
             files,
             budget=budget,
@@ -146,6 +156,8 @@ def plan_memory(
             pack_folder=pack_folder,
             gpu_layers=options.gpu_layers,
             n_slots=options.slots,
+            experts="never" if "never" in (experts, options.experts) else "auto",
+            n_rows=n_rows,
             on_progress=on_progress,
         )
 
@@ -176,33 +188,51 @@ def _second_copy(files: ModelFiles) -> int:
 
 
 def predict_memory(
-    footprints: list[Footprint], files: ModelFiles, budget: int, *, streams: bool = False
+    footprints: list[Footprint],
+    files: ModelFiles,
+    budget: int,
+    *,
+    streams: bool = False,
+    hits: HitRates | None = None,
 ) -> PlannedMemory:
     """Where weights would be held under a budget, found without reading or writing any.
 
     Args:
         footprints: the target's footprint, and the drafter's if it is a model.
         streams: stream even if all weights fit.
+        hits: how often experts are in memory; None assumes it.
 
     Raises:
         MemoryLimitError: the budget is too small; says how much is needed.
     """
     whole = bytes_needed(footprints)
-    layers = stored_sizes(files)
-    if (budget >= whole and not streams) or not layers:
+    weights = layer_weights(files)
+    layers, expert_bytes = stored_sizes(files, weights)
+    if (budget >= whole and not streams) or not (layers or expert_bytes):
         return PlannedMemory(budget, whole, files.tensor_bytes)
-    in_layers = sum(layer.n_bytes for layer in files.layers())
-    beside = files.tensor_bytes - in_layers + tied_bytes(files)
-    placement = place(
+    beside = files.tensor_bytes - weights.n_bytes
+    other = beside + tied_bytes(files)
+    placement = place_weights(
         layers,
+        pool_sizes(weights, expert_bytes, USUAL_NODES),
         budget=budget,
-        fixed=whole - footprints[0].weights + beside,
-        loading=PROCESS_BYTES + beside + largest_beside(files),
+        fixed=whole - footprints[0].weights + other,
+        loading=PROCESS_BYTES + other + largest_beside(files),
     )
     streamed = sum(layers[index] for index in placement.streamed)
-    slot = max(layers.values())
-    resident = files.tensor_bytes - in_layers + sum(layers[index] for index in placement.resident)
-    return PlannedMemory(budget, whole, resident, streamed, slot, placement.n_slots)
+    resident = beside + sum(layers[index] for index in placement.resident)
+    experts = None
+    if placement.expert_slots:
+        n_needed = weights.n_used * len(weights.experts)
+        slots, hits = placement.expert_slots, hits or HitRates()
+        rate = hits.at(slots / weights.n_experts)
+        experts = PlannedExperts(
+            expert_bytes, slots, weights.n_experts, n_needed, rate, measured=hits.measured
+        )
+        streamed += experts.missed_bytes(1)
+        resident += placement.expert_slots * expert_bytes
+    slot = max(layers.values(), default=0)
+    return PlannedMemory(budget, whole, resident, streamed, slot, placement.n_slots, experts)
 
 
 def process_bytes(footprints: list[Footprint]) -> int:

@@ -14,6 +14,7 @@ import psutil
 from platformdirs import user_cache_path
 
 from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
@@ -40,7 +41,7 @@ class ContextOptions:
 
     Attributes:
         n_cells, n_outputs, n_sequences, n_threads: of every context; see runtime.context.
-        exact: as for loading.
+        exact, experts: as for loading.
     """
 
     n_cells: int
@@ -49,6 +50,7 @@ class ContextOptions:
     n_threads: int
     gpu_layers: int = 0
     exact: bool | None = None
+    experts: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,9 @@ def measure_needs(
         # In memory, exact passes have few rows, as reading the weights is cheap.
         rows = fewest if options.exact else next(n for n in counts if whole(n) <= budget)
     else:
-        # Streamed models decode exactly by default.
-        exact = offload != "mmap" if options.exact is None else options.exact
+        # Streamed models decode exactly by default, but for those whose experts are streamed one by one.
+        alone = options.experts != "never" and bool(layer_weights(files).experts)
+        exact = offload != "mmap" and not alone if options.exact is None else options.exact
         rows = affordable_rows({n: size.buffers for n, size in sizes.items()}, budget, exact=exact)
         if exact and (offload == "mmap" or options.gpu_layers):
             rows = fewest  # only streamed weights allow long chunks in exact mode

@@ -3,12 +3,15 @@
 Every layer is used once per pass, so the choice makes no difference to the number of bytes read. But the ring
 holds few layers, and the disk is idle while it is full. So the resident layers are spread evenly between the
 streamed ones.
+
+Of a mixture of experts, what every token needs comes first, because every byte of it that is in memory saves
+a byte in every pass. Single experts get what is left: a byte of them saves one only when it is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.errors import MemoryLimitError
 from edgespec.offload.layout import PIECE_BYTES
@@ -28,12 +31,31 @@ class Placement:
         streamed: layers that are read in every pass; empty if all fit.
         n_slots: layers that the ring holds.
         n_bytes: memory for everything, including what is not layers.
+        expert_slots: experts that the pool holds; 0 if no single experts are streamed.
     """
 
     resident: tuple[int, ...]
     streamed: tuple[int, ...]
     n_slots: int
     n_bytes: int
+    expert_slots: int = 0
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """What the pool of experts takes.
+
+    Attributes:
+        slot_bytes: of one expert, with what the kernels need beside it.
+        fewest: slots without which a pass may not find room for all that it needs of a layer.
+        most: slots for the experts of all layers.
+        beside: bytes besides slots.
+    """
+
+    slot_bytes: int
+    fewest: int
+    most: int
+    beside: int = 0
 
 
 def place(
@@ -57,7 +79,7 @@ def place(
     Raises:
         MemoryLimitError: two slots do not fit; says how much is needed, also in its attribute `least`.
     """
-    slot = max(layers.values())
+    slot = max(layers.values(), default=0)
     n_slots = n_slots or planned_slots(slot)
     order = sorted(layers)
     whole = fixed + sum(layers.values())
@@ -83,6 +105,30 @@ def place(
     return Placement(resident, streamed, n_slots, fixed + held + n_slots * slot)
 
 
+def place_with_experts(
+    layers: Mapping[int, int],
+    pool: PoolSizes,
+    *,
+    budget: int,
+    fixed: int,
+    loading: int = 0,
+    n_slots: int | None = None,
+) -> Placement:
+    """The placement of a mixture of experts: as many of them in memory as there is room for.
+
+    Args:
+        layers: index to bytes of what every token needs of it.
+        budget, fixed, loading, n_slots: as for `place`.
+
+    Raises:
+        MemoryLimitError: as `place`.
+    """
+    least = pool.fewest * pool.slot_bytes + pool.beside
+    rest = place(layers, budget=budget, fixed=fixed + least, loading=loading, n_slots=n_slots)
+    more = min((budget - rest.n_bytes) // pool.slot_bytes, pool.most - pool.fewest)
+    return replace(rest, n_bytes=rest.n_bytes + more * pool.slot_bytes, expert_slots=pool.fewest + more)
+
+
 def planned_slots(slot_bytes: int) -> int:
     """The fewest slots that keep the disk busy.
 
@@ -90,7 +136,7 @@ def planned_slots(slot_bytes: int) -> int:
     slots are enough for large layers (measured; see docs/benchmarks.md); small ones need more to have as many
     reads under way.
     """
-    reads = -(-slot_bytes // PIECE_BYTES)
+    reads = max(-(-slot_bytes // PIECE_BYTES), 1)
     return max(1 + -(-_READS_AHEAD // reads), FEWEST_SLOTS)
 
 

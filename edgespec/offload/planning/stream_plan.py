@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import os
-import shutil
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from filelock import FileLock
-
-from edgespec.errors import MemoryLimitError, OutputError
-from edgespec.files.writing import remove_abandoned
+from edgespec.errors import MemoryLimitError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import kernel_layout
-from edgespec.machine.disks import TMPFS, disk_of
+from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.model import Model
-from edgespec.offload.layout import Store, plain_store
-from edgespec.offload.packing.build import build_pack, cannot_write
-from edgespec.offload.packing.pack import StalePack, gains_from_packing, open_pack, pack_path, packed_bytes
+from edgespec.offload.layout import EXPERT_PIECE_BYTES, Store, plain_store
+from edgespec.offload.packing.choice import choose_store, packing_in_memory
+from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
 from edgespec.offload.packing.sources import States, check_unchanged, current_states
-from edgespec.offload.planning.placement import Placement, place
+from edgespec.offload.planning.placement import Placement, PoolSizes, place, place_with_experts
 from edgespec.offload.weights import StreamedWeights
 from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
 
 PACK_MODES = ("auto", "always", "never")
+EXPERT_MODES = ("auto", "never")
 
-_SPARE_DISK = 1 << 30  # to leave free on the disk when packing
+# Beside each expert in memory, kernels keep the rows that it is multiplied by: an entry for each choice that
+# the rows of a pass can make, and a few counters.
+_CHOICE_BYTES, _COUNTER_BYTES = 8, 80
+_READ_BYTES = 512  # to remember a part of an expert that was read, and its checksum
 
 
 @dataclass
@@ -42,6 +41,7 @@ class StreamPlan:
         store: where its layers are read from.
         placement: which layers are resident.
         other_bytes: memory for the weights outside the layers.
+        n_used: experts of each layer that a token needs, if single experts are streamed.
         states: of the model's files when this was planned.
         notes: sentences that people should read.
     """
@@ -51,6 +51,7 @@ class StreamPlan:
     placement: Placement
     other_bytes: int
     states: States
+    n_used: int = 0
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -70,6 +71,8 @@ class StreamPlan:
             self.store,
             self.placement.streamed,
             n_slots=self.placement.n_slots,
+            expert_slots=self.placement.expert_slots,
+            n_used=self.n_used,
             on_progress=lambda fraction: on_progress(f"Loading {name}", fraction),
         )
 
@@ -124,6 +127,8 @@ def plan_stream(
     pack_folder: Path,
     gpu_layers: int = 0,
     n_slots: int | None = None,
+    experts: str = "auto",
+    n_rows: int = 1,
     on_progress: Progress = no_progress,
 ) -> StreamPlan:
     """Decide which layers to stream, and from where; packs the layers first if that is wanted.
@@ -133,6 +138,8 @@ def plan_stream(
         fixed: bytes of all but this model's weights.
         process: the part of `fixed` that is in use before the model is loaded.
         pack: "auto" (packs if the disk has room), "always" or "never".
+        experts: "auto" streams single experts of a mixture of experts, "never" whole layers.
+        n_rows: most rows of a pass.
 
     Raises:
         UnsupportedBuild: streaming does not work here, or the model has no layers.
@@ -144,16 +151,18 @@ def plan_stream(
     layers = _streamable(files, gpu_layers)
     if not layers:
         raise UnsupportedBuild(f"'{files.paths[0].name}' has no layers to stream")
+    weights, chosen = _weights(files, None, experts), _weights(files, layers, experts)
     notes: list[str] = []
     states = current_states(files)
     beside = files.tensor_bytes - sum(layer.n_bytes for layer in files.layers())
     other = beside + tied_bytes(files)
-    pack, pack_bytes = _packing_in_memory(files, pack, pack_folder, notes)
+    pack, pack_bytes = packing_in_memory(files, weights, pack, pack_folder, notes)
 
-    def placed(sizes: dict[int, int]) -> Placement:
+    def placed(store: Store) -> Placement:
         # A tensor that is rearranged during loading is in memory twice.
-        return place(
-            sizes,
+        return place_weights(
+            {layer.index: store.layers[layer.index].n_bytes for layer in chosen.layers},
+            pool_sizes(chosen, max((found.n_bytes for found in store.experts.values()), default=0), n_rows),
             budget=budget,
             fixed=fixed + other + pack_bytes,
             loading=process + other + largest_beside(files),
@@ -162,7 +171,7 @@ def plan_stream(
 
     # Fail before packing, which takes minutes for a large model.
     try:
-        placed({layer.index: layer.n_bytes for layer in layers})
+        placed(plain_store(files, chosen.layers, chosen.experts))
     except MemoryLimitError as error:
         if not pack_bytes:
             raise
@@ -172,30 +181,75 @@ def plan_stream(
             "Set XDG_CACHE_HOME to a folder on a disk, or use --pack never.",
             least=error.least,
         ) from error
-    store = _store(files, pack, pack_folder, notes, on_progress)
-    chosen = {layer.index: store.layers[layer.index] for layer in layers}
-    placement = placed({index: stored.n_bytes for index, stored in chosen.items()})
+    store = choose_store(files, weights, pack, pack_folder, notes, on_progress)
+    store = replace(
+        store,
+        layers={layer.index: store.layers[layer.index] for layer in chosen.layers},
+        experts={found.index: store.experts[found.index] for found in chosen.experts},
+    )
+    placement = placed(store)
+    notes += _placement_notes(placement, store, chosen, len(files.layers()))
+    return StreamPlan(files, store, placement, other, states, chosen.n_used, notes)
+
+
+def place_weights(
+    layers: dict[int, int],
+    pool: PoolSizes | None,
+    *,
+    budget: int,
+    fixed: int,
+    loading: int,
+    n_slots: int | None = None,
+) -> Placement:
+    """The placement of layers, and of single experts if there is a pool of them; see `placement`.
+
+    Raises:
+        MemoryLimitError: the budget is too small.
+    """
+    if pool is None:
+        return place(layers, budget=budget, fixed=fixed, loading=loading, n_slots=n_slots)
+    return place_with_experts(layers, pool, budget=budget, fixed=fixed, loading=loading, n_slots=n_slots)
+
+
+def pool_sizes(weights: LayerWeights, slot_bytes: int, n_rows: int) -> PoolSizes | None:
+    """What a pool for single experts takes; None if none are streamed.
+
+    Args:
+        slot_bytes: of the largest expert.
+        n_rows: most rows of a pass.
+    """
+    if not weights.experts:
+        return None
+    # A long piece of a prompt may need all experts of a layer at once.
+    return PoolSizes(
+        slot_bytes + n_rows * weights.n_used * _CHOICE_BYTES + _COUNTER_BYTES,
+        fewest=max(found.n_experts for found in weights.experts),
+        most=weights.n_experts,
+        beside=weights.n_experts * (3 + slot_bytes // EXPERT_PIECE_BYTES) * _READ_BYTES,
+    )
+
+
+def _weights(files: ModelFiles, layers: list[Layer] | None, experts: str) -> LayerWeights:
+    if experts == "never":
+        return LayerWeights(files.layers() if layers is None else tuple(layers))
+    return layer_weights(files, layers)
+
+
+def _placement_notes(placement: Placement, store: Store, weights: LayerWeights, n_layers: int) -> list[str]:
+    """What is streamed, in sentences."""
+    notes = []
     if placement.streamed:
-        streamed = sum(chosen[index].n_bytes for index in placement.streamed)
+        streamed = sum(store.layers[index].n_bytes for index in placement.streamed)
         notes.append(
-            f"{len(placement.streamed)} of {len(files.layers())} layers are streamed from disk: "
+            f"{len(placement.streamed)} of {n_layers} layers are streamed from disk: "
             f"{readable(streamed)} a pass."
         )
-    return StreamPlan(files, replace(store, layers=chosen), placement, other, states, notes)
-
-
-def _packing_in_memory(files: ModelFiles, pack: str, folder: Path, notes: list[str]) -> tuple[str, int]:
-    """Whether to pack even if the folder is in memory, and the memory that the packed file then takes."""
-    if pack == "never" or disk_of(folder).kind != TMPFS:
-        return pack, 0
-    if pack == "always":
-        return pack, packed_bytes(files.layers())
-    if gains_from_packing(files.layers()):
+    if placement.expert_slots:
         notes.append(
-            f"No packed layer file is used, as '{folder}' lies in memory: the model file itself is streamed, "
-            "which computes slower. Set XDG_CACHE_HOME to a folder on a disk."
+            f"{placement.expert_slots} of {weights.n_experts} experts are in memory at a time; those that a "
+            "pass misses are read from disk."
         )
-    return "never", 0
+    return notes
 
 
 def _streamable(files: ModelFiles, gpu_layers: int) -> list[Layer]:
@@ -205,12 +259,14 @@ def _streamable(files: ModelFiles, gpu_layers: int) -> list[Layer]:
     return [layer for layer in files.layers() if gpu_layers == 0 or layer.index < first_on_gpu]
 
 
-def stored_sizes(files: ModelFiles) -> dict[int, int]:
-    """Bytes that each layer takes in memory, rearranged if there is a kernel layout for it."""
-    layers = files.layers()
-    if gains_from_packing(layers):
-        return {layer.index: packed_bytes([layer]) - packed_bytes([]) for layer in layers}
-    return {index: stored.n_bytes for index, stored in plain_store(files, layers).layers.items()}
+def stored_sizes(files: ModelFiles, weights: LayerWeights) -> tuple[dict[int, int], int]:
+    """Bytes that each layer takes in memory, and the largest expert, rearranged where kernels want it."""
+    if gains_from_packing(files.layers()):
+        layers = {layer.index: tensor_places(layer)[1] for layer in weights.layers}
+        return layers, max((record_places(found)[1] for found in weights.experts), default=0)
+    store = plain_store(files, weights.layers, weights.experts)
+    layers = {index: stored.n_bytes for index, stored in store.layers.items()}
+    return layers, max((stored.n_bytes for stored in store.experts.values()), default=0)
 
 
 def largest_beside(files: ModelFiles) -> int:
@@ -229,47 +285,3 @@ def tied_bytes(files: ModelFiles) -> int:
     if not tied or embedding is None or not kernel_layout(embedding.type_id, embedding.shape):
         return 0
     return embedding.n_bytes
-
-
-def _store(files: ModelFiles, pack: str, folder: Path, notes: list[str], on_progress: Progress) -> Store:
-    layers = files.layers()
-    plain = plain_store(files, layers)
-    remove_abandoned(folder)  # killed packing leaves files as large as the model
-    if pack == "never" or (pack == "auto" and not gains_from_packing(layers)):
-        return plain
-    path = pack_path(folder, files)
-
-    def check(fraction: float) -> None:
-        on_progress(f"Comparing {files.paths[0].name} with what was packed (its file is another)", fraction)
-
-    try:
-        with suppress(StalePack):
-            return open_pack(path, files, check)
-        folder.mkdir(parents=True, exist_ok=True)
-        on_progress(f"Waiting to pack {files.paths[0].name}", 0.0)
-        with FileLock(path.with_suffix(".lock")):  # two processes at once would need twice the space
-            with suppress(StalePack):
-                return open_pack(path, files, check)  # another process has made it
-            needed = packed_bytes(layers)
-            free = _free_disk(folder) + (path.stat().st_size if path.exists() else 0)
-            if pack == "auto" and free < needed + _SPARE_DISK:
-                notes.append(
-                    f"The packed layer file would take {readable(needed)} of disk, and {readable(free)} are "
-                    "free: streaming the model file itself, which computes slower."
-                )
-                return plain
-            path.unlink(missing_ok=True)  # it is stale, and its space is needed
-            what = f"Packing {files.paths[0].name} for this CPU (once, {readable(needed)})"
-            return build_pack(path, files, layers, lambda fraction: on_progress(what, fraction))
-    except (OutputError, OSError) as error:
-        refused = error if isinstance(error, OutputError) else cannot_write(path, error)
-        if pack == "always":
-            raise refused from error
-        notes.append(f"{refused.what} Streaming the model file itself, which computes slower.")
-        return plain
-
-
-def _free_disk(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

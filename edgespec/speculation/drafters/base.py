@@ -9,7 +9,7 @@ from typing import Protocol
 
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.tree import FloatArray, TokenTree
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,22 @@ class Drafter(Protocol):
         if len(requests) > 1:
             return [TokenTree.root_only(request.text[-1]) for request in requests]
         return [self.draft(request.text, limits, request.ranking) for request in requests]
+
+    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        """See what the target said in a pass, drafted for or not. Drafters that have no use for it ignore it.
+
+        Args:
+            text: the text that the pass extended; the tree's root is its last token.
+            logits: (nodes, n_vocab) the target's, for this call only and not to be changed.
+        """
+        del text, tree, logits
+
+    def forget_texts(self) -> None:
+        """Forget what was kept of texts and passes: the next text is drafted for like the first.
+
+        Drafters that keep nothing ignore this.
+        """
+        return
 
     def learn(self, text: Sequence[int], index: int = 0) -> None:
         """Learn from what the target accepted of the last tree.

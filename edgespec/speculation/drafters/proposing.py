@@ -6,18 +6,20 @@ from collections.abc import Sequence
 
 from edgespec.speculation.drafters.base import Drafter, DraftRequest
 from edgespec.speculation.drafters.expansions import Expansions
-from edgespec.speculation.drafters.lookup import PromptLookup
-from edgespec.speculation.drafters.proposers import Proposals, Proposer, proposals_of
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.sources.base import JoinedProposals, Proposer, proposals_of
+from edgespec.speculation.sources.recycling import RecycledSource
+from edgespec.speculation.sources.target_rows import observed
+from edgespec.speculation.sources.text import TextSource
+from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.tree_search import TreeSearch, grow_together
 
 
 class _ProposedTree:
     """One tree while it grows, and until the target has decided."""
 
-    def __init__(self, request: DraftRequest, proposals: Proposals) -> None:
+    def __init__(self, request: DraftRequest, proposals: JoinedProposals) -> None:
         self._request = request
         self._text = list(request.text)
         self._proposals = proposals
@@ -25,7 +27,7 @@ class _ProposedTree:
 
     def expand(self, frontier: Frontier) -> Children:
         children = self._proposals.join(frontier, Children.none(len(frontier.nodes), 0))
-        children = self._request.ranking.filtered(frontier, children)
+        children = self._request.ranking.filtered(frontier, children, len(self._text))
         self._expansions.add(frontier, children)
         return children
 
@@ -66,6 +68,13 @@ class ProposingDrafter(Drafter):
         searches = [TreeSearch(request.text[-1], request.limits) for request in requests]
         return grow_together(searches, expand, limits)
 
+    def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
+        observed(self._proposers, text, tree, logits)
+
+    def forget_texts(self) -> None:
+        for proposer in self._proposers:
+            proposer.forget()
+
     def learn(self, text: Sequence[int], index: int = 0) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
         if index < len(self._last):
@@ -76,5 +85,5 @@ class ProposingDrafter(Drafter):
 
 
 def lookup_drafter() -> ProposingDrafter:
-    """Prompt lookup alone."""
-    return ProposingDrafter([PromptLookup()])
+    """Everything that needs neither a model nor files: the text, and what the target has said."""
+    return ProposingDrafter([TextSource(), RecycledSource()])

@@ -1,10 +1,13 @@
-"""Calibrated acceptance: from a candidate's score to the probability that the target chooses it.
+"""Calibrated acceptance: from what is known of a candidate to the probability that the target chooses it.
 
 `pair.Pair` turns the drafter's logits into probabilities. What is systematically wrong with them is measured
-here while decoding: for each class of candidates (by rank, and by how many of the preceding tokens also
-preceded an earlier occurrence) the share that the target chose, as a function of the estimated probability.
-Within a class a likelier candidate never gets a lower probability (isotonic regression by pooling adjacent
-violators, Ayer et al. 1955), and where there are few counts, a prior decides.
+here while decoding: for each rank, the share of candidates that the target chose, as a function of the
+estimated probability. A likelier candidate never gets a lower probability (isotonic regression by pooling
+adjacent violators, Ayer et al. 1955), and where there are few counts, a prior decides.
+
+What other sources say of a candidate (see `evidence`) changes its log-odds. Each source starts with rough
+values, and each class of its evidence has a correction, a Gaussian that every choice of the target updates,
+as it does the biases of a pair. So a source that is often wrong soon proposes nothing that is worth a node.
 
 Only candidates below accepted nodes are evidence. Once its parent is accepted, a candidate's context is the
 text itself, so its depth carries no further information and is not part of the map.
@@ -12,9 +15,12 @@ text itself, so its depth carries no further information and is not part of the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.speculation.evidence import CLASSES, NOTHING, Source, alone_logits
 from edgespec.speculation.growth import Chances, Children
 from edgespec.speculation.learning.pair import Pair
 from edgespec.speculation.learning.tables import Counts, Table, TableStore
@@ -22,15 +28,14 @@ from edgespec.speculation.tree import FloatArray
 
 _LOGITS = np.linspace(-7.0, 7.0, 15)  # of the estimated probability: the cells of the map
 _RANKS = np.array([0, 1, 2, 2, 3])  # rank -> class; later ranks are in the last class
-_UNLISTED, _UNASKED = 4, 5  # proposed by the text alone: the drafter listed others, or was not asked
-_LONGEST_MATCH = 4
 _PRIOR = 12.0  # weight of the prior in each cell, in candidates
 
-# By tokens matched: how much the log-odds rise if the text continued this way before, and the log-odds of
-# candidates that the drafter did not list or was not asked about.
-_MATCH_BONUS = np.array([0.0, 0.2, 0.5, 0.8, 1.2])
-_UNLISTED_LOGITS = np.array([-9.0, -5.0, -4.0, -3.5, -3.0])
-_UNASKED_LOGITS = np.array([-9.0, -1.7, -0.4, 0.4, 1.1])
+# What the target found likely after the same two tokens says little beside a drafter that has read the text.
+_KNOWN_BETTER = 4.0
+
+# What the drafter says of a candidate: it lists it, or only others, or was not asked.
+_LISTED, _UNLISTED, _UNASKED = range(3)
+_STATES = 3
 
 
 class Calibrated(Chances):
@@ -45,68 +50,194 @@ class Calibrated(Chances):
     def __init__(self, store: TableStore, name: str, pair: Pair | None = None) -> None:
         self.pair = pair or Pair(store)
         self._store = store
-        self._counts = Counts(store, f"{name} map", (_UNASKED + 1, _LONGEST_MATCH + 1, len(_LOGITS)))
+        self._counts = Counts(store, f"{name} map", (len(_RANKS) - 1, len(_LOGITS)))
+        self._corrections = _Corrections(store, f"{name} sources")
+        self._slope = _NoiseSlope(store, f"{name} noise")
         self._map: Table | None = None
 
     def edges(self, children: Children) -> FloatArray:
-        ranks, matches, low, part = _cells(children)
-        chances = self.map
-        logits = (1 - part) * chances[ranks, matches, low] + part * chances[ranks, matches, low + 1]
-        edges = -np.log1p(np.exp(-logits))
+        edges = -np.log1p(np.exp(-self._logits(_Cells.of(children), children)))
         edges[~children.proposed] = -np.inf
         return edges.astype(np.float32)
 
     @property
     def map(self) -> Table:
-        """(rank classes, match classes, cells) logits of acceptance, rising along the cells."""
+        """(rank classes, cells) logits of acceptance, rising along the cells."""
         if self._map is None:
-            self._map = _fitted(self._counts.tried, self._counts.taken)
+            prior = np.broadcast_to(_LOGITS, self._counts.tried.shape)
+            self._map = _with_counts(prior, self._counts.tried, self._counts.taken)
         return self._map
 
     def learn(self, children: Children, after: int, token: int) -> None:
-        self._counts.fade()
-        ranks, matches, low, part = _cells(children)
+        cells = _Cells.of(children)
         real = children.proposed
-        taken = (children.tokens[real] == token).astype(np.float64)
-        for column, weight in ((low, 1 - part), (low + 1, part)):
-            self._counts.add((ranks[real], matches[real], column[real]), weight[real], taken)
+        taken = (children.tokens == token).astype(np.float64)
+        if children.evidence is not None:
+            missed = taken - 1 / (1 + np.exp(-self._logits(cells, children)))
+            self._corrections.learn(cells.states[real], children.evidence[real], missed[real])
+            if children.noise is not None:
+                alone = real & (cells.states == _UNASKED)
+                self._slope.learn(children.noise[alone], missed[alone])
+        self._counts.fade()
+        real &= cells.states == _LISTED
+        for column, weight in ((cells.low, 1 - cells.part), (cells.low + 1, cells.part)):
+            self._counts.add((cells.ranks[real], column[real]), weight[real], taken[real])
         self._map = None
         self.pair.learn(children, after, token)
 
     def keep(self) -> None:
         self._counts.keep()
+        self._corrections.keep()
+        self._slope.keep()
         self.pair.keep()
         self._store.keep()
 
+    def _logits(self, cells: _Cells, children: Children) -> Table:
+        """(width, branching) log-odds of acceptance."""
+        chances = self.map
+        logits = (1 - cells.part) * chances[cells.ranks, cells.low]
+        logits += cells.part * chances[cells.ranks, cells.low + 1]
+        if children.evidence is None:
+            return logits
+        alone = alone_logits(children.evidence).astype(np.float64)
+        alone[..., Source.RECYCLED] -= np.where(cells.states == _UNASKED, 0.0, _KNOWN_BETTER)
+        alone.sort(axis=-1)
+        most, next_most = alone[..., -1], alone[..., -2]
+        # A drafter that knows the text as well is doubted less than it is believed. Two sources that agree
+        # often say the same thing twice.
+        logits = np.choose(
+            cells.states,
+            [
+                logits + 0.25 * np.maximum(most + 3, 0),
+                0.35 * np.maximum(most, -8) - 4.1,
+                np.maximum(most, -20) + 0.3 * np.maximum(next_most + 3, 0),
+            ],
+        )
+        if children.noise is not None:  # a drafter that was asked has ranked by it already
+            logits += np.where(cells.states == _UNASKED, self._slope.of(children.noise), 0.0)
+        return logits + self._corrections.of(cells.states, children.evidence)
 
-def _cells(children: Children) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp], Table]:
-    """Where candidates fall: rank class, match class, the cell below their logit, and the distance to it."""
-    listed = np.isfinite(children.logprobs)
-    columns = np.arange(listed.shape[1])
-    alone = np.where(listed.any(axis=1, keepdims=True), _UNLISTED, _UNASKED)
-    ranks = np.where(listed, _RANKS[np.minimum(columns, len(_RANKS) - 1)], alone)
-    if children.matches is None:
-        matches = np.zeros(listed.shape, dtype=np.intp)
-    else:
-        matches = np.minimum(children.matches, _LONGEST_MATCH).astype(np.intp)
-    logprobs = np.clip(np.where(listed, children.logprobs, -8.0), -8.0, -1e-6).astype(np.float64)
-    logits = logprobs - np.log(-np.expm1(logprobs))
-    place = np.clip((logits - _LOGITS[0]) / (_LOGITS[1] - _LOGITS[0]), 0, len(_LOGITS) - 1.001)
-    low = place.astype(np.intp)
-    return ranks, matches, low, place - low
+
+@dataclass(frozen=True)
+class _Cells:
+    """Where candidates fall in the map.
+
+    Attributes:
+        states: (width, branching) what the drafter says of each.
+        ranks: (width, branching) class of its rank.
+        low, part: (width, branching) the cell below its estimated logit, and the distance to it.
+    """
+
+    states: NDArray[np.intp]
+    ranks: NDArray[np.intp]
+    low: NDArray[np.intp]
+    part: Table
+
+    @classmethod
+    def of(cls, children: Children) -> _Cells:
+        listed = np.isfinite(children.logprobs)
+        alone = np.where(listed.any(axis=1, keepdims=True), _UNLISTED, _UNASKED)
+        ranks = np.broadcast_to(_RANKS[np.minimum(np.arange(listed.shape[1]), len(_RANKS) - 1)], listed.shape)
+        logprobs = np.clip(np.where(listed, children.logprobs, -8.0), -8.0, -1e-6).astype(np.float64)
+        logits = logprobs - np.log(-np.expm1(logprobs))
+        place = np.clip((logits - _LOGITS[0]) / (_LOGITS[1] - _LOGITS[0]), 0, len(_LOGITS) - 1.001)
+        low = place.astype(np.intp)
+        return cls(np.where(listed, _LISTED, alone), ranks, low, place - low)
 
 
-def _fitted(tried: Table, taken: Table) -> Table:
-    """The map as logits, in the shape of the counts."""
-    prior = np.broadcast_to(_LOGITS, tried.shape).copy()
-    prior[_UNLISTED] = _UNLISTED_LOGITS[:, None]
-    prior[_UNASKED] = _UNASKED_LOGITS[:, None]
-    fitted = np.empty_like(tried)
-    fitted[:, 0] = _with_counts(prior[:, 0], tried[:, 0], taken[:, 0])
-    # Where the text matches, the prior is what was learned for the rank, plus a bonus.
-    prior[:_UNLISTED, 1:] = fitted[:_UNLISTED, :1] + _MATCH_BONUS[1:, None]
-    fitted[:, 1:] = _with_counts(prior[:, 1:], tried[:, 1:], taken[:, 1:])
-    return fitted
+class _NoiseSlope:
+    """How much the noise that the target adds to a candidate changes its log-odds.
+
+    The noise of a candidate with a known probability would count in full: it is chosen if its log-odds plus
+    the noise exceed the best noise of all others. The less is known of the probability, the less it counts.
+    One number says how much, learned like the corrections.
+    """
+
+    _USUAL, _SPREAD = 0.6, 0.3  # prior mean and standard deviation
+    _MOST = 1.5
+    _LEAST_NOISE, _MEAN_NOISE, _MOST_NOISE = -2.0, 0.5772, 6.0
+
+    def __init__(self, store: TableStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        known = store.get(name, (2,))
+        self._slope, self._information = self._USUAL, 0.0
+        if known is not None and 0 <= known[0] <= self._MOST and known[1] >= 0:
+            self._slope, self._information = float(known[0]), float(known[1])
+        self._changed = False
+
+    def of(self, noise: FloatArray) -> Table:
+        """What noise adds to log-odds."""
+        return self._slope * self._felt(noise)
+
+    def learn(self, noise: FloatArray, missed: Table) -> None:
+        """A natural-gradient step; `missed` as for the corrections."""
+        self._changed = True
+        felt = self._felt(noise)
+        chances = np.clip(np.abs(missed), 1e-3, 1 - 1e-3)
+        self._information = self._information * _Corrections.FADE + float(
+            (chances * (1 - chances) * felt**2).sum()
+        )
+        step = float((missed * felt).sum()) / (self._information + self._SPREAD**-2)
+        self._slope = float(np.clip(self._slope + step, 0, self._MOST))
+
+    def keep(self) -> None:
+        """Hand the slope to the store, if there is a new one."""
+        if self._changed:
+            self._store.put(self._name, np.array([self._slope, self._information]))
+            self._changed = False
+
+    def _felt(self, noise: FloatArray) -> Table:
+        return np.clip(noise, self._LEAST_NOISE, self._MOST_NOISE).astype(np.float64) - self._MEAN_NOISE
+
+
+class _Corrections:
+    """What was learned of each class of each source's evidence: a Gaussian in log-odds."""
+
+    _SPREAD = 0.8  # prior standard deviation
+    _MOST = 6.0
+    FADE = 1 - 1 / 4000  # of what is known, per step
+
+    def __init__(self, store: TableStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        shape = (2, _STATES, len(Source), CLASSES)
+        known = store.get(name, shape)
+        self._table = np.zeros(shape) if known is None else known.astype(np.float64)
+        self._nats, self._information = self._table
+        np.clip(self._nats, -self._MOST, self._MOST, out=self._nats)
+        np.maximum(self._information, 0, out=self._information)
+        self._changed = False
+
+    def of(self, states: NDArray[np.intp], evidence: NDArray[np.int8]) -> Table:
+        """The sum of what the sources' evidence changes, in the shape of the states."""
+        nats: Table = self._nats[states[..., None], np.arange(len(Source)), evidence].sum(axis=-1)
+        return nats
+
+    def learn(self, states: NDArray[np.intp], evidence: NDArray[np.int8], missed: Table) -> None:
+        """A natural-gradient step on the likelihood, shared by the sources that know a candidate's context.
+
+        Args:
+            states: (candidates,).
+            evidence: (candidates, sources).
+            missed: (candidates,) 1 for the target's choice and 0 for the others, less the estimated chance.
+        """
+        self._changed = True
+        self._information *= self.FADE
+        candidate, source = (evidence != NOTHING).nonzero()
+        cells = states[candidate], source, evidence[candidate, source].astype(np.intp)
+        sources = np.bincount(candidate, minlength=1)[candidate]
+        chances = np.clip(np.abs(missed), 1e-3, 1 - 1e-3)[candidate]
+        np.add.at(self._information, cells, chances * (1 - chances))
+        steps = missed[candidate] / sources / (self._information[cells] + self._SPREAD**-2)
+        np.add.at(self._nats, cells, steps)
+        np.clip(self._nats, -self._MOST, self._MOST, out=self._nats)
+
+    def keep(self) -> None:
+        """Hand the corrections to the store, if there are new ones."""
+        if self._changed:
+            self._store.put(self._name, self._table)
+            self._changed = False
 
 
 def _with_counts(prior: Table, tried: Table, taken: Table) -> Table:

@@ -22,9 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from edgespec.errors import BackendError
+from edgespec.files.kept import Kept
 from edgespec.files.writing import atomic_write
 from edgespec.models.llama.cache.text_cache import TextCache
 from edgespec.models.llama.runtime.context import NoRoomInCache
@@ -219,5 +218,4 @@ def _length(name: str) -> int:
 
 def prompt_store(identity: Mapping[str, str]) -> StateStore:
     """The store of all models' prompts in the user's cache folder, limited in size."""
-    folder = user_cache_path("edgespec") / "prompts"
-    return StateStore(folder, repr(sorted(identity.items())), limit=_PROMPTS_BYTES)
+    return StateStore(Kept.PROMPTS.folder, repr(sorted(identity.items())), limit=_PROMPTS_BYTES)

@@ -149,7 +149,7 @@ class Context:
             code = llama_cpp.llama_decode(handle, struct)
         else:
             with DeferredSignals(self._interrupt):
-                self.graph.begin(self._stopped)
+                self.graph.begin(self._stopped, batch.padding)
                 try:
                     code = llama_cpp.llama_decode(handle, struct)
                 finally:

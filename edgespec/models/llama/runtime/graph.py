@@ -20,11 +20,12 @@ class GraphObserver(Protocol):
     If an observer raises, the decode ends and `Context.decode` raises the exception.
     """
 
-    def begin(self, stop: Callable[[], bool]) -> None:
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins.
 
         Args:
             stop: whether the decode is to be aborted; to be polled during long waits.
+            padding: rows at the end of the batch whose results are not used.
         """
         ...
 
@@ -71,11 +72,11 @@ class GraphCallback:
         """Add an observer; only if the callback is installed."""
         self._observers.append(observer)
 
-    def begin(self, stop: Callable[[], bool]) -> None:
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins."""
         self._error = None
         for observer in self._observers:
-            observer.begin(stop)
+            observer.begin(stop, padding)
 
     def end(self) -> BaseException | None:
         """The decode has returned. Returns what an observer raised, if any did."""

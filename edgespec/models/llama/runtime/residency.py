@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels.ggml import Address, overrides
 from edgespec.models.llama.runtime.graph import GraphObserver
 
@@ -24,6 +25,8 @@ class Residency(Protocol):
         waited_s: total seconds that passes have waited for weights.
         read_bytes, reading_s: total bytes read for passes, and total seconds during which reads were under
             way.
+        expert_use: hits and misses of experts so far; None if no single experts are streamed.
+        experts_held: the share of a mixture's experts that is in memory at a time.
         observers: of the graph's nodes, in every context of the model.
     """
 
@@ -39,6 +42,10 @@ class Residency(Protocol):
     def read_bytes(self) -> int: ...
     @property
     def reading_s(self) -> float: ...
+    @property
+    def expert_use(self) -> ExpertUse | None: ...
+    @property
+    def experts_held(self) -> float: ...
     @property
     def observers(self) -> Sequence[GraphObserver]: ...
 
@@ -70,6 +77,8 @@ class AllInMemory:
     paths: Sequence[Path] = ()
     resident_bytes = streamed_bytes = read_bytes = 0
     waited_s = reading_s = 0.0
+    expert_use: ExpertUse | None = None
+    experts_held = 1.0
     observers: Sequence[GraphObserver] = ()
 
     @contextmanager

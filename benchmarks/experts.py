@@ -1,0 +1,256 @@
+"""Single experts of a mixture that does not fit: against whole layers, llama.cpp, the disk, and an oracle.
+
+    python -m benchmarks.experts [--shape 64x4] [--held 25 50 75] [--tokens 64] [--folder DIR]
+
+The target is a synthetic mixture of experts, made of SmolLM2-135M-Instruct (Q4_0): every expert computes the
+small model's own feed-forward block, behind a synthetic router of a given skew and locality. So its ratios
+say what streaming costs at its hit rates, and nothing about the hit rates of any real model. Each figure is
+taken in a process of its own, one after the other, in a memory control group of the budget and 5 % more,
+page cache included (that takes root; without it they run uncapped, and the table says so).
+
+The oracle replays the choices of the router with the same policy, without any weights: what it reads is what
+the pool has to read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from platformdirs import user_cache_path
+
+import edgespec
+from benchmarks.workload import q4_0
+from edgespec.bench.rows.capped import run_capped
+from edgespec.bench.rows.synthetic import MixtureShape
+from edgespec.engine.engine import Engine
+from edgespec.errors import MemoryLimitError
+from edgespec.generation.config import GenerationConfig
+from edgespec.measure.throughput import sequential_speed
+from edgespec.models.gguf.mix import mix
+from edgespec.models.llama.routers import routers_for
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
+from edgespec.offload.experts.fading_counts import FadingCounts
+from edgespec.offload.experts.pool import ExpertPool
+
+PROMPT = "Write a short story about a fox and a crow who share a house."
+CONTEXT = 512
+_MOST_CAP_SHARE = 0.95  # of the control group, for the budget
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", default="64x4", help="experts of a layer x those for a token")
+    parser.add_argument("--held", type=int, nargs="*", default=[25, 50, 75], help="percent in memory")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--folder", type=Path, default=user_cache_path("edgespec") / "bench-models")
+    parser.add_argument("--skip", nargs="*", default=[], choices=["layers", "llama", "resident"])
+    parser.add_argument("--role", choices=sorted(ROLES), help=argparse.SUPPRESS)
+    parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    shape = MixtureShape.parse(options.shape)
+    target = options.folder / f"smollm2-q4_0-mixed-{shape}.gguf"
+    if options.role:
+        print(json.dumps(ROLES[options.role](target, options.budget, options.tokens)))
+        return
+    if not target.exists():
+        options.folder.mkdir(parents=True, exist_ok=True)
+        start_backend()
+        routers = routers_for(q4_0(), shape.experts, skew=shape.skew, locality=shape.locality)
+        mix(q4_0(), target, routers, shape.used)
+    found = run("sizes", None)  # packs the target, too
+    disk = sequential_speed(target, most_bytes=2 << 30)[0]
+    resident = None if "resident" in options.skip else run("resident", None)
+    print(
+        f"target: {target.stat().st_size / 1e9:.2f} GB, {found['n_experts']} experts;"
+        f" disk {disk / 1e9:.2f} GB/s"
+    )
+    if resident:
+        print(f"all in memory: {1e3 * resident['token_s']:.0f} ms a token")
+    for percent in options.held:
+        more = max(round(found["n_experts"] * percent / 100) - found["fewest"], 0)
+        budget = found["least"] + more * found["slot_bytes"]
+        ours = run("experts", budget)
+        report(percent, budget, ours, resident, disk)
+        for role, name in (("layers", "whole layers"), ("llama", "llama.cpp, mapped")):
+            if role not in options.skip:
+                theirs = run(role, budget)
+                how = f"{1e3 * theirs['token_s']:.0f} ms a token" if theirs else "killed: out of memory"
+                ratio = f", {theirs['token_s'] / ours['token_s']:.1f} x ours" if theirs else ""
+                print(f"     {name}: {how}{ratio}")
+
+
+def report(
+    percent: int, budget: int, ours: dict[str, Any], resident: dict[str, Any] | None, disk: float
+) -> None:
+    """The lines for one budget."""
+    missed_s = ours["read_bytes"] / disk
+    group = f"peak of the group {ours['peak_bytes'] / 1e6:.0f} MB" if ours["peak_bytes"] else "NOT capped"
+    print(
+        f"{percent:>3} % of the experts, budget {budget / 1e6:.0f} MB, {group}:"
+        f" {1e3 * ours['token_s']:.0f} ms a token ({1e3 * ours['wait_s']:.0f} ms waiting),"
+        f" hit rate {ours['hit_rate']:.3f}"
+    )
+    print(
+        f"     read {ours['read_bytes'] / 1e6:.1f} MB a token, {1e3 * missed_s:.0f} ms at the disk's speed"
+        f" ({missed_s / max(ours['wait_s'], 1e-9):.2f} of what was waited for);"
+        f" oracle {ours['oracle_bytes'] / 1e6:.1f} MB"
+    )
+    if resident:
+        print(f"     same text as in memory: {ours['tokens'] == resident['tokens']}")
+
+
+def run(role: str, budget: int | None) -> Any:
+    """This script in another role, in a process of its own; None if the system killed it."""
+    command = [sys.executable, "-m", "benchmarks.experts", *sys.argv[1:], "--role", role]
+    command += ["--budget", str(budget or 0)]
+    child = run_capped(command, int(budget / _MOST_CAP_SHARE) if budget else None)
+    if child.killed:
+        return None
+    if child.status:
+        raise SystemExit(f"{role} ended with status {child.status}")
+    return {**json.loads(child.output.splitlines()[-1]), "peak_bytes": child.peak_bytes}
+
+
+def sizes(target: Path, _budget: int, _tokens: int) -> dict[str, Any]:
+    """The least budget, and what each further expert takes."""
+    try:
+        load(target, 1 << 20).close()
+    except MemoryLimitError as error:
+        least = (error.least or 0) + (1 << 20)
+    while True:
+        try:
+            with load(target, least) as engine:
+                pool = pool_of(engine)
+                # With what the kernels need beside each expert: a few kilobytes.
+                return {
+                    "least": least,
+                    "fewest": pool.n_slots,
+                    "n_experts": pool.n_experts,
+                    "slot_bytes": pool.slot_bytes + (16 << 10),
+                }
+        except MemoryLimitError as error:
+            least = (error.least or 0) + (1 << 20)
+
+
+def experts(target: Path, budget: int, n_tokens: int) -> dict[str, Any]:
+    """Single experts, and the oracle."""
+    passes: list[list[tuple[int, list[int], list[float]]]] = []
+    take, next_pass = ExpertPool.take, ExpertPool.next_pass
+
+    def recorded(self: ExpertPool, layer: int, numbers: Any, shares: Any, stop: Any) -> Any:
+        passes[-1].append((layer, numbers.tolist(), shares.tolist()))
+        return take(self, layer, numbers, shares, stop)
+
+    def begun(self: ExpertPool) -> None:
+        passes.append([])
+        next_pass(self)
+
+    setattr(ExpertPool, "take", recorded)  # noqa: B010
+    setattr(ExpertPool, "next_pass", begun)  # noqa: B010
+    with load(target, budget) as engine:
+        pool = pool_of(engine)
+        result = measured(engine, n_tokens)
+        misses = oracle(passes, pool.n_slots, pool.n_experts // len(passes[-1]), result["passes"])
+        return {**result, "oracle_bytes": misses * pool.slot_bytes / result["passes"]}
+
+
+def oracle(
+    passes: list[list[tuple[int, list[int], list[float]]]], n_slots: int, per_layer: int, last: int
+) -> int:
+    """Misses of the last passes, by the same policy but without weights, threads or slots."""
+    n_layers = max(layer for one in passes for layer, _, _ in one) + 1
+    counts, held, misses = FadingCounts(n_layers * per_layer), set[int](), 0
+    for number, chosen in enumerate(passes):
+        counts.next_pass()
+        for layer, experts_, shares in chosen:
+            needed = [layer * per_layer + expert for expert in experts_]
+            counts.add(np.array(needed), np.array(shares))
+            absent = set(needed) - held
+            if number >= len(passes) - last:
+                misses += len(absent)
+            held |= absent
+            if len(held) > n_slots:
+                spare = sorted(held - set(needed), key=lambda expert: counts.worth[expert])
+                held -= set(spare[: len(held) - n_slots])
+    return misses
+
+
+def layers(target: Path, budget: int, n_tokens: int) -> dict[str, Any]:
+    """Whole layers, in the same memory."""
+    with edgespec.load(
+        target, draft="none", context=CONTEXT, memory=budget, offload="stream", experts="never", exact=False
+    ) as engine:
+        return measured(engine, min(n_tokens, 6))
+
+
+def resident(target: Path, _budget: int, n_tokens: int) -> dict[str, Any]:
+    """All weights in memory, rearranged."""
+    with edgespec.load(target, draft="none", context=CONTEXT, offload="none") as engine:
+        return measured(engine, n_tokens)
+
+
+def llama(target: Path, _budget: int, _tokens: int) -> dict[str, Any]:
+    """llama.cpp with the file mapped: it cannot rearrange weights that the system pages in and out."""
+    model = Model(target, memory_map=True, repack=False)
+    context = Context(model, n_cells=CONTEXT, n_rows=64, n_outputs=1, n_sequences=1, n_threads=2)
+    tokens = model.vocabulary.tokenize(PROMPT, control=False)
+    seconds = []
+    for position, token in enumerate(tokens[:12]):
+        start = time.perf_counter()
+        context.decode(Batch.run([token], position, 1, logits="last"))
+        seconds.append(time.perf_counter() - start)
+    context.close()
+    model.close()
+    return {"token_s": statistics.median(seconds[2:])}
+
+
+def load(target: Path, budget: int) -> Engine:
+    return edgespec.load(target, draft="none", context=CONTEXT, memory=budget, offload="stream")
+
+
+def pool_of(engine: Engine) -> ExpertPool:
+    """The pool of a model whose experts are streamed."""
+    pool = getattr(engine.target.model.weights, "_pool", None)
+    assert isinstance(pool, ExpertPool)
+    return pool
+
+
+def measured(engine: Engine, n_tokens: int) -> dict[str, Any]:
+    """One answer; what it took and read for each token, its first passes left out."""
+    answer = engine.generate(PROMPT, GenerationConfig(max_tokens=n_tokens))
+    passes = answer.passes[min(len(answer.passes) // 2, 16) :]
+    used = [record.experts for record in passes if record.experts is not None]
+    use = sum(used[1:], used[0]) if used else None
+    return {
+        "tokens": answer.tokens,
+        "passes": len(passes),
+        "token_s": statistics.median(record.seconds for record in passes),
+        "wait_s": statistics.mean(record.wait_s for record in passes),
+        "hit_rate": use.hit_rate if use else 0.0,
+        "read_bytes": use.read_bytes / len(passes) if use else 0,
+    }
+
+
+ROLES: dict[str, Callable[[Path, int, int], dict[str, Any]]] = {
+    "sizes": sizes,
+    "experts": experts,
+    "layers": layers,
+    "resident": resident,
+    "llama": llama,
+}
+
+if __name__ == "__main__":
+    main()

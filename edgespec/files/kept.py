@@ -1,0 +1,38 @@
+"""What is kept of texts in the user's cache folder, for later runs, and how all of it is deleted."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+
+class Kept(Enum):
+    """Kinds of what is kept, with the folder of each.
+
+    Members:
+        LEARNED: how often candidates of each kind were accepted, by pair of models.
+        FILES: indexes of the files that drafts come from.
+        PROMPTS: states of prompts that were read.
+    """
+
+    LEARNED = "acceptance"
+    FILES = "files"
+    PROMPTS = "prompts"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is; the folder need not exist."""
+        return user_cache_path("edgespec") / self.value
+
+    def forget(self) -> int:
+        """Delete all of it; returns how many files there were, those of interrupted writes not counted.
+
+        Raises:
+            OSError: a file cannot be deleted.
+        """
+        paths = [path for path in self.folder.glob("*") if path.is_file()]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        return sum(not path.name.startswith(".") and path.suffix != ".partial" for path in paths)

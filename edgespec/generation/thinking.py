@@ -1,0 +1,67 @@
+"""How much a model thinks before it answers, in a word: a plain value that commands and requests share."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edgespec.errors import UsageError
+
+EFFORTS = ("low", "medium", "high")
+MOST_BUDGET = 1_000_000
+_BUDGET = re.compile(r"(?:budget[ :=]\s*)?(\d{1,7})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Think:
+    """How a model that can think is to do it.
+
+    Attributes:
+        enabled: whether it thinks at all; None leaves that to its chat template.
+        budget: most tokens of the thought, which is then closed; None sets no limit.
+        effort: one of EFFORTS for templates that know `reasoning_effort`; empty leaves it to the template.
+    """
+
+    enabled: bool | None = None
+    budget: int | None = None
+    effort: str = ""
+
+
+def think_text(value: object) -> str:
+    """The text for a value from JSON or a program, which may also be true, false, or a number of tokens.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int) and 0 <= value <= MOST_BUDGET:
+        return str(value)
+    if isinstance(value, str):
+        return value
+    raise UsageError(
+        "think is of the wrong kind.", "It must be true, false, a number, or a text such as 'off'."
+    )
+
+
+def parse_think(text: str) -> Think:
+    """What "auto", "on", "off", "low", "medium", "high", "500" or "budget 500" asks for.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    word = text.strip().lower()
+    if word in ("auto", ""):
+        return Think()
+    if word in ("on", "off"):
+        return Think(enabled=word == "on")
+    if word in EFFORTS:
+        return Think(enabled=True, effort=word)
+    match = _BUDGET.fullmatch(word)
+    if match is None or int(match[1]) > MOST_BUDGET:
+        shown = text if len(text) <= 40 else text[:39] + "…"
+        raise UsageError(
+            f"think is '{shown}'.",
+            f"It must be auto, on, off, {', '.join(EFFORTS)}, or the most tokens of a thought.",
+        )
+    return Think(enabled=True, budget=int(match[1]))

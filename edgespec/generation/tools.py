@@ -1,0 +1,139 @@
+"""Tools that a model may call, and its calls: plain values in the form of the OpenAI API."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.errors import UsageError
+
+MOST_TOOLS = 128
+CHOICES = ("auto", "none", "required")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        parameters: the JSON schema of its arguments, an object, as text.
+    """
+
+    name: str
+    description: str = ""
+    parameters: str = '{"type": "object", "properties": {}}'
+
+    @classmethod
+    def of(cls, definition: object) -> Tool:
+        """The tool that {"type": "function", "function": {...}} defines; the inner object alone will do too.
+
+        Raises:
+            UsageError: it has another form.
+        """
+        function = definition.get("function", definition) if isinstance(definition, Mapping) else None
+        kind = definition.get("type", "function") if isinstance(definition, Mapping) else None
+        if not isinstance(function, Mapping) or kind != "function":
+            raise UsageError("A tool is not a function.", 'Write {"type": "function", "function": {...}}.')
+        name, description = function.get("name"), function.get("description") or ""
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise UsageError(
+                "A tool has no valid name.", "It must have 1 to 64 letters, digits, '_', '-' and '.'."
+            )
+        if not isinstance(description, str):
+            raise UsageError(f"The description of the tool {name} is not a text.")
+        schema = function.get("parameters")
+        schema = {"type": "object", "properties": {}} if schema in (None, {}) else schema
+        if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+            raise UsageError(f"The parameters of the tool {name} are not the JSON schema of an object.")
+        try:
+            return cls(name, description, json.dumps(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"The parameters of the tool {name} are not JSON: {error}.") from error
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of its arguments."""
+        schema: dict[str, Any] = json.loads(self.parameters)
+        return schema
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The tool as chat templates and the API know it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.schema}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the model makes.
+
+    Attributes:
+        arguments: JSON; incomplete only if the answer was cut off within it.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The call in the form of the API."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+
+@dataclass(frozen=True)
+class CallPiece:
+    """A piece of a call as it is generated.
+
+    Attributes:
+        index: of the call in its answer.
+        id, name: in the first piece of a call only; empty in the others.
+        arguments: the next part of its JSON.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+def tools_of(definitions: Sequence[object]) -> tuple[Tool, ...]:
+    """The tools in a list of tools or definitions.
+
+    Raises:
+        UsageError: one has another form, two have the same name, or there are too many.
+    """
+    if len(definitions) > MOST_TOOLS:
+        raise UsageError(f"There are {len(definitions)} tools.", f"At most {MOST_TOOLS} are allowed.")
+    tools = tuple(item if isinstance(item, Tool) else Tool.of(item) for item in definitions)
+    names = [tool.name for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"Two tools are named {name}.", "Give each a name of its own.")
+    return tools
+
+
+def check_choice(choice: str, tools: Sequence[Tool]) -> None:
+    """Refuse a choice that these tools do not allow.
+
+    Args:
+        choice: one of CHOICES, or the name of the tool that must be called.
+
+    Raises:
+        UsageError: it is neither, or requires a call without tools.
+    """
+    if choice in ("auto", "none"):
+        return
+    if not tools:
+        raise UsageError(
+            f"tool_choice is '{choice}', and there are no tools.", "Give tools, or leave it out."
+        )
+    if choice != "required" and choice not in [tool.name for tool in tools]:
+        raise UsageError(f"tool_choice names '{choice}', which is not one of the tools.")

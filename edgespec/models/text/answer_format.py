@@ -1,0 +1,116 @@
+"""What a model's answers look like, as its chat template shows: thoughts before them, and tool calls.
+
+Models mark both with texts of their own, often control tokens. A chat template has to know these marks, to
+drop earlier thoughts and to show earlier calls, so they are found in its source.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edgespec.models.text.call_syntax import CallSyntax, syntax_of
+
+
+@dataclass(frozen=True)
+class ThoughtFormat:
+    """How thoughts are marked.
+
+    Attributes:
+        opens, closes: the marks around a thought.
+        between: what follows the closing mark, where the answer has to begin in a certain way.
+        introductions: marks that may stand before the answer and are no part of it.
+        switch: the template's variable that turns thinking on and off; empty if it has none.
+        knows_effort: whether it has a variable `reasoning_effort`.
+        knows_budget: whether it has a variable `thinking_budget`.
+    """
+
+    opens: str
+    closes: str
+    between: str = "\n\n"
+    introductions: tuple[str, ...] = ()
+    switch: str = ""
+    knows_effort: bool = False
+    knows_budget: bool = False
+
+    @property
+    def cut(self) -> str:
+        """What ends a thought whose budget is spent."""
+        return f"{self.closes}{self.between}" if self.introductions else f"\n{self.closes}{self.between}"
+
+    @property
+    def skipped(self) -> str:
+        """What is put before an answer that is to have no thought."""
+        if self.introductions:
+            return self.introductions[-1]
+        return f"{self.opens}\n\n{self.closes}{self.between}"
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """What answers look like.
+
+    Attributes:
+        thought: None if the model does not think.
+        calls: how tools are called.
+    """
+
+    thought: ThoughtFormat | None
+    calls: CallSyntax
+
+
+# The marks of the families, in the order in which they are looked for.
+_MARKS = (
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A and R
+    ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ("◁think▷", "◁/think▷"),  # Kimi
+    ("<think>", "</think>"),  # DeepSeek R1, Qwen, GLM, SmolLM3, EXAONE, Hunyuan, and most others
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+)
+_SWITCHES = ("enable_thinking", "thinking")
+# gpt-oss (the Harmony format): every message has a channel.
+_FINAL = "<|channel|>final<|message|>"
+_NEXT_FINAL = f"<|start|>assistant{_FINAL}"
+_ANALYSIS = "<|channel|>analysis<|message|>"
+_OPENS, _CLOSES = re.compile(r"\{[{%]"), re.compile(r"[%}]\}")
+_STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+
+
+def answer_format(template: str) -> AnswerFormat:
+    """What the answers of a model with this chat template (Jinja source) look like."""
+    code = _code(template)
+    return AnswerFormat(_thought(template, code), syntax_of(template, knows_tools=_uses(code, "tools")))
+
+
+def _thought(template: str, code: str) -> ThoughtFormat | None:
+    effort, budget = _uses(code, "reasoning_effort"), _uses(code, "thinking_budget")
+    switch = next((name for name in _SWITCHES if _uses(code, name)), "")
+    if "<|channel|>" in template and "<|message|>" in template and "analysis" in template:
+        return ThoughtFormat(_ANALYSIS, "<|end|>", _NEXT_FINAL, (_NEXT_FINAL, _FINAL), switch, effort, budget)
+    for opens, closes in _MARKS:
+        # Some templates know only the closing mark, by which they cut earlier thoughts off.
+        if closes in template:
+            return ThoughtFormat(opens, closes, switch=switch, knows_effort=effort, knows_budget=budget)
+    return None
+
+
+def _code(template: str) -> str:
+    """What is between a template's tags, with empty strings. Takes linear time: templates are untrusted."""
+    parts = []
+    start = _OPENS.search(template)
+    while start is not None:
+        end = _CLOSES.search(template, start.end())
+        if end is None:
+            break
+        parts.append(_STRING.sub("''", template[start.end() : end.start()]))
+        start = _OPENS.search(template, end.end())
+    return "\n".join(parts)
+
+
+def _uses(code: str, name: str) -> bool:
+    """Whether a template's code uses a variable of that name, and not merely an attribute."""
+    return re.search(rf"(?<![\w.]){name}(?!\w)", code) is not None

@@ -1,0 +1,266 @@
+"""Takes an answer apart as it is generated: the thought before it, its text, and the tools that it calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from edgespec.generation.tools import CallPiece, ToolCall
+from edgespec.models.text.answer_format import ThoughtFormat
+from edgespec.models.text.call_syntax import CallSyntax
+
+_ID_LENGTH = 9  # what Mistral's templates insist on
+_ID_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of an answer that can no longer change: of its thought, its text, or a call."""
+
+    reasoning: str = ""
+    text: str = ""
+    call: CallPiece | None = None
+
+
+class AnswerParts:
+    """Takes the characters of an answer, and gives its parts as soon as they are certain.
+
+    Space around a thought is no part of anything.
+
+    Args:
+        thought: how thoughts are marked; None if there are none.
+        opened: the prompt has opened one.
+        syntax: how tools are called; None if no call is to be recognized.
+        call_id: gives the id of a call by its index.
+
+    Attributes:
+        calls: the calls so far; the last one may be incomplete.
+        thinking: whether the thought is not over.
+    """
+
+    def __init__(
+        self,
+        thought: ThoughtFormat | None,
+        *,
+        opened: bool = False,
+        syntax: CallSyntax | None = None,
+        call_id: Callable[[int], str] = lambda index: call_id("", index),
+    ) -> None:
+        self.calls: list[ToolCall] = []
+        self._thought = thought
+        self._syntax = syntax
+        self._call_id = call_id
+        self._held = ""  # not certain yet
+        self._call: _CallReader | None = None
+        self._said = False  # the answer has text
+        self._take = self._in_thought if thought and opened else self._at_start if thought else self._in_text
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the answer is in its thought."""
+        return self._take == self._in_thought
+
+    def push(self, text: str) -> list[Part]:
+        """Take more characters; returns the parts that have become certain."""
+        self._held += text
+        return list(self._parts(final=False))
+
+    def flush(self) -> list[Part]:
+        """End the answer; returns the rest."""
+        return list(self._parts(final=True))
+
+    def _parts(self, *, final: bool) -> Iterator[Part]:
+        while True:
+            before = self._take
+            part = self._take(final)
+            if part is not None:
+                yield part
+            if self._take == before and part is None:
+                return
+
+    def _at_start(self, final: bool) -> Part | None:
+        assert self._thought is not None
+        begun = self._held.lstrip()
+        if begun.startswith(self._thought.opens):
+            self._held = begun[len(self._thought.opens) :]
+            self._take = self._in_thought
+        elif final or not self._thought.opens.startswith(begun):
+            self._take = self._before_text
+        return None
+
+    def _in_thought(self, final: bool) -> Part | None:
+        assert self._thought is not None
+        at = self._held.find(self._thought.closes)
+        if at >= 0:
+            said, self._held = self._held[:at], self._held[at + len(self._thought.closes) :]
+            self._take = self._before_text
+            said = said.rstrip()
+        else:
+            said = self._certain(self._thought.closes, final)
+            if final:
+                said = said.rstrip()
+        if not self._said:  # of the thought, here
+            said = said.lstrip()
+        if not said:
+            if self._take == self._before_text:
+                self._said = False
+            return None
+        self._said = self._take == self._in_thought
+        return Part(reasoning=said)
+
+    def _before_text(self, final: bool) -> Part | None:
+        """Between the thought and the answer: space, and marks that introduce the answer."""
+        assert self._thought is not None
+        begun = self._held.lstrip()
+        for mark in self._thought.introductions:
+            if begun.startswith(mark):
+                self._held = begun[len(mark) :]
+                return Part()
+        undecided = not begun or any(mark.startswith(begun) for mark in self._thought.introductions)
+        if final or not undecided:
+            self._held = begun
+            self._said = False
+            self._take = self._in_text
+        return None
+
+    def _in_text(self, final: bool) -> Part | None:
+        syntax = self._syntax
+        if syntax is None:
+            said, self._held = self._held, ""
+            return Part(text=said) if said else None
+        if syntax.first_only:
+            return self._at_first(syntax, final)
+        at = self._held.find(syntax.trigger)
+        if at >= 0:
+            said, self._held = self._held[:at], self._held[at + len(syntax.trigger) :]
+            self._begin_call(syntax)
+            said = said.rstrip()
+        else:
+            said = self._certain(syntax.trigger, final)
+            if final and self.calls:
+                said = said.rstrip()
+        if self.calls and not self._said:  # the space between calls
+            said = said.lstrip()
+        self._said = self._said or bool(said)
+        return Part(text=said) if said else None
+
+    def _at_first(self, syntax: CallSyntax, final: bool) -> Part | None:
+        """At the beginning of an answer that is a call as a whole, or none."""
+        begun = self._held.lstrip()
+        if not self._said and begun.startswith(syntax.trigger):
+            self._held = begun  # the trigger is a part of the call's JSON
+            self._begin_call(syntax)
+            return None
+        if not final and not self._said and syntax.trigger.startswith(begun):
+            return None
+        said, self._held = self._held, ""
+        self._said = self._said or bool(said)
+        return Part(text=said) if said else None
+
+    def _begin_call(self, syntax: CallSyntax) -> None:
+        self._call = _CallReader(syntax)
+        self._take = self._in_call
+
+    def _in_call(self, final: bool) -> Part | None:
+        assert self._call is not None
+        read, self._held = self._call.read(self._held)
+        if isinstance(read, _Over):
+            self._call = None
+            self._take = self._in_text
+            return None
+        if isinstance(read, _Name):
+            index = len(self.calls)
+            self.calls.append(ToolCall(self._call_id(index), read.name, ""))
+            return Part(call=CallPiece(index, self.calls[index].id, read.name))
+        if not read:
+            return None
+        last = self.calls[-1]
+        self.calls[-1] = ToolCall(last.id, last.name, last.arguments + read)
+        return Part(call=CallPiece(len(self.calls) - 1, arguments=read))
+
+    def _certain(self, mark: str, final: bool) -> str:
+        """What is certainly not part of a mark or of the space before it; it is held no longer."""
+        end = len(self._held)
+        if not final:
+            sizes = range(min(len(mark) - 1, end), 0, -1)
+            end -= next((n for n in sizes if mark.startswith(self._held[end - n :])), 0)
+            end = len(self._held[:end].rstrip())
+        said, self._held = self._held[:end], self._held[end:]
+        return said
+
+
+@dataclass(frozen=True)
+class _Name:
+    """The name in the head of a call."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class _Over:
+    """The call is complete."""
+
+
+class _CallReader:
+    """Reads the calls behind one trigger, a piece of their arguments at a time."""
+
+    def __init__(self, syntax: CallSyntax) -> None:
+        self._syntax = syntax
+        self._head = syntax.head
+        self._in_arguments = False
+        self._had_arguments = False
+        self._depth = 0
+        self._quoted = self._escaped = False
+
+    def read(self, text: str) -> tuple[_Name | _Over | str, str]:
+        """What comes first in a text, "" if more of it is needed, and the rest of the text."""
+        if self._in_arguments:
+            size = self._size_of_arguments(text)
+            return text[:size], text[size:]
+        match = self._head.match(text)
+        # A head that ends with the text may still grow by space.
+        if match and match.end() < len(text):
+            self._in_arguments = True
+            name = match[1]
+            return _Name(json.loads(name) if name.startswith('"') else name), text[match.end() :]
+        if self._had_arguments and self._syntax.repeats:
+            ends = self._syntax.ends.strip()
+            at = text.find(ends)
+            if at >= 0:
+                return _Over(), text[at + len(ends) :]
+        return "", text
+
+    def _size_of_arguments(self, text: str) -> int:
+        """How much of the text is part of the arguments, which end where their brackets close."""
+        for at, character in enumerate(text):
+            if self._quoted:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == '"':
+                    self._quoted = False
+            elif character == '"':
+                self._quoted = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self._in_arguments, self._had_arguments = False, True
+                    return at + 1
+        return len(text)
+
+
+def call_id(prompt: str | Sequence[int], index: int) -> str:
+    """An id for a call: the same each time the prompt is answered, and another in other conversations."""
+    number = int.from_bytes(
+        hashlib.blake2b(repr((list(prompt), index)).encode(), digest_size=8).digest(), "big"
+    )
+    letters = []
+    for _ in range(_ID_LENGTH):
+        number, letter = divmod(number, len(_ID_LETTERS))
+        letters.append(_ID_LETTERS[letter])
+    return "".join(letters)

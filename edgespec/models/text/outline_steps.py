@@ -1,0 +1,76 @@
+"""What an outline is made of: fixed texts, forms, a thought, tool calls. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A text that has to come."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """JSON that fits a schema.
+
+    Attributes:
+        schema: as text.
+    """
+
+    schema: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several sequences, each of which begins with a fixed text."""
+
+    options: tuple[tuple[Fixed, Form], ...]
+
+
+Step = Fixed | Form | Choice
+
+
+@dataclass(frozen=True)
+class Thought:
+    """The thought before an answer.
+
+    Attributes:
+        opens, closes: its marks.
+        opened: the prompt has opened it already.
+        must: an answer has to begin with one.
+        budget: most tokens of it; None sets no limit.
+        cut: the text that ends it when the budget is spent.
+        between: the text that comes between it and a form.
+    """
+
+    opens: bytes
+    closes: bytes
+    opened: bool
+    budget: int | None
+    cut: str
+    between: str
+    must: bool = False
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Tool calls within free text.
+
+    Attributes:
+        trigger: what a call begins with.
+        steps: what has to follow it.
+        fed: the trigger is part of the first form.
+        first_only: it counts only at the beginning.
+        repeats: the text is free again after a call.
+        required: the answer has to begin with one.
+    """
+
+    trigger: bytes
+    steps: tuple[Step, ...]
+    fed: bool = False
+    first_only: bool = False
+    repeats: bool = True
+    required: bool = False

@@ -1,0 +1,112 @@
+"""Switching experts while a graph is computed: a layer's router chooses them, then they are brought.
+
+The graph stops behind the node that holds the numbers of the chosen experts. When these experts are in the
+pool, the products that follow are told in which slots. Everything else that depends on the choice (the
+weights of the experts, and their biases) goes on with the real numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from edgespec.errors import BackendError
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import Address, Indices
+from edgespec.offload.experts.pool import ExpertPool
+
+CHOICE = b"ffn_moe_topk-"  # llama.cpp's name for the chosen experts; the layer's number follows
+
+_SATURATED = 4  # choices for each expert of a layer, from which on nearly all of its experts are needed
+
+
+class UnknownRouting(BackendError):
+    """The model's graph does not say which experts it chooses, so whole layers must be streamed."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__(
+            f"The experts of layer {layer} are chosen in a way that is not known here.",
+            "Use --experts never, which streams whole layers.",
+        )
+
+
+class ExpertSwitch:
+    """Brings the experts that each layer's router has chosen.
+
+    Args:
+        stacks: layer to the addresses of the stacks of its experts.
+        n_experts: layer to how many it has.
+    """
+
+    def __init__(
+        self, pool: ExpertPool, stacks: Mapping[int, Sequence[Address]], n_experts: Mapping[int, int]
+    ) -> None:
+        self._pool = pool
+        self._n_experts = n_experts
+        self._product = ggml.indexed_product()
+        self._layer_of = {stack: layer for layer, found in stacks.items() for stack in found}
+        order = sorted(stacks)
+        self._next = dict(pairwise(order))
+        self._indices = {layer: Indices() for layer in order}
+        self._choices = {CHOICE + b"%d" % layer: layer for layer in order}
+        self._chosen_at: dict[int, Address] = {}  # layers whose experts were brought in this pass
+        self._stopped_at: tuple[int, Address] | None = None
+        self._stop_asked: Callable[[], bool] = lambda: False
+        self._padding = 0
+
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
+        """A pass begins."""
+        self._stop_asked, self._padding = stop, padding
+        self._stopped_at = None
+        self._chosen_at.clear()
+        self._pool.next_pass()
+
+    def end(self, *, completed: bool) -> None:
+        """The pass is over."""
+
+    def reached(self, node: Address) -> bool:
+        """A node is about to be computed. Returns whether it is the choice of a layer's experts."""
+        if ggml.operation_of(node) == self._product:
+            layer = self._layer_of.get(ggml.stack_of(node))
+            if layer is not None:
+                self._redirect(node, layer)
+            return False
+        layer = self._choices.get(ggml.name_of(node))
+        if layer is None:
+            return False
+        self._stopped_at = layer, node
+        return True
+
+    def computed(self) -> None:
+        """The graph is computed up to and including the node that was reached last."""
+        if self._stopped_at is not None:
+            (layer, node), self._stopped_at = self._stopped_at, None
+            self._bring(layer, node)
+
+    def _bring(self, layer: int, node: Address) -> None:
+        chosen = ggml.read_indices(node)
+        rows, n_experts = len(chosen), self._n_experts[layer]
+        # Rows of padding are computed with the first row's experts: what comes of them is not used.
+        used = rows - self._padding if rows > self._padding else rows
+        slots = chosen
+        if chosen.size:
+            counts = np.bincount(chosen[:used].ravel(), minlength=n_experts)
+            experts = np.flatnonzero(counts)
+            slot_of = np.zeros(n_experts, np.int32)
+            slot_of[experts] = self._pool.take(layer, experts, counts[experts] / used, self._stop_asked)
+            slots = slot_of[chosen]
+            slots[used:] = slots[0]
+        self._indices[layer].assign(node, slots)
+        self._chosen_at[layer] = node
+        if chosen[:used].size >= _SATURATED * n_experts and layer in self._next:
+            self._pool.read_ahead(self._next[layer])
+
+    def _redirect(self, node: Address, layer: int) -> None:
+        """Make a product find its experts in the pool."""
+        indices = self._indices[layer].address
+        # llama.cpp may compute the same graph again, with the indices that were set the last time.
+        if layer not in self._chosen_at or ggml.indices_of(node) not in (self._chosen_at[layer], indices):
+            raise UnknownRouting(layer)
+        ggml.set_indices(node, indices)

@@ -1,0 +1,122 @@
+"""What was asked and how it was answered: a line for every request, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TextIO
+
+from edgespec.errors import OutputError
+from edgespec.generation.result import Generation
+
+GONE = 499
+"""The status of a request whose client left before it was answered, as nginx has it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One request; no text of it, or of its answer, is kept.
+
+    Attributes:
+        time: when it came, in ISO 8601.
+        status: of HTTP; GONE if the client left.
+        seconds: from its arrival to the end of the answer.
+        prompt_tokens, completion_tokens: of all its answers together.
+        tokens_per_second: of the answers while they were decoded.
+        tokens_per_pass: on average.
+        finish_reason: of the first answer; empty if there is none.
+    """
+
+    time: str
+    path: str
+    status: int
+    seconds: float
+    streamed: bool
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_seconds: float
+    tokens_per_second: float
+    tokens_per_pass: float
+    finish_reason: str
+
+    @classmethod
+    def of(
+        cls, path: str, status: int, seconds: float, answers: Sequence[Generation], *, streamed: bool
+    ) -> Entry:
+        """The entry for a request that has just been answered or refused."""
+        first = answers[0] if answers else Generation()
+        count = max(len(answers), 1)
+        return cls(
+            time=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            path=path,
+            status=status,
+            seconds=round(seconds, 4),
+            streamed=streamed,
+            prompt_tokens=first.prompt_tokens,
+            completion_tokens=sum(len(answer.tokens) for answer in answers),
+            prompt_seconds=round(first.timings.prefill_s, 4),
+            tokens_per_second=round(sum(answer.tokens_per_second for answer in answers) / count, 3),
+            tokens_per_pass=round(first.tokens_per_pass, 3),
+            finish_reason=first.finish_reason if answers else "",
+        )
+
+    def __str__(self) -> str:
+        """The entry for people, in a line."""
+        text = f"{self.path} {self.status} in {self.seconds:.2f} s"
+        if not self.finish_reason:
+            return text
+        return (
+            f"{text}: {self.prompt_tokens} tokens read in {self.prompt_seconds:.2f} s, "
+            f"{self.completion_tokens} written, {self.tokens_per_second:.1f}/s, "
+            f"{self.tokens_per_pass:.2f} a pass, {self.finish_reason}"
+        )
+
+
+class RequestLog:
+    """Takes entries from any thread.
+
+    Args:
+        file: where JSON lines are appended; None for nowhere.
+        show: called with each entry as a line of text; None for nobody.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+
+    def __init__(self, file: Path | None = None, show: Callable[[str], None] | None = None) -> None:
+        self._show = show
+        self._lock = threading.Lock()
+        self._file: TextIO | None = None
+        if file is not None:
+            try:
+                self._file = file.open("a", encoding="utf-8")
+            except OSError as error:
+                raise OutputError(
+                    f"{file} cannot be written: {error.strerror}.", "Give another name to --log."
+                ) from error
+
+    def add(self, entry: Entry) -> None:
+        """Write an entry. A log that cannot be written any more keeps no request from being answered."""
+        with self._lock:
+            if self._show is not None:
+                self._show(str(entry))
+            if self._file is None:
+                return
+            try:
+                self._file.write(json.dumps(asdict(entry)) + "\n")
+                self._file.flush()
+            except OSError as error:
+                self._file = None
+                if self._show is not None:
+                    self._show(f"The log cannot be written any more: {error.strerror}.")
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None

@@ -1,0 +1,51 @@
+"""Values of fields in untrusted JSON: checked for kind and range, and shown in messages in short."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgespec.errors import UsageError
+
+
+def integer(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    """A whole number within a range; None if it is left out.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    value = body.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not least <= value <= most:
+        raise wrong(name, value, f"a whole number from {least} to {most}")
+    return value
+
+
+def boolean(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """True or false.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise wrong(name, value, "true or false")
+    return value
+
+
+def wrong(name: str, value: object, wanted: str) -> UsageError:
+    """The error for a field with another value than the wanted kind."""
+    return UsageError(f"{name} is {shown(value)}.", f"It must be {wanted}.")
+
+
+def shown(value: object) -> str:
+    """A value for a message, shortened."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**40:
+        return "a number of very many digits"
+    if isinstance(value, Sequence | Mapping) and not isinstance(value, str):
+        return "a list" if isinstance(value, Sequence) else "an object"
+    return reprlib.repr(value)

@@ -1,0 +1,129 @@
+"""The interface of sources, and how their candidates join those of a model in a draft step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.speculation.evidence import NOTHING, OTHERS, Source
+from edgespec.speculation.growth import Children, Frontier
+from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
+
+# Candidates of one node, each with the class of the evidence for it; empty if the source does not know the
+# context.
+Candidates = Mapping[int, int]
+
+MOST_CANDIDATES = 8  # of one source for one node
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """The best of the target's logits at nodes of a tree that it has read.
+
+    Attributes:
+        nodes: (rows,) the nodes.
+        tokens: (rows, kept) the likeliest tokens after each, best first.
+        chances: (rows, kept) the target's probability of each, at temperature 1, among those kept.
+    """
+
+    nodes: IntArray
+    tokens: IntArray
+    chances: FloatArray
+
+
+class Proposals(Protocol):
+    """The proposals of one source at the end of one text, looked up as a tree grows there."""
+
+    def below(self, frontier: Frontier) -> Sequence[Candidates]:
+        """The candidates below each node of a frontier. A node must come after its parent."""
+        ...
+
+
+class Proposer(Protocol):
+    """A source of candidates. It is given the whole text every time, and finds out what is new in it.
+
+    Attributes:
+        name: as shown to users.
+        source: what its evidence is called.
+        keeps_passes: whether `observe` is to be called.
+    """
+
+    name: str
+    source: Source
+    keeps_passes: bool = False
+
+    def propose(self, text: Sequence[int], depth: int) -> Proposals:
+        """Proposals for what may follow the text.
+
+        Args:
+            depth: most tokens of a path that can be used.
+        """
+        ...
+
+    def observe(self, text: Sequence[int], tree: TokenTree, rows: TargetRows) -> None:
+        """Keep what the target said in a pass.
+
+        Args:
+            text: the text that the pass extended; the tree's root is its last token.
+        """
+        del text, tree, rows
+
+    def forget(self) -> None:
+        """Forget all texts and passes so far."""
+
+
+class JoinedProposals:
+    """The proposals of several sources."""
+
+    def __init__(self, parts: Sequence[tuple[Source, Proposals]]) -> None:
+        self._parts = parts
+
+    def join(self, frontier: Frontier, children: Children) -> Children:
+        """The candidates of a draft step, joined by those that the sources propose for the same nodes.
+
+        Candidates that are there already get the sources' evidence; the others get columns behind them.
+        """
+        found = [(source, proposals.below(frontier)) for source, proposals in self._parts]
+        return _joined(children, [(source, rows) for source, rows in found if any(rows)])
+
+
+def proposals_of(proposers: Sequence[Proposer], text: Sequence[int], depth: int) -> JoinedProposals:
+    """The proposals of all these sources."""
+    return JoinedProposals([(p.source, p.propose(text, depth)) for p in proposers])
+
+
+def _joined(children: Children, found: Sequence[tuple[Source, Sequence[Candidates]]]) -> Children:
+    if not found:
+        return children
+    width, listed = children.tokens.shape
+    known = children.proposed
+    places: list[dict[int, int]] = []  # of each node: token -> column
+    for row in range(width):
+        columns = np.flatnonzero(known[row])
+        place = dict(zip(children.tokens[row, columns].tolist(), columns.tolist(), strict=True))
+        used = listed
+        for _, rows in found:
+            for token in rows[row]:
+                if token not in place:
+                    place[token] = used
+                    used += 1
+        places.append(place)
+    columns_in_all = max(listed, *(max(place.values(), default=-1) + 1 for place in places))
+    more = ((0, 0), (0, columns_in_all - listed))
+    tokens = np.pad(children.tokens, more)
+    logprobs = np.pad(children.logprobs, more, constant_values=-np.inf)
+    evidence = np.full((width, columns_in_all, len(Source)), NOTHING, dtype=np.int8)
+    if children.evidence is not None:
+        evidence[:, :listed] = children.evidence
+    for row, place in enumerate(places):
+        for token, column in place.items():
+            tokens[row, column] = token
+        for source, rows in found:
+            if rows[row]:
+                evidence[row, list(place.values()), source] = OTHERS
+                for token, kind in rows[row].items():
+                    evidence[row, place[token], source] = kind
+    return Children(tokens, logprobs, evidence)

@@ -1,0 +1,91 @@
+"""The text as a source: propose what followed its last tokens where they occurred before.
+
+Prompt lookup (Saxena 2023) with the longest match instead of a fixed one, and with counts, from a suffix
+automaton (as in SuffixDecoding, Oliaro et al. 2024, and SAM Decoding, Hu et al. 2024). Answers that quote,
+edit or go on with their prompt repeat long stretches of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from heapq import nlargest
+from itertools import islice
+
+from edgespec.speculation.evidence import Source, occurrence_class
+from edgespec.speculation.growth import Frontier
+from edgespec.speculation.sources.automaton import SuffixAutomaton
+from edgespec.speculation.sources.base import MOST_CANDIDATES, Candidates, Proposals, Proposer
+
+_MOST_SUFFIXES = 4  # of a context whose continuations are proposed: the shorter ones add little
+_MOST_TOKENS = 1 << 17  # of texts that are indexed at a time, if there is more than one
+
+
+class Continuations(Proposals):
+    """What followed earlier occurrences of the end of each path."""
+
+    def __init__(self, automaton: SuffixAutomaton) -> None:
+        self._automaton = automaton
+        self._states: dict[int, tuple[int, int]] = {0: automaton.end()}  # node -> state and tokens matched
+
+    def below(self, frontier: Frontier) -> list[Candidates]:
+        steps = zip(frontier.nodes.tolist(), frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
+        found: list[Candidates] = []
+        for node, parent, token in steps:
+            if node:
+                self._states[node] = self._automaton.step(*self._states[parent], token)
+            found.append(self._after(*self._states[node]))
+        return found
+
+    def _after(self, state: int, length: int) -> Candidates:
+        """Continuations of a context, each with the evidence of the longest suffix that it followed."""
+        found: dict[int, int] = {}
+        for suffix, matched in islice(self._automaton.suffixes(state, length), _MOST_SUFFIXES):
+            counts = self._automaton.continuations(suffix)
+            total = sum(counts.values())
+            new = counts.keys() - found.keys()
+            for token in nlargest(MOST_CANDIDATES - len(found), sorted(new), key=counts.__getitem__):
+                found[token] = occurrence_class(matched, counts[token], total)
+            if len(found) == MOST_CANDIDATES:
+                break
+        return found
+
+
+class TextSource(Proposer):
+    """Proposes the continuations of earlier occurrences of the text's end.
+
+    A text is indexed as it grows. Several texts may take turns: each has an index of its own, and those that
+    were not asked for lately are dropped.
+    """
+
+    name = "prompt lookup"
+    source = Source.TEXT
+
+    def __init__(self) -> None:
+        self._indexes: OrderedDict[int, tuple[list[int], SuffixAutomaton]] = OrderedDict()
+        self._numbered = 0
+
+    def propose(self, text: Sequence[int], depth: int) -> Continuations:
+        """What followed earlier occurrences of the text's last tokens."""
+        del depth  # the search asks no further than it may go
+        return Continuations(self._index_of(list(text)))
+
+    def forget(self) -> None:
+        self._indexes.clear()
+
+    def _index_of(self, text: list[int]) -> SuffixAutomaton:
+        """The index of a text, which is made from that of its longest known beginning."""
+        number = max(
+            (n for n, (known, _) in self._indexes.items() if text[: len(known)] == known),
+            key=lambda n: len(self._indexes[n][0]),
+            default=None,
+        )
+        # It is put back when it is whole: an interruption leaves none that is not.
+        known, automaton = self._indexes.pop(number) if number is not None else ([], SuffixAutomaton())
+        for token in text[len(known) :]:
+            automaton.extend(token)
+        self._numbered += 1
+        self._indexes[self._numbered] = text, automaton
+        while len(self._indexes) > 1 and sum(len(t) for t, _ in self._indexes.values()) > _MOST_TOKENS:
+            self._indexes.popitem(last=False)
+        return automaton

@@ -1,0 +1,240 @@
+"""Thoughts, thinking budgets and tool calls with a real model, whose chat template is replaced by another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.requests import Request
+from edgespec.engine.session import Session
+from edgespec.errors import GrammarError, UsageError
+from edgespec.generation.config import GenerationConfig, Grammar
+from edgespec.models.text.encoding import Encoder
+from edgespec.models.text.template import ChatTemplate
+from tests.serving import load
+from tests.unit import templates
+
+SKY = "Why is the sky blue?"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 8}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASKED = [{"role": "user", "content": "What is the weather in Oslo?"}]
+
+
+@pytest.fixture(scope="module")
+def loaded(smol_path: Path) -> Iterator[Engine]:
+    with load(smol_path, 1024) as engine:
+        yield engine
+
+
+@contextmanager
+def speaking(engine: Engine, template: str) -> Iterator[Engine]:
+    before = engine.encoder
+    vocabulary = engine.target.model.vocabulary
+    with ChatTemplate(template, "<|im_start|>", "<|im_end|>") as chat:
+        engine.encoder = Encoder(vocabulary, chat, engine.context)
+        try:
+            yield engine
+        finally:
+            engine.encoder = before
+
+
+def rendered(engine: Engine, prompt: Any = SKY, **settings: Any) -> str:
+    tokens = engine.encoder.encode(prompt, config=GenerationConfig(**settings))
+    return b"".join(engine.target.model.vocabulary.piece(t, control=True) for t in tokens).decode()
+
+
+def test_a_thought_is_taken_from_the_answer_and_its_budget_kept(loaded: Engine) -> None:
+    with speaking(loaded, templates.OPENED) as engine:
+        chunks = list(engine.stream(SKY, GenerationConfig(max_tokens=40, think="12")))
+        answer = chunks[-1].generation
+        assert answer is not None
+        assert answer.reasoning
+        assert answer.text
+        assert "think>" not in answer.reasoning + answer.text
+        assert "".join(chunk.reasoning for chunk in chunks) == answer.reasoning
+        assert "".join(chunk.text for chunk in chunks) == answer.text
+        vocabulary = engine.target.model.vocabulary
+        free = engine.generate(SKY, GenerationConfig(max_tokens=20, think="on"))
+        assert free.reasoning.startswith(answer.reasoning)
+        assert answer.tokens[:12] == free.tokens[:12]
+        closed = b"".join(map(vocabulary.piece, answer.tokens[12:])).decode()
+        assert closed.startswith("\n</think>\n\n")
+        record = answer.to_json(SKY)
+        assert record["reasoning_content"] == answer.reasoning
+        assert 12 <= record["usage"]["reasoning_tokens"] < 20
+
+
+def test_thinking_is_switched_off_and_on(loaded: Engine) -> None:
+    with speaking(loaded, templates.OPENED) as engine:
+        assert rendered(engine).endswith("assistant\n<think>\n")
+        assert rendered(engine, think="off").endswith("assistant\n<think>\n</think>\n\n")
+        answer = engine.generate(SKY, GenerationConfig(max_tokens=8, think="off"))
+        assert (answer.reasoning, answer.reasoning_tokens) == ("", 0)
+        assert answer.text
+    with speaking(loaded, templates.QWEN) as engine:
+        assert rendered(engine, think="on") == rendered(engine)
+        assert rendered(engine, think="off") == rendered(engine) + "<think>\n\n</think>\n\n"
+    with speaking(loaded, templates.DEEPSEEK_HYBRID) as engine:
+        assert rendered(engine, think="on").endswith("<think>")
+        assert rendered(engine).endswith("</think>")
+    with speaking(loaded, templates.HARMONY) as engine:
+        assert "Reasoning: high" in rendered(engine, think="high")
+        assert rendered(engine, think="off").endswith("assistant<|channel|>final<|message|>")
+    before = rendered(loaded)
+    assert before == rendered(loaded, think="off") == rendered(loaded, think="high")
+
+
+def test_a_text_that_goes_on_is_not_taken_apart(loaded: Engine) -> None:
+    with speaking(loaded, templates.OPENED) as engine:
+        answer = engine.generate("<think>\n", GenerationConfig(max_tokens=6, think="2"), raw=True)
+        assert (answer.reasoning, len(answer.tokens)) == ("", 6)
+
+
+def test_budgets_and_calls_are_the_same_with_every_drafter(
+    loaded: Engine, smol_path: Path, q4_drafter_path: Path
+) -> None:
+    tools: Any = {"tools": (WEATHER,), "tool_choice": "required"}
+    configs = [
+        GenerationConfig(max_tokens=40, think="9"),
+        GenerationConfig(max_tokens=60, think="7", temperature=0.8, seed=5, logprobs=2, **tools),
+    ]
+
+    def answers(engine: Engine) -> list[Any]:
+        with speaking(engine, templates.OPENED):
+            found = [engine.generate(ASKED, config) for config in configs]
+        return [(a.tokens, a.reasoning, a.text, a.tool_calls, a.finish_reason, a.logprobs) for a in found]
+
+    plain = answers(loaded)
+    with load(smol_path, 1024, draft=q4_drafter_path, tree_budget=12) as engine:
+        assert answers(engine) == plain
+    with speaking(loaded, templates.OPENED) as engine:
+        together = [
+            event.chunk.generation
+            for event in engine.stream_many(Request(ASKED, config, key=n) for n, config in enumerate(configs))
+            if event.chunk is not None and event.chunk.generation is not None
+        ]
+    assert sorted(a.tokens for a in together) == sorted(tokens for tokens, *_ in plain)
+
+
+def test_a_form_holds_after_the_thought(loaded: Engine) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 2]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    config = GenerationConfig(max_tokens=60, think="10", grammar=Grammar.of_schema(schema))
+    for template in (templates.OPENED, templates.QWEN):
+        with speaking(loaded, template) as engine:
+            answer = engine.generate(SKY, config)
+            assert json.loads(answer.text)["n"] in (1, 2)
+            assert answer.reasoning or template is not templates.OPENED
+
+
+@pytest.mark.parametrize(
+    ("template", "choice"),
+    [
+        (templates.PLAIN, "get_weather"),
+        (templates.QWEN, "required"),
+        (templates.LLAMA, "get_weather"),
+        (templates.MISTRAL, "required"),
+        (templates.MAGISTRAL, "get_weather"),
+    ],
+)
+def test_calls_have_valid_arguments(loaded: Engine, template: str, choice: str) -> None:
+    other = {"type": "function", "function": {"name": "get_time"}}
+    config = GenerationConfig(max_tokens=80, tools=(WEATHER, other), tool_choice=choice, think="5")  # type: ignore[arg-type]
+    with speaking(loaded, template) as engine:
+        chunks = list(engine.stream(ASKED, config))
+    answer = chunks[-1].generation
+    assert answer is not None
+    assert answer.tool_calls
+    pieces = [piece for chunk in chunks for piece in chunk.calls]
+    for index, call in enumerate(answer.tool_calls):
+        own = [piece for piece in pieces if piece.index == index]
+        assert (own[0].id, own[0].name) == (call.id, call.name)
+        assert "".join(piece.arguments for piece in own) == call.arguments
+        if answer.finish_reason == "tool_calls" or call is not answer.tool_calls[-1]:
+            arguments = json.loads(call.arguments)
+            if call.name == "get_weather":
+                assert set(arguments) == {"city", "unit"}
+                assert arguments["unit"] in ("C", "F")
+    if choice == "get_weather":
+        assert [call.name for call in answer.tool_calls] == ["get_weather"]
+        assert answer.finish_reason == "tool_calls"
+
+
+def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:
+    call = {"id": "abcdefghi", "type": "function"}
+    call["function"] = {"name": "get_weather", "arguments": {"city": "Oslo", "unit": "C"}}
+    told = [
+        *ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "Snow <|im_end|>", "tool_call_id": "abcdefghi"},
+    ]
+    for template in (templates.PLAIN, templates.QWEN, templates.LLAMA, templates.MISTRAL):
+        with speaking(loaded, template) as engine:
+            text = rendered(engine, told, tools=(WEATHER,))
+            for part in ("The weather in a city", '"city": "Oslo"', "Snow <|im_end|>", "get_weather"):
+                assert part in text, (template, part)
+            assert "The weather in a city" not in rendered(engine, told, tools=(WEATHER,), tool_choice="none")
+            end = engine.target.model.vocabulary.tokenize("<|im_end|>", control=True)
+            harmless = engine.encoder.encode([*told[:2], {**told[2], "content": "Snow"}])
+            assert engine.encoder.encode(told).count(end[0]) == harmless.count(end[0])
+
+
+def test_what_cannot_be_done_is_said(loaded: Engine) -> None:
+    with speaking(loaded, templates.OPENED) as engine:
+        with pytest.raises(UsageError, match="cannot call tools"):
+            next(Session(engine).ask("Hi", GenerationConfig(tools=(WEATHER,))))  # type: ignore[arg-type]
+        bad = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "nonsense"}}}}
+        with pytest.raises(GrammarError, match="JSON schema is wrong"):
+            engine.generate(ASKED, GenerationConfig(tools=(bad,)))  # type: ignore[arg-type]
+
+
+def test_a_conversation_drops_earlier_thoughts(loaded: Engine) -> None:
+    with speaking(loaded, templates.OPENED) as engine:
+        session = Session(engine)
+        list(session.ask("Hi", GenerationConfig(max_tokens=30, think="8")))
+        thought = engine.last_generation
+        assert thought is not None
+        assert thought.reasoning
+        assert session.messages[1] == {"role": "assistant", "content": thought.text}
+        list(session.ask("And now?", GenerationConfig(max_tokens=24, think="8")))
+        assert engine.last_generation is not None
+        again = engine.last_generation.tokens
+        asked = [*session.messages[:2], {"role": "user", "content": "And now?"}]
+        assert engine.generate(asked, GenerationConfig(max_tokens=24, think="8")).tokens == again
+
+
+def test_log_probabilities_are_those_of_the_target(loaded: Engine) -> None:
+    import numpy as np
+
+    answer = loaded.generate(SKY, GenerationConfig(max_tokens=12, logprobs=3))
+    assert [found.token for found in answer.logprobs] == answer.tokens
+    for found in answer.logprobs:
+        assert (found.top[0].token, found.top[0].logprob) == (found.token, found.logprob)  # greedy
+        assert found.logprob <= 0
+        assert list(found.top) == sorted(found.top, key=lambda other: -other.logprob)
+    tokens = loaded.encoder.encode(SKY)
+    row = loaded.generate(tokens, GenerationConfig(max_tokens=1, logprobs=20)).logprobs[0]
+    assert 0.5 < np.exp([other.logprob for other in row.top]).sum() <= 1 + 1e-9
+    assert b"".join(found.spelling for found in answer.logprobs).decode() == answer.text
+    assert loaded.generate(SKY, GenerationConfig(max_tokens=3)).logprobs == []

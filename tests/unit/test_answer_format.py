@@ -1,0 +1,67 @@
+"""What is recognized in chat templates: how models think, and how they call tools."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.models.text.answer_format import answer_format
+from edgespec.models.text.template import ChatTemplate
+from tests.unit import templates
+
+
+@pytest.mark.parametrize(
+    ("template", "marks", "switch"),
+    [
+        (templates.QWEN, ("<think>", "</think>"), "enable_thinking"),
+        (templates.R1, ("<think>", "</think>"), ""),
+        (templates.DEEPSEEK_HYBRID, ("<think>", "</think>"), "thinking"),
+        (templates.MAGISTRAL, ("[THINK]", "[/THINK]"), ""),
+        (templates.SEED, ("<seed:think>", "</seed:think>"), ""),
+        # `message.thinking` is an attribute, and not a switch.
+        (templates.HARMONY, ("<|channel|>analysis<|message|>", "<|end|>"), ""),
+    ],
+)
+def test_thoughts_are_recognized(template: str, marks: tuple[str, str], switch: str) -> None:
+    thought = answer_format(template).thought
+    assert thought is not None
+    assert (thought.opens, thought.closes) == marks
+    assert thought.switch == switch
+    assert thought.knows_effort == (template is templates.HARMONY)
+    assert thought.knows_budget == (template is templates.SEED)
+
+
+@pytest.mark.parametrize("template", [templates.PLAIN, templates.LLAMA, templates.MISTRAL])
+def test_most_models_do_not_think(template: str) -> None:
+    assert answer_format(template).thought is None
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (templates.QWEN, "Hermes"),
+        (templates.LLAMA, "Llama 3"),
+        (templates.MISTRAL, "Mistral"),
+        (templates.MAGISTRAL, "Mistral with [ARGS]"),
+        (templates.QWEN_CODER, "generic"),
+        (templates.PLAIN, "generic"),
+        (templates.R1, "generic"),
+    ],
+)
+def test_call_syntaxes_are_recognized(template: str, name: str) -> None:
+    assert answer_format(template).calls.name == name
+
+
+@pytest.mark.parametrize("part", ["{{", "{%", "{{ '", '{{ "\\', "{% x %}{{ 'a' }}", "<think></think>"])
+def test_a_hostile_template_takes_no_time(part: str) -> None:
+    """What takes quadratic time would take hours."""
+    found = answer_format(part * 400_000)
+    assert (found.thought is not None) == ("think" in part)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [value for name, value in vars(templates).items() if name.isupper() and name not in ("R1", "_TURNS")],
+)
+def test_the_templates_render(template: str) -> None:
+    with ChatTemplate(template, "", "") as chat:
+        assert "Hello" in chat.render([{"role": "user", "content": "Hello"}])

@@ -1,0 +1,139 @@
+"""Recycled tokens: what the target said in earlier passes, and what of it is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.speculation.drafters.proposing import ProposingDrafter
+from edgespec.speculation.growth import Frontier, TreeLimits
+from edgespec.speculation.ranking import ByProbability
+from edgespec.speculation.sources.base import MOST_CANDIDATES, TargetRows
+from edgespec.speculation.sources.recycling import RecycledSource, Successors
+from edgespec.speculation.sources.target_rows import observed, target_rows
+from edgespec.speculation.tree import TokenTree
+from tests.unit.strategies import distinct_trees, texts_of
+
+_RANKING = ByProbability()  # nothing is ranked: there are no logits
+
+
+def _rows(tokens: list[list[int]], chance: float = 0.4) -> tuple[np.ndarray, np.ndarray]:
+    array = np.array(tokens, dtype=np.int32)
+    return array, np.full(array.shape, chance, dtype=np.float32)
+
+
+def _ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, dtype=np.int32)
+
+
+def _root(token: int) -> Frontier:
+    return Frontier(_ids(0), _ids(token), _ids(-1), _ids(0))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5), st.integers(0, 5), st.lists(st.integers(0, 300), min_size=1, max_size=12)
+        ),
+        max_size=30,
+    )
+)
+def test_the_latest_successors_are_kept(
+    passes: list[tuple[int, int, list[int]]],
+) -> None:
+    successors = Successors()
+    of_pair: dict[tuple[int, int], list[int]] = {}
+    of_token: dict[int, list[int]] = {}
+    for before, last, tokens in passes:
+        successors.put(_ids(before), _ids(last), *_rows([tokens]))
+        of_pair[before, last] = of_token[last] = tokens[:MOST_CANDIDATES]
+    for before in range(6):
+        for last in range(6):
+            expected = dict.fromkeys([*of_pair.get((before, last), []), *of_token.get(last, [])])
+            (found,) = successors.after(_ids(before), _ids(last))
+            assert list(found) == list(expected)[:MOST_CANDIDATES]
+
+
+@given(st.lists(st.tuples(st.integers(0, 150_000), st.integers(0, 150_000)), min_size=1, max_size=50))
+def test_no_context_gets_the_successors_of_another(contexts: list[tuple[int, int]]) -> None:
+    successors = Successors()
+    before, last = np.array(contexts, dtype=np.int32).T
+    successors.put(before, last, *_rows([[token + 1] for token in last.tolist()]))
+    for (_, token), found in zip(contexts, successors.after(before, last), strict=True):
+        assert set(found) <= {token + 1}
+    assert not any(successors.after(before, last + 1_000_000))
+
+
+def test_it_takes_less_than_two_megabytes() -> None:
+    source = RecycledSource()
+    assert source._successors.nbytes < 2_000_000
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        before, last = rng.integers(0, 150_000, (2, 64)).astype(np.int32)
+        source._successors.put(before, last, *_rows(rng.integers(0, 150_000, (64, 8)).tolist()))
+    assert source._successors.nbytes < 2_000_000
+
+
+@given(distinct_trees(most_nodes=30, vocabulary=40), st.integers(0, 2**32 - 1))
+def test_what_the_target_said_is_drafted_next_time(tree: TokenTree, seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(size=(len(tree), 50)).astype(np.float32)
+    text = [3, int(tree.tokens[0])]
+    drafter = ProposingDrafter([RecycledSource()])
+    drafter.observe(text, tree, logits)
+    drafted = texts_of(drafter.draft(text, TreeLimits(9, depth=1), _RANKING))
+    best = np.argsort(-logits[0], kind="stable")[:MOST_CANDIDATES].tolist()
+    assert set(drafted) == {(text[-1],), *((text[-1], token) for token in best)}
+
+
+def test_rows_are_the_best_of_the_logits() -> None:
+    tree = TokenTree.build([5, 6, 7], [-1, 0, 0], [0.0, -0.1, -2.0])
+    logits = np.array([[0, 3, 1, 2], [5, 0, 0, 1], [0, 0, 0, 9]], dtype=np.float32)
+    rows = target_rows(tree, logits)
+    assert rows.nodes.tolist() == [0, 1, 2]
+    assert rows.tokens[:, :2].tolist() == [[1, 3], [0, 3], [3, 0]]
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert rows.chances == pytest.approx(np.take_along_axis(expected, rows.tokens, axis=1))
+
+
+def test_of_a_large_tree_the_likeliest_nodes_are_kept() -> None:
+    scores = np.concatenate([[0.0], np.linspace(-9, -1, 99)])
+    tree = TokenTree.build(np.arange(100), [-1, *[0] * 99], scores)
+    rows = target_rows(tree, np.eye(100, dtype=np.float32))
+    assert len(rows.nodes) == 64
+    assert set(rows.nodes.tolist()) == {0, *range(37, 100)}
+    assert rows.tokens[:, 0].tolist() == rows.nodes.tolist()
+
+
+def test_only_sources_that_keep_passes_are_shown_them() -> None:
+    class Refusing(RecycledSource):
+        keeps_passes = False
+
+        def observe(self, text: object, tree: object, rows: object) -> None:
+            raise AssertionError("it was shown a pass")
+
+    observed([Refusing()], [1], TokenTree.root_only(1), np.zeros((1, 9), dtype=np.float32))
+
+
+def test_logits_that_are_not_finite_are_no_error() -> None:
+    drafter = ProposingDrafter([RecycledSource()])
+    for value in (np.nan, np.inf, -np.inf):
+        drafter.observe([1], TokenTree.root_only(1), np.full((1, 200), value, dtype=np.float32))
+        drafter.draft([1], TreeLimits(8), _RANKING)
+
+
+def test_everything_can_be_forgotten() -> None:
+    source = RecycledSource()
+    tokens, chances = _rows([[4, 5]])
+    source.observe([2, 3], TokenTree.root_only(3), TargetRows(_ids(0), tokens, chances))
+    assert set(source.propose([2, 3], 4).below(_root(3))[0]) == {4, 5}
+    source.forget()
+    assert source.propose([2, 3], 4).below(_root(3)) == [{}]
+
+
+def test_a_text_of_one_token_has_a_context_too() -> None:
+    source = RecycledSource()
+    tokens, chances = _rows([[4, 5]])
+    source.observe([3], TokenTree.root_only(3), TargetRows(_ids(0), tokens, chances))
+    assert set(source.propose([3], 4).below(_root(3))[0]) == {4, 5}
