@@ -46,7 +46,18 @@ def test_every_category_is_asked_and_held_out() -> None:
 def test_own_prompts_come_first_and_some_are_held_out(tmp_path: Path) -> None:
     path = tmp_path / "own"
     lines = [f"Question {number}" for number in range(15)]
-    path.write_text("\n".join([*lines, "", '{"prompt": "In JSON", "category": "odd"}', "{a set}", lines[0]]))
+    path.write_text(
+        "\n".join(
+            [
+                *lines,
+                "",
+                '{"prompt": "In JSON", "category": "odd"}',
+                "{a set}",
+                lines[0],
+                '{"prompt": "{a set}", "category": "odd"}',
+            ]
+        )
+    )
     own = read_prompts(path)
     assert [prompt.text for prompt in own] == [*lines, "In JSON", "{a set}"]
     assert [prompt.category for prompt in own[-2:]] == ["odd", OWN]

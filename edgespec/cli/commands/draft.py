@@ -126,6 +126,10 @@ def tune(
     memory: Annotated[
         str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")
     ] = None,
+    pass_seconds: Annotated[
+        float | None,
+        option(None, "--pass-seconds", "What a pass of the target costs. Default: measured.", metavar="S"),
+    ] = None,
     answers: Annotated[
         int | None,
         option(
@@ -160,6 +164,7 @@ def tune(
         minutes=minutes,
         answers=answers,
         quantization=quantization,
+        pass_s=pass_seconds,
         memory=room,
         tokens=tokens,
         threads=threads,

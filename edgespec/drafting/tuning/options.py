@@ -28,6 +28,7 @@ class TuneOptions:
         answers: most answers to learn from; None takes as many as a third of the time allows.
         steps: train so many steps, however long they take.
         quantization: of the result; None is that of the start.
+        pass_s: seconds of a target pass by which drafters are compared; None measures them.
         memory: bytes that EdgeSpec may use while the target answers; None means what is available.
         tokens: most tokens of each answer.
         budgets: nodes of the trees by which the result is measured.
@@ -40,6 +41,7 @@ class TuneOptions:
     answers: int | None = None
     steps: int | None = None
     quantization: str | None = None
+    pass_s: float | None = None
     memory: int | None = None
     tokens: int = 128
     threads: int | None = None
@@ -130,6 +132,8 @@ def check(options: TuneOptions) -> None:
         raise UsageError(
             f"The number of answers is {options.answers}.", f"It must be {LEAST_ANSWERS} or more."
         )
+    if options.pass_s is not None and not 0 < options.pass_s < 3600:
+        raise UsageError(f"A pass of {options.pass_s} seconds makes no sense.", "It must be above 0.")
     if options.quantization is not None and options.quantization not in QUANTIZATIONS:
         raise UsageError(
             f"There is no quantization '{options.quantization}'.", f"Choose from {', '.join(QUANTIZATIONS)}."

@@ -79,10 +79,14 @@ def read_prompts(path: Path) -> list[Prompt]:
         raise UsageError(f"{path} cannot be read: {error.strerror}.", "Give a file of prompts.") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is no text in UTF-8.", "Give one prompt a line.") from error
-    found = {_read_line(path, number, line): None for number, line in enumerate(lines, 1) if line.strip()}
+    found: dict[str, Prompt] = {}  # by text: what is held out must not be learned from under another category
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            prompt = _read_line(path, number, line)
+            found.setdefault(prompt.text, prompt)
     if not found:
         raise UsageError(f"{path} holds no prompts.", "Give one prompt a line.")
-    return list(found)
+    return list(found.values())
 
 
 def _read_line(path: Path, number: int, line: str) -> Prompt:

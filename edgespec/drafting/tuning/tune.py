@@ -117,7 +117,9 @@ class _Tuning:
         """Have the target answer what is still missing; what its passes cost, measured now or before."""
         room = memory_room(self._options.memory)
         known = self._state.values.get("passes", {})
-        knows_cost = abs(known.get("memory", 0) - room) <= _SAME_MEMORY * room
+        knows_cost = (
+            self._options.pass_s is not None or abs(known.get("memory", 0) - room) <= _SAME_MEMORY * room
+        )
         if not knows_cost or self._wanted() or self._answers.unanswered(self._prompts.held_out):
             from edgespec.loading.load import load
 
@@ -133,6 +135,8 @@ class _Tuning:
                 if not knows_cost:
                     cost = write_texts(engine, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS).cost
                     self._state.keep("passes", {"memory": room, **asdict(cost)})
+        if self._options.pass_s is not None:
+            return CostModel(self._options.pass_s)
         values = {name: value for name, value in self._state.values["passes"].items() if name != "memory"}
         return _cost_model(PassCost(**values))
 
@@ -141,8 +145,9 @@ class _Tuning:
         return float(self._state.values.get("answering_s", 0.0))
 
     def _wanted(self) -> int:
-        """How many more answers there is time for, as far as is known: 0 if there is none."""
-        if self._answering_s >= 60 * self._options.minutes * _ANSWERING_SHARE:
+        """How many more answers to ask for: 0 if there is no time, unless there are too few to learn from."""
+        has_time = self._answering_s < 60 * self._options.minutes * _ANSWERING_SHARE
+        if not has_time and len(self._learned()) >= LEAST_ANSWERS:
             return 0
         most = self._options.answers or len(self._prompts.training)
         return len(self._answers.unanswered(self._prompts.training[:most]))
@@ -157,7 +162,8 @@ class _Tuning:
 
         def goes_on(index: int) -> bool:
             has_time = before + time.monotonic() - begun < limit
-            return index < len(held_out) or self._options.steps is not None or has_time
+            needed = index < len(held_out) + LEAST_ANSWERS
+            return needed or self._options.steps is not None or has_time
 
         done = 0
 
