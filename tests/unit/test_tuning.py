@@ -229,6 +229,8 @@ def test_the_preferred_pair_comes_first_until_a_person_says_otherwise(tmp_path: 
         registry.add(Pair("t", "t", drafter, MADE, top1=0.5, preferred=True))
         assert registry.pairs("t")[0].drafter == drafter
     assert [pair.preferred for pair in registry.pairs("t")] == [True, False, False]
+    registry.add(Pair("t", "t", retuned, MADE, top1=0.6))
+    assert [(pair.preferred, pair.top1) for pair in registry.pairs("t")][:2] == [(True, 0.6), (False, 0.9)]
     registry.add(Pair("t", "t", own, REGISTERED, top1=0.1))
     assert not any(pair.preferred for pair in registry.pairs("t"))
     assert registry.pairs("u")[0].preferred

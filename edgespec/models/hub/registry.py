@@ -80,17 +80,19 @@ class Registry:
     def add(self, pair: Pair) -> None:
         """Remember a pair, replacing what was known about it.
 
-        A preferred one is the only one of its target, and gives way to what a person registers.
+        A preferred one is the only one of its target. It stays so when it is measured again, and gives way to
+        another that a person registers.
 
         Raises:
             OutputError: the file cannot be written.
         """
 
         def changed(pairs: list[Pair]) -> list[Pair]:
-            kept = [p for p in pairs if p.target != pair.target or not same_file(p.path, pair.path)]
+            known = [p for p in pairs if p.target == pair.target and same_file(p.path, pair.path)]
+            kept = [p for p in pairs if p not in known]
             if pair.preferred or pair.kind == REGISTERED:
                 kept = [replace(p, preferred=False) if p.target == pair.target else p for p in kept]
-            return [*kept, pair]
+            return [*kept, replace(pair, preferred=pair.preferred or any(p.preferred for p in known))]
 
         self._change(changed)
 
