@@ -166,7 +166,7 @@ COMMANDS: Mapping[str, Command] = {
     "presets": Command(
         "presets", "app", "Save a model, a system prompt and settings under a name, for --preset."
     ),
-    "draft": Command("draft", "app", "Make a drafter for a target that has none."),
+    "draft": Command("draft", "app", "Make drafters, and tune them."),
 }
 
 

@@ -132,6 +132,8 @@ class SharedPasses:
                 return
             try:
                 text = _InFlight(request, self._begin(request))
+                if request.on_accept is not None:
+                    text.answer.decoding.on_accept = request.on_accept
             except EdgeSpecError as error:
                 yield Event(request, error=error)
                 continue
