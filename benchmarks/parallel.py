@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 from platformdirs import user_cache_path
 
 import edgespec
-from benchmarks.overhead import timed_decodes
 from benchmarks.workload import PROMPTS, q4_0, smollm2
 from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.shared_rows import measure_texts, texts_of
@@ -90,7 +93,15 @@ def show(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         f" first token after {row['first_token_s']:6.2f} s",
         *(
             f"{name} {value if isinstance(value, str) else format(value, '.3f')}"
-            for name in ("tokens_per_pass", "nodes_per_pass", "pass_s", "bound", "outside", "identical")
+            for name in (
+                "tokens_per_pass",
+                "nodes_per_pass",
+                "pass_s",
+                "cpu_s",
+                "bound",
+                "outside",
+                "identical",
+            )
             if (value := row.get(name)) is not None
         ),
         sep=", ",
@@ -124,6 +135,7 @@ def row_of_llama_cpp(texts: int, options: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_second": middle["speed_tg"],
         "first_token_s": middle["t_pp"] + middle["t_tg"] / options.tokens,
         "pass_s": middle["t_tg"] / options.tokens,
+        "cpu_s": middle["cpu_tg"] / options.tokens,
     }
 
 
@@ -145,7 +157,7 @@ def measure(target: Path, draft: str, texts: int, options: argparse.Namespace) -
     ) as engine:
         engine.generate(PROMPTS[0], config.with_(max_tokens=4))
         rate = StreamRate(engine.target.model.weights)
-        with timed_decodes() as decodes:
+        with decode_costs() as decodes:
             start = time.perf_counter()
             row = measure_texts(
                 engine, config, prompts, texts, repetitions=options.rounds, seconds=1e6, report=no_progress
@@ -160,9 +172,32 @@ def measure(target: Path, draft: str, texts: int, options: argparse.Namespace) -
         **{name: row[name] for name in names},
         # How much longer a pass takes than the longer of its two parts.
         "bound": row["pass_s"] / max(read_s, row["pass_s"] - row["wait_s"]),
-        "outside": 1 - sum(decodes) / seconds,
+        # Processor time of a pass that extends all texts: the commonest, as long as answers do not end.
+        "cpu_s": statistics.median(
+            cpu for n, _, cpu in decodes if n == max(row["rows"], key=row["rows"].get)
+        ),
+        "outside": 1 - sum(wall for _, wall, _ in decodes) / seconds,
         "answers": dict(zip(prompts, row["answers"], strict=True)),
     }
+
+
+@contextmanager
+def decode_costs() -> Iterator[list[tuple[int, float, float]]]:
+    """Rows, seconds and processor seconds of every llama_decode."""
+    costs: list[tuple[int, float, float]] = []
+    decode = llama_cpp.llama_decode
+
+    def timed(context: Any, batch: Any) -> int:
+        start, busy = time.perf_counter(), time.process_time()
+        code: int = decode(context, batch)
+        costs.append((batch.n_tokens, time.perf_counter() - start, time.process_time() - busy))
+        return code
+
+    llama_cpp.llama_decode = timed
+    try:
+        yield costs
+    finally:
+        llama_cpp.llama_decode = decode
 
 
 if __name__ == "__main__":
