@@ -31,7 +31,6 @@ from edgespec.speculation.verification.base import Acceptance
 
 TOP = 32  # tokens of each distribution that are kept
 _VERSION = 1
-_SHORTEST = 2  # tokens of an answer worth learning from
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def harvest(
 ) -> Generator[Answer, None, None]:
     """Have the target answer prompts, many texts a pass, and yield each answer as it is finished.
 
-    Prompts that do not fit the context, and answers of hardly a token, are passed over.
+    Prompts that do not fit the context are passed over. An answer may be nothing but its end.
 
     Args:
         tokens: most tokens of an answer.
@@ -168,7 +167,7 @@ def harvest(
             index: int = event.request.key
             rows, text = collected.pop(index), asked.pop(index)
             answer = event.chunk.generation if event.chunk is not None else None
-            if answer is None or answer.finish_reason == "cancelled" or len(answer.tokens) < _SHORTEST:
+            if answer is None or answer.finish_reason == "cancelled":
                 continue
             kept = rows.first(len(answer.tokens) + (answer.finish_reason == "stop"))
             yield Answer(prompts[index], Text(text, tuple(answer.tokens)), *kept)

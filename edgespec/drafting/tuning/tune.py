@@ -99,7 +99,7 @@ class _Tuning:
     def run(self) -> Tuned:
         cost = self._answered()
         learned = self._learned()
-        held_out = [answer.text for answer in self._answers.of(self._prompts.held_out)]
+        held_out = [answer.text for answer in self._answers.of(self._prompts.held_out) if answer.text.answer]
         if len(learned) < LEAST_ANSWERS or not held_out:
             raise BackendError(
                 f"{self._target.path.name} gave {len(learned)} answers of use, too few to learn from.",
