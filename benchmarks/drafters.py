@@ -1,11 +1,15 @@
 """How good are drafters that were picked by hand, and the one that `draft make` finds?
 
     edgespec draft make smollm2-135m --pass-seconds 0.7
+    edgespec draft tune smollm2-135m --from UNTUNED --minutes 10 --output TUNED
     python -m benchmarks.drafters made=PATH [--target MODEL.gguf] [--widened-bytes 2147483648]
+    python -m benchmarks.drafters untuned=UNTUNED tuned=TUNED --drop --budgets 8 16 32 --workload FILE
 
 Agreement on text that the target wrote (prompts that no drafter was chosen by), size, and the time of a step,
-in alternating rounds. With --widened-bytes also tokens per second end to end: the target, widened to that
-size and streamed within --memory, is drafted for by each.
+in alternating rounds. With --workload the prompts are questions in Spec-Bench's format, in turn over their
+categories, and the agreement is also given by category. With --budgets also the tokens a pass that greedy
+trees of so many nodes yield along this text. With --widened-bytes also tokens per second end to end: the
+target, widened to that size and streamed within --memory, is drafted for by each.
 """
 
 from __future__ import annotations
@@ -19,14 +23,17 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 import edgespec
+from benchmarks.trees import questions_of
 from benchmarks.workload import PROMPTS as OTHER_PROMPTS
 from benchmarks.workload import smollm2
 from edgespec.drafting.agreement import PROMPTS, Reader, write_texts
+from edgespec.drafting.tuning.judging import tokens_per_pass
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
 from edgespec.models.gguf.widen import widen
 from edgespec.models.llama.quantize import make_drafter
 
+_LONGEST_QUESTION = 1500  # characters
 FOLDER = user_cache_path("edgespec") / "bench-models"
 
 
@@ -61,8 +68,13 @@ def _agreement(
     target: Path, drafters: dict[str, Path], options: argparse.Namespace
 ) -> list[dict[str, object]]:
     paths = {"target itself": target} | drafters
+    categories, prompts = [""] * len(PROMPTS[1::2]), list(PROMPTS[1::2])
+    if options.workload:
+        questions = [q for q in questions_of(options.workload) if len(q.prompt) < _LONGEST_QUESTION]
+        categories = [question.category for question in questions[: options.questions]]
+        prompts = [question.prompt for question in questions[: options.questions]]
     with edgespec.load(target, draft="lookup", context=1024) as engine:
-        texts = write_texts(engine, PROMPTS[1::2], options.tokens).texts
+        texts = write_texts(engine, prompts, options.tokens).texts
     rows: list[dict[str, object]] = []
     readers = {name: Reader(path, texts, repack=True) for name, path in paths.items()}
     steps: dict[str, list[float]] = {name: [] for name in paths}
@@ -81,7 +93,13 @@ def _agreement(
                 "step_ms": round(1000 * statistics.median(steps[name]), 2),
             }
         )
+        for category in sorted(set(categories) - {""}):
+            of = [text for text, its in zip(texts, categories, strict=True) if its == category]
+            rows[-1][f"top1 {category}"] = round(reader.agreement(of).top1, 3)
         reader.close()
+        if options.budgets:
+            yields = tokens_per_pass(paths[name], texts, options.budgets, all_of_it=True)
+            rows[-1] |= {f"tokens a pass at {nodes}": round(found, 2) for nodes, found in yields.items()}
         print(rows[-1], file=sys.stderr)
     return rows
 
@@ -122,6 +140,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--target", type=Path, help="default: the model that comes along")
     parser.add_argument("--drop", nargs="*", default=["20", "18,21"], help="layers left out by hand")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--workload", type=Path, help="questions in Spec-Bench's format")
+    parser.add_argument("--questions", type=int, default=24, help="of the workload")
+    parser.add_argument("--budgets", type=int, nargs="*", default=[], help="nodes of trees along the text")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--widened-bytes", type=int, help="of the streamed target; none without this")
     parser.add_argument("--memory", type=int, default=1_200_000_000, help="bytes for everything")

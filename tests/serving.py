@@ -161,7 +161,9 @@ def started(*arguments: str | Path) -> Iterator[tuple[Running, subprocess.Popen[
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
         first = program.stderr.readline()
-        match = re.fullmatch(r"Serving \S+ at http://127\.0\.0\.1:(\d+)/v1\. Ctrl-C ends it\.\n", first)
+        match = re.fullmatch(
+            r"Serving \S+ at http://127\.0\.0\.1:(\d+)/v1; chat at \S+\. Ctrl-C ends it\.\n", first
+        )
         try:
             assert match, first + program.stderr.read()
             yield Running(int(match[1]), [first]), program

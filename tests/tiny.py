@@ -76,6 +76,10 @@ def _gemma2(writer: gguf.GGUFWriter) -> None:
     writer.add_final_logit_softcapping(30.0)
 
 
+def _gemma3(writer: gguf.GGUFWriter) -> None:
+    writer.add_sliding_window(8)
+
+
 _ODD_FF = 480  # so that quantized experts are no multiples of a block
 
 
@@ -158,6 +162,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture({"attn_q_norm.weight": (HEAD,), "attn_k_norm.weight": (HEAD,)}, beside=_OUTPUT),
     "gemma2": Architecture(
         {"post_attention_norm.weight": (N_EMBD,), "post_ffw_norm.weight": (N_EMBD,)}, keys=_gemma2
+    ),
+    "gemma3": Architecture(
+        {
+            "attn_q_norm.weight": (HEAD,),
+            "attn_k_norm.weight": (HEAD,),
+            "post_attention_norm.weight": (N_EMBD,),
+            "post_ffw_norm.weight": (N_EMBD,),
+        },
+        keys=_gemma3,
     ),
     "phi3": Architecture(
         {"attn_qkv.weight": (N_EMBD + 2 * _KV, N_EMBD), "ffn_up.weight": (2 * N_FF, N_EMBD)},

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk
+from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.verification.base import Acceptance
 
 if TYPE_CHECKING:
     from edgespec.models.text.encoding import Prompt
@@ -24,6 +26,9 @@ class Request:
         key: whatever the caller knows it by.
         raw: continue the text as it is, without a template.
         cancelled: set by the caller, from any thread, to end the answer.
+        traced: its chunks show the trees of its passes.
+        on_accept: see `DecodingText`; called for tokens behind the end of the answer too. It takes the place
+            of recording logprobs.
     """
 
     prompt: Prompt
@@ -31,6 +36,8 @@ class Request:
     raw: bool = False
     key: Any = None
     cancelled: bool = False
+    traced: bool = False
+    on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.loop import Loop
+from edgespec.engine.pass_tree import pass_tree
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.scheduler import CellBudget, PassLimits, plan_pass
 from edgespec.engine.target import CachedText, PromptChunk, Target
@@ -131,9 +132,12 @@ class SharedPasses:
                 return
             try:
                 text = _InFlight(request, self._begin(request))
+                if request.on_accept is not None:
+                    text.answer.decoding.on_accept = request.on_accept
             except EdgeSpecError as error:
                 yield Event(request, error=error)
                 continue
+            text.answer.decoding.traced = request.traced
             if not self._has_room(len(text.prompt)):
                 self._waiting.append(text)
                 return
@@ -221,7 +225,11 @@ class SharedPasses:
             self._close(text, "error")
             yield Event(text.request, error=answer.decoding.error)
             return
-        yield Event(text.request, answer.add(record))
+        chunk = answer.add(record)
+        if answer.decoding.traced:
+            vocabulary = self._target.model.vocabulary
+            chunk = replace(chunk, tree=pass_tree(answer.decoding, record.nodes, vocabulary))
+        yield Event(text.request, chunk)
         if answer.builder.ended or answer.is_full:
             yield Event(text.request, self._close(text, "length"))
 

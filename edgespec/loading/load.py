@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError, UsageError
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
+from edgespec.loading.adapters import read_adapters
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.memory import MemoryDecision, decide_memory
-from edgespec.loading.options import LoadOptions
+from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
 from edgespec.loading.texts import TextPlan, plan_texts
@@ -45,6 +47,8 @@ def load(
     offload: str = "auto",
     pack: str = "auto",
     slots: int | None = None,
+    kv: str = DEFAULT_KV,
+    lora: Sequence[str] = (),
     parallel: int | str | None = None,
     text_tokens: int | None = None,
     experts: str = "auto",
@@ -79,6 +83,9 @@ def load(
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
             the disk has room for it, "always" or "never".
         slots: streamed layers in memory at a time; None lets the plan decide.
+        kv: type of the target's cached keys and values: "f16", or "q8_0", which takes about half the memory
+            and changes the text a little.
+        lora: LoRA adapters of the target, as "FILE" or "FILE:SCALE". All weights must be in memory.
         parallel: how many texts are to be answered at once. The cache gets room for them, as far as the
             memory allows; "auto" finds the number that is worth most, from the memory and from what passes
             were measured to take. None leaves the cache as large as one text needs, and several share it.
@@ -111,6 +118,8 @@ def load(
         offload=offload,
         pack=pack,
         slots=slots,
+        kv=kv,
+        lora=tuple(lora),
         parallel=parallel,
         text_tokens=text_tokens,
         experts=experts,
@@ -133,6 +142,8 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     options = state.options
     _check_gpu(options.gpu_layers)
     target_files = read_model(path)
+    options.check_cache(target_files.headers[0])
+    state.adapters = read_adapters(options.lora, target_files.headers[0])
     _try_kernels(state)
     drafter_files = find_drafter(target_files, state)
     texts = plan_texts(target_files, drafter_files, state)
@@ -149,7 +160,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         target_files.headers[0].fingerprint,
         drafted_by,
         threads=target.context.n_threads,
-        mode=f"{target.rule} {memory.kernels} {options.gpu_layers}",
+        mode=f"{target.rule} {memory.kernels} {options.gpu_layers}{state.variant}",
     )
     return Engine(
         target,

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.errors import UsageError
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
+from edgespec.models.gguf.footprint import CACHE_BLOCK, CACHE_TYPES, SPARE_CELLS, USUAL_NODES, head_sizes
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.offload.planning.budget import MemoryOptions
 from edgespec.offload.planning.stream_plan import EXPERT_MODES
 from edgespec.speculation.policies import tree_policy
 
+DEFAULT_KV = "f16"
 _NO_MODEL = ("auto", NO_DRAFTER, "lookup")  # values of `draft` that name no file
 
 
@@ -40,6 +42,8 @@ class LoadOptions:
     offload: str
     pack: str
     slots: int | None
+    kv: str = DEFAULT_KV
+    lora: tuple[str, ...] = ()
     parallel: int | str | None = None
     text_tokens: int | None = None
     more_cells: int = 0
@@ -98,6 +102,8 @@ class LoadOptions:
         ways = ("auto", "stream", "mmap", "none")
         _require(self.offload in ways, "offload", self.offload, "auto, stream, mmap or none")
         _require(self.pack in ("auto", "always", "never"), "pack", self.pack, "auto, always or never")
+        types = " or ".join(CACHE_TYPES)
+        _require(self.kv in CACHE_TYPES, "type of keys and values", self.kv, types)
         _require(self.experts in EXPERT_MODES, "experts", self.experts, "auto or never")
         slots = self.slots
         _require(slots is None or 2 <= slots <= 4096, "number of slots", slots, "from 2 to 4096")
@@ -110,6 +116,20 @@ class LoadOptions:
             raise UsageError(
                 f"The tree budget is {budget}, and exact decoding allows {MOST_ROWS}.",
                 f"Ask for --tree-budget {MOST_ROWS} or less, or for --no-exact.",
+            )
+
+    def check_cache(self, header: GGUFHeader) -> None:
+        """Refuse a cache type that the target's heads do not fit.
+
+        Raises:
+            UsageError: they do not.
+        """
+        sizes = head_sizes(header)
+        if self.kv != DEFAULT_KV and any(size % CACHE_BLOCK for size in sizes):
+            raise UsageError(
+                f"{header.path.name} has heads of {max(sizes)} elements, and {self.kv} stores {CACHE_BLOCK} "
+                "together.",
+                f"Leave out --kv, or take --kv {DEFAULT_KV}.",
             )
 
     def check_drafter(self) -> None:

@@ -59,7 +59,7 @@ def plan_texts(
         return TextPlan(asked)
     models = [target] if drafter is None else [target, drafter]
     cells = TextCells(
-        sum(cell_bytes(model.headers[0]) for model in models),
+        cell_bytes(header, options.kv) + sum(cell_bytes(model.headers[0]) for model in models[1:]),
         min(options.text_tokens or USUAL_TEXT, options.context),
     )
     sizes = SIZES if asked is None else sorted({*(n for n in SIZES if n < asked), asked})

@@ -124,7 +124,7 @@ class Answering:
             if self._on_request is not None:
                 answers = [answer for exchange in exchanges for answer in exchange.answers]
                 seconds = time.perf_counter() - start
-                path, status = reply.http.url.path, reply.status or GONE
+                path, status = reply.http.scope["path"], reply.status or GONE
                 self._on_request(Entry.of(path, status, seconds, answers, streamed=reply.streamed))
 
     async def _until_abandoned(self, reply: Reply, work: Coroutine[Any, Any, None]) -> None:
@@ -171,7 +171,11 @@ class Answering:
         if exchange.kind == "response":
             return responses.Reply(model=model, warnings=request.warnings)
         return protocol.Reply(
-            chat=exchange.kind == "chat", model=model, warnings=request.warnings, timed=True
+            chat=exchange.kind == "chat",
+            model=model,
+            warnings=request.warnings,
+            timed=True,
+            speculates=request.with_speculation,
         )
 
     def _prepare(self, content: bytearray, kind: Kind) -> _Exchange:
@@ -202,8 +206,15 @@ class Answering:
         """The answers that a request asks for, all on their way; they are abandoned at the end."""
         request = exchange.request
         place.answers = request.answers
+        traced = request.stream and request.with_speculation
         tasks = [
-            Task(exchange.tokens, nth_config(request.config, n), place, raw=exchange.kind == "text")
+            Task(
+                exchange.tokens,
+                nth_config(request.config, n),
+                place,
+                raw=exchange.kind == "text",
+                traced=traced,
+            )
             for n in range(request.answers)
         ]
         try:

@@ -56,6 +56,7 @@ class Task:
     Attributes:
         tokens: the prompt.
         place: of the request, which may have asked for several answers.
+        traced: its chunks show the trees of its passes.
         asked_at: when it was put into the queue, by the monotonic clock.
         said_something: whether its answer has begun.
         raw: the answer goes on with a text, so nothing in it is a thought or a tool call.
@@ -65,6 +66,7 @@ class Task:
     config: GenerationConfig
     place: Place
     raw: bool = True
+    traced: bool = False
     events: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     request: Request = field(init=False)
@@ -72,7 +74,7 @@ class Task:
     said_something: bool = False
 
     def __post_init__(self) -> None:
-        self.request = Request(self.tokens, self.config, raw=self.raw, key=self)
+        self.request = Request(self.tokens, self.config, raw=self.raw, key=self, traced=self.traced)
 
     @property
     def cancelled(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
+from edgespec.bench.report.share import read_share
 from edgespec.bench.rows.capped import cap_kind
 from edgespec.cli.main import main
 from tests.desk import Desk
@@ -90,8 +91,10 @@ def test_many_texts_at_once_beside_llama_cpp_itself(
     assert "measured through llama-cpp-python" in rows[theirs]["notes"][0]
 
 
-def test_a_row_that_takes_too_long_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_that_takes_too_long_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = tmp_path / "shared.json"
     asked = ["--draft", "none", "--prompts", "2", "--repetitions", "5", "--max-tokens", "200"]
+    asked += ["--share", str(shared)]
     assert (
         main(["bench", *asked, "--row-seconds", "1.5", "--profile-seconds", "0", "-o", "json", "--quiet"])
         == 0
@@ -100,6 +103,8 @@ def test_a_row_that_takes_too_long_is_cut(capsys: pytest.CaptureFixture[str]) ->
     (row,) = document["rows"]
     assert (row["cut"], row["error"]) == (True, None)
     assert 0 < row["tokens"] < 2 * 5 * 200
+    assert read_share(shared)["rows"][0]["tokens_per_second"] == row["tokens_per_second"]
+    assert str(Path.home()) not in shared.read_text()
     assert row["samples"]
     assert document["curves"]["memory"]["passes"]["64"]["s"] > 0
 

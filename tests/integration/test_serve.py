@@ -29,7 +29,9 @@ def server(*arguments: str) -> Iterator[str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
         told = program.stderr.readline()
-        match = re.fullmatch(r"Serving \S+ at (http://127\.0\.0\.1:\d+/v1)\. Ctrl-C ends it\.\n", told)
+        match = re.fullmatch(
+            r"Serving \S+ at (http://127\.0\.0\.1:\d+/v1); chat at \S+\. Ctrl-C ends it\.\n", told
+        )
         assert match, told
         try:
             yield match[1]

@@ -125,7 +125,7 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         programs = None
         if request.compare:
             programs = find_programs(request.compare, speculative=drafter is not None)
-        needed = _bytes_needed(header, files, drafter, load["context"], request.trees)
+        needed = _bytes_needed(header, files, drafter, load, request.trees)
         experts = bool(layer_weights(files).experts)
         specs = rows_for(options, fits=needed <= limit, fits_machine=needed <= room, experts=experts)
         run_config = RunConfig(
@@ -179,14 +179,16 @@ def _bytes_needed(
     header: GGUFHeader,
     files: ModelFiles,
     drafter: Path | None,
-    context: int,
+    load: dict[str, Any],
     trees: Sequence[int | str],
 ) -> int:
     """Memory for everything with all weights resident, as loading will count it."""
-    n_cells, n_outputs = _sizes(context, trees)
-    headers = [header, *([read_header(drafter)] if drafter else [])]
-    prints = [footprint(h, n_cells=n_cells, n_outputs=n_outputs) for h in headers]
-    return bytes_needed([replace(prints[0], weights=files.tensor_bytes), *prints[1:]])
+    n_cells, n_outputs = _sizes(load["context"], trees)
+    target = footprint(header, n_cells=n_cells, n_outputs=n_outputs, kv=load.get("kv", "f16"))
+    prints = [replace(target, weights=files.tensor_bytes)]
+    if drafter is not None:
+        prints.append(footprint(read_header(drafter), n_cells=n_cells, n_outputs=n_outputs))
+    return bytes_needed(prints)
 
 
 def _sizes(context: int, trees: Sequence[int | str]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`edgespec draft`: makes and lists drafters."""
+"""`edgespec draft`: makes, tunes and lists drafters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LITTLE = 1.1  # times the speed
 
 app = typer.Typer(
     name="draft",
-    help="Make a drafter for a target that has none.",
+    help="Make drafters, and tune them.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -94,6 +94,90 @@ def gain_in_words(tokens_per_second: float, gain: float) -> str:
         f"With it, the target should write about {tokens_per_second:.{0 if tokens_per_second >= 10 else 1}f} "
         f"tokens/s, {gain:.1f} times as many as with one token a pass. 'edgespec bench' measures it."
     )
+
+
+@app.command(epilog="Example:\n\nedgespec draft tune llama3.3-70b --from llama3.2-1b --minutes 60")
+def tune(
+    target: Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="TARGET")],
+    start: Annotated[
+        str | None,
+        option(
+            None,
+            "--from",
+            "The drafter to begin with. Default: the best one known, or one that is made.",
+            metavar="DRAFTER",
+            variable=False,
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        option(None, "--prompts", "Prompts of your own, one a line.", metavar="FILE", variable=False),
+    ] = None,
+    minutes: Annotated[
+        float, option(None, "--minutes", "Time for answering and training.", metavar="N")
+    ] = 30.0,
+    output: Annotated[
+        Path | None,
+        option(None, "-o --output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
+    ] = None,
+    quantization: Annotated[
+        str | None, option(None, "--quantization", "Of the result. Default: as before.", metavar="TYPE")
+    ] = None,
+    memory: Annotated[
+        str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")
+    ] = None,
+    pass_seconds: Annotated[
+        float | None,
+        option(None, "--pass-seconds", "What a pass of the target costs. Default: measured.", metavar="S"),
+    ] = None,
+    answers: Annotated[
+        int | None,
+        option(
+            None,
+            "--answers",
+            "Answers to learn from, at most. Default: those of a third of the time.",
+            metavar="N",
+        ),
+    ] = None,
+    tokens: Annotated[int, option(None, "--tokens", "Tokens of each answer.", metavar="N")] = 128,
+    threads: Annotated[
+        int | None, option(None, "-t --threads", "CPU threads. Default: all cores.", metavar="N")
+    ] = None,
+    as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False,
+    quiet: Annotated[bool, option(None, "--quiet", "Only results and errors.")] = False,
+) -> None:
+    """Tune a drafter on the target's own answers, and keep it if it is the best.
+
+    The target answers prompts, and the drafter learns what it might have said at every token. What that
+    gained is measured on answers that it has not learned from. Ended early, it goes on where it was when it
+    is started again.
+    """
+    room = parse_size(memory) if memory else None
+    from edgespec.drafting.tuning.options import TuneOptions
+    from edgespec.drafting.tuning.tune import tune as tune_drafter
+
+    terminal = Terminal(quiet=quiet)
+    options = TuneOptions(
+        start=start,
+        prompts=prompts,
+        output=output,
+        minutes=minutes,
+        answers=answers,
+        quantization=quantization,
+        pass_s=pass_seconds,
+        memory=room,
+        tokens=tokens,
+        threads=threads,
+    )
+    with terminal.working(long=True) as progress:
+        tuned = tune_drafter(target, options, progress)
+    if as_json:
+        results().record(tuned.to_json())
+        return
+    if tuned.path is not None:
+        results().text(f"{tuned.path}\n")
+    for line in tuned.in_words:
+        terminal.note(line)
 
 
 @app.command("list", epilog="Example:\n\nedgespec draft list")

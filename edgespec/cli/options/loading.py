@@ -101,6 +101,24 @@ class LoadOptions:
             metavar="auto|never",
         ),
     ] = None
+    kv: Annotated[
+        str | None,
+        option(
+            "Model",
+            "--kv",
+            "Type of cached keys and values; q8_0 takes half the memory. Default: f16.",
+            metavar="f16|q8_0",
+        ),
+    ] = None
+    lora: Annotated[
+        list[str] | None,
+        option(
+            "Model",
+            "--lora",
+            "LoRA adapter, where all weights are in memory; may be repeated.",
+            metavar="FILE[:SCALE]",
+        ),
+    ] = None
     prompt_cache: Annotated[
         bool | None,
         option(
@@ -203,7 +221,7 @@ class LoadOptions:
             arguments["memory"] = parse_size(self.memory)
         if self.tree_budget is not None:
             arguments["tree_budget"] = parse_tree_budget(self.tree_budget)
-        return {name: value for name, value in arguments.items() if value is not None}
+        return {name: value for name, value in arguments.items() if value not in (None, [])}
 
     @property
     def budget(self) -> int | None:

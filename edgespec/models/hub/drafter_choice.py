@@ -1,6 +1,7 @@
 """The local drafters for a target, best first: what `--draft auto` picks from.
 
-They are registered by a person, smaller models of the same family from the catalog, or made from the target.
+They are measured to be better than all others, registered by a person, smaller models of the same family from
+the catalog, or made from the target.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ class Candidate:
 def candidates(header: GGUFHeader, registry: Registry | None = None) -> list[Candidate]:
     """The local drafters for the target with this header, the preferred one first."""
     known = (registry or Registry()).pairs(header.fingerprint)
+    preferred = [Candidate(p.path, p.kind, p.top1) for p in known if p.preferred]
     registered = [Candidate(p.path, REGISTERED, p.top1) for p in known if p.kind == REGISTERED]
     made = [Candidate(p.path, MADE, p.top1) for p in known if p.kind == MADE]
     siblings = [Candidate(path, "catalog") for path in _siblings(header)]
     found: list[Candidate] = []
-    for candidate in registered + siblings + made:
+    for candidate in preferred + registered + siblings + made:
         known_as = [header.path, *(other.path for other in found)]  # a model does not draft for itself
         if not any(same_file(candidate.path, path) for path in known_as):
             found.append(candidate)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Pair:
         top1, top4: share of the target's tokens that are the drafter's first choice, or among its first
             four, over `tokens` tokens that the target wrote; None if not measured.
         recipe: how it was made, such as "q4_0 without layers 18, 21".
+        preferred: whether it was measured to be better than all others that were known of the target.
     """
 
     target: str
@@ -41,6 +42,7 @@ class Pair:
     top4: float | None = None
     tokens: int = 0
     recipe: str = ""
+    preferred: bool = False
 
     @property
     def path(self) -> Path:
@@ -69,21 +71,28 @@ class Registry:
         self._path = path or data_folder() / "pairs.json"
 
     def pairs(self, target: str | None = None) -> list[Pair]:
-        """All pairs, or those of a target, whose drafters exist; the best agreement first."""
+        """All pairs, or those of a target, whose drafters exist: the preferred one, then by agreement."""
         found = [
             pair for pair in self._read() if (target is None or pair.target == target) and pair.path.is_file()
         ]
-        return sorted(found, key=lambda pair: -(pair.top1 or 0.0))
+        return sorted(found, key=lambda pair: (not pair.preferred, -(pair.top1 or 0.0)))
 
     def add(self, pair: Pair) -> None:
         """Remember a pair, replacing what was known about it.
+
+        A preferred one is the only one of its target. It stays so when it is measured again, and gives way to
+        another that a person registers.
 
         Raises:
             OutputError: the file cannot be written.
         """
 
         def changed(pairs: list[Pair]) -> list[Pair]:
-            return [p for p in pairs if p.target != pair.target or not same_file(p.path, pair.path)] + [pair]
+            known = [p for p in pairs if p.target == pair.target and same_file(p.path, pair.path)]
+            kept = [p for p in pairs if p not in known]
+            if pair.preferred or pair.kind == REGISTERED:
+                kept = [replace(p, preferred=False) if p.target == pair.target else p for p in kept]
+            return [*kept, replace(pair, preferred=pair.preferred or any(p.preferred for p in known))]
 
         self._change(changed)
 

@@ -1,0 +1,118 @@
+"""How good a drafter is on text of the target's that it has not learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafting.agreement import Agreement, Reader, Text
+from edgespec.drafting.recipe_search import CostModel
+from edgespec.generation.config import GenerationConfig
+from edgespec.machine.cores import default_threads
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.noise import GumbelNoise
+from edgespec.speculation.policies import tree_policy
+
+BUDGETS = (8, 16, 32)
+_TEXTS, _TOKENS = 8, 48  # of the texts that trees are led along
+_DEPTH = 16
+_ROWS = 64
+_SAME_SIZE = 0.02  # share by which equally shaped files may differ, in metadata
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was measured of a drafter.
+
+    Attributes:
+        step_s: seconds of a draft step of a few tokens.
+        tokens_per_second: what the target should reach with it, by its agreement and its step.
+        tokens_per_pass: greedy, by nodes of a tree; empty if not measured.
+    """
+
+    path: Path
+    agreement: Agreement
+    step_s: float
+    n_bytes: int
+    tokens_per_second: float
+    tokens_per_pass: dict[int, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return asdict(self) | {"path": str(self.path)}
+
+
+def judge(path: Path, texts: Sequence[Text], cost: CostModel, like: Judgement | None = None) -> Judgement:
+    """Measure agreement and step of a drafter.
+
+    Args:
+        like: a drafter that was measured before. If this one has the same size, it takes as long: what two
+            measurements of one time differ by must not decide.
+
+    Raises:
+        EdgeSpecError: it cannot be loaded.
+    """
+    n_bytes = path.stat().st_size
+    with Reader(path, texts, repack=True) as reader:
+        agreement = reader.agreement(texts)
+        same = like is not None and abs(like.n_bytes - n_bytes) < _SAME_SIZE * n_bytes
+        step_s = like.step_s if like is not None and same else reader.step_s()
+    return Judgement(path, agreement, step_s, n_bytes, cost.tokens_per_second(agreement, step_s, n_bytes), {})
+
+
+def tokens_per_pass(
+    path: Path, texts: Sequence[Text], budgets: Sequence[int] = BUDGETS, *, all_of_it: bool = False
+) -> dict[int, float]:
+    """Tokens that each pass of the target would add with trees of so many nodes, drafted for greedy texts.
+
+    Only the drafter runs: the texts are known, so what the target would accept of a tree is known too.
+
+    Args:
+        all_of_it: not only of the beginnings of the first few texts.
+
+    Raises:
+        EdgeSpecError: the drafter cannot be loaded.
+    """
+    if not all_of_it:
+        texts = [Text(text.prompt, text.answer[:_TOKENS]) for text in texts[:_TEXTS]]
+    longest = max(len(text.prompt) + len(text.answer) for text in texts)
+    found = {}
+    with Model(path) as model:
+        context = Context(
+            model,
+            n_cells=longest + 8 * max(budgets) + _ROWS,
+            n_rows=_ROWS,
+            n_outputs=_ROWS,
+            n_sequences=_ROWS,
+            n_threads=default_threads(),
+        )
+        drafter = ModelDrafter(model, context, model.vocabulary.n_tokens)
+        for budget in budgets:
+            passes = sum(_passes(drafter, text, budget) for text in texts)
+            found[budget] = sum(len(text.answer) for text in texts) / passes
+        context.close()
+    return found
+
+
+def _passes(drafter: ModelDrafter, text: Text, budget: int) -> int:
+    """Passes in which the target would write a text, with trees of this size and nothing learned before."""
+    config, policy = GenerationConfig(), tree_policy()
+    limits = policy.within(TreeLimits(budget, depth=_DEPTH, width=max(8, budget // 8)))
+    limits = replace(limits, growth=policy.growth(config))
+    ranking = policy.ranking(config, GumbelNoise(0, 1))
+    tokens, ahead = list(text.prompt), list(text.answer)
+    passes = 0
+    while ahead:
+        tree = drafter.draft(tokens, limits, ranking)
+        node: int | None = 0
+        while node is not None and ahead:
+            node = tree.child(node, ahead[0])
+            tokens.append(ahead.pop(0))  # accepted, or in the end the target's own choice
+        drafter.learn(tokens)
+        passes += 1
+    return passes

@@ -1,0 +1,142 @@
+"""What can be asked of `draft tune`, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.drafting.tuning.judging import BUDGETS, Judgement
+from edgespec.errors import OutputError, UsageError
+from edgespec.models.llama.quantize import QUANTIZATIONS
+from edgespec.units import readable_time
+
+LEAST_ANSWERS = 4
+_MOST_MINUTES = 7 * 24 * 60
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How to tune a drafter.
+
+    Attributes:
+        start: path or name of the drafter to begin with; None takes the best one known, or makes one.
+        prompts: a file of prompts to ask before those that come along.
+        output: where the result goes, whether it is registered or not; None keeps it in the data folder if
+            it is registered.
+        minutes: of answering and training together, in all runs.
+        answers: most answers to learn from; None takes as many as a third of the time allows.
+        steps: train so many steps, however long they take.
+        quantization: of the result; None is that of the start.
+        pass_s: seconds of a target pass by which drafters are compared; None measures them.
+        memory: bytes that EdgeSpec may use while the target answers; None means what is available.
+        tokens: most tokens of each answer.
+        budgets: nodes of the trees by which the result is measured.
+    """
+
+    start: str | None = None
+    prompts: Path | None = None
+    output: Path | None = None
+    minutes: float = 30.0
+    answers: int | None = None
+    steps: int | None = None
+    quantization: str | None = None
+    pass_s: float | None = None
+    memory: int | None = None
+    tokens: int = 128
+    threads: int | None = None
+    budgets: tuple[int, ...] = BUDGETS
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a drafter was trained on, and how far it is from its target then."""
+
+    answers: int
+    tokens: int
+    steps: int
+    seconds: float
+    divergence: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A drafter that was tuned.
+
+    Attributes:
+        path: its file; None if it was not registered and nobody asked for the file.
+        before, after: measured on answers that nothing was trained on.
+        rival: the best other drafter known, if it is better; nothing is registered then.
+    """
+
+    target: Path
+    path: Path | None
+    before: Judgement
+    after: Judgement
+    rival: Judgement | None
+    trained: Trained
+
+    @property
+    def registered(self) -> bool:
+        """Whether `--draft auto` takes it from now on."""
+        return self.rival is None
+
+    @property
+    def in_words(self) -> list[str]:
+        """What it gained, for people."""
+        before, after, trained = self.before, self.after, self.trained
+        passes = ", ".join(
+            f"{before.tokens_per_pass[budget]:.2f} to {after.tokens_per_pass[budget]:.2f} at {budget} nodes"
+            for budget in after.tokens_per_pass
+        )
+        return [
+            f"Tuned {before.path.name} on {trained.answers} answers of {self.target.name} "
+            f"({trained.tokens} tokens) for {readable_time(trained.seconds)}.",
+            f"On {after.agreement.tokens} tokens that it has not learned from, it agrees on "
+            f"{after.agreement.top1:.0%} at once and on {after.agreement.top4:.0%} within four; "
+            f"before, on {before.agreement.top1:.0%} and {before.agreement.top4:.0%}.",
+            f"Tokens a pass: {passes}.",
+            f"The target should write {after.tokens_per_second:.1f} tokens/s with it, "
+            f"{before.tokens_per_second:.1f} with what it was.",
+            "It is the best drafter known: --draft auto uses it."
+            if self.rival is None
+            else f"It is not registered: with {self.rival.path.name} the target should write "
+            f"{self.rival.tokens_per_second:.1f} tokens/s.",
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return {
+            "target": str(self.target),
+            "path": str(self.path) if self.path else None,
+            "registered": self.registered,
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "better": self.rival.to_json() if self.rival else None,
+            "trained": asdict(self.trained),
+        }
+
+
+def check(options: TuneOptions) -> None:
+    """Refuse what makes no sense.
+
+    Raises:
+        UsageError: a wrong number or name.
+        OutputError: there is no folder for the output.
+    """
+    if not 0 < options.minutes <= _MOST_MINUTES:
+        raise UsageError(f"A time of {options.minutes} minutes makes no sense.", "It must be above 0.")
+    if not 8 <= options.tokens <= 384:
+        raise UsageError(f"The number of tokens is {options.tokens}.", "It must be from 8 to 384.")
+    if options.answers is not None and options.answers < LEAST_ANSWERS:
+        raise UsageError(
+            f"The number of answers is {options.answers}.", f"It must be {LEAST_ANSWERS} or more."
+        )
+    if options.pass_s is not None and not 0 < options.pass_s < 3600:
+        raise UsageError(f"A pass of {options.pass_s} seconds makes no sense.", "It must be above 0.")
+    if options.quantization is not None and options.quantization not in QUANTIZATIONS:
+        raise UsageError(
+            f"There is no quantization '{options.quantization}'.", f"Choose from {', '.join(QUANTIZATIONS)}."
+        )
+    if options.output is not None and not options.output.absolute().parent.is_dir():
+        raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")

@@ -1,0 +1,79 @@
+"""The drafter that a tuning begins with."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from pathlib import Path
+
+from edgespec.drafting.make import MakeOptions, make_for
+from edgespec.drafting.pair_check import check_sizes
+from edgespec.drafting.tuning.options import TuneOptions
+from edgespec.drafting.tuning.weights import check_tunable
+from edgespec.errors import EdgeSpecError, MemoryLimitError, PairingError
+from edgespec.machine.memory import available_memory
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.hub import catalog
+from edgespec.models.hub.drafter_choice import candidates
+from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.tokenizer.compatibility import differs
+from edgespec.progress import Progress
+from edgespec.units import readable
+
+_BYTES_A_WEIGHT = 16  # its value, its gradient and AdamW's two moments, each in float32
+_WORKING_BYTES = 1 << 30  # activations and logits of a step
+
+
+def choose_start(target: GGUFHeader, options: TuneOptions, report: Progress) -> GGUFHeader:
+    """The drafter to begin with: the one that was named, the best one known, or one that is made now.
+
+    Raises:
+        UsageError: it is the target itself.
+        PairingError: it is larger than the target, or has another vocabulary.
+        BackendError: it is of a kind that cannot be tuned.
+        EdgeSpecError: it cannot be found, or made.
+    """
+    if options.start is not None:
+        start = read_header(catalog.find(options.start, report))
+        check_sizes(target, start)
+        check_tunable(start)
+        if found := difference(target.path, start.path):
+            raise PairingError(
+                f"The vocabularies of {start.path.name} and the target differ ({found}).",
+                "Only a drafter that drafts by tokens can be tuned; edgespec draft make TARGET makes one.",
+            )
+        return start
+    for candidate in candidates(target):
+        with suppress(EdgeSpecError):
+            start = read_header(candidate.path)
+            check_sizes(target, start)
+            check_tunable(start)
+            if not difference(target.path, start.path):
+                return start
+    check_tunable(target)  # before the minutes that making takes: what is made of it is of the same kind
+    report("No drafter is known yet: making one", 0.0)
+    make = MakeOptions(memory=options.memory, threads=options.threads)
+    return read_header(make_for(str(target.path), make, report).path)
+
+
+def difference(target: Path, drafter: Path) -> str:
+    """How the vocabularies of two models differ; empty if token ids mean the same in both."""
+    with Model(target, vocabulary_only=True) as large, Model(drafter, vocabulary_only=True) as small:
+        return differs(large.vocabulary, small.vocabulary)
+
+
+def check_memory(start: GGUFHeader) -> None:
+    """Refuse to train what does not fit, before the target answers for minutes.
+
+    Raises:
+        MemoryLimitError: it does not.
+    """
+    weights = sum(math.prod(tensor.shape) for tensor in start.tensors)
+    needed, there = _BYTES_A_WEIGHT * weights + _WORKING_BYTES, available_memory()
+    if needed > there:
+        raise MemoryLimitError(
+            f"Tuning {start.path.name} needs about {readable(needed)} of memory; {readable(there)} are free.",
+            "Name a smaller drafter with --from, or close other programs.",
+            needed,
+        )

@@ -1,0 +1,302 @@
+"""`edgespec draft tune`: a drafter that learns from its target's own answers.
+
+The target answers prompts, and what it might have said instead is kept of every token. A small model is
+trained towards that, written in the quantization that it had, measured on answers that it has not seen, and
+registered if no drafter known is better. An interrupted run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.costs.pass_time import read_seconds
+from edgespec.drafting.agreement import PROMPTS, PassCost, Text, write_texts
+from edgespec.drafting.recipe_search import CostModel
+from edgespec.drafting.recipes import State
+from edgespec.drafting.tuning.answers import Answer, AnswerFile, harvest
+from edgespec.drafting.tuning.judging import Judgement, judge, tokens_per_pass
+from edgespec.drafting.tuning.options import LEAST_ANSWERS, Trained, Tuned, TuneOptions, check
+from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along, read_prompts, with_own
+from edgespec.drafting.tuning.start import check_memory, choose_start, difference
+from edgespec.drafting.tuning.weights import load_weights, quantization_of, write_weights
+from edgespec.engine.engine import Engine
+from edgespec.errors import (
+    BackendError,
+    EdgeSpecError,
+    OutputError,
+)
+from edgespec.files.writing import remove_abandoned, termination_raises
+from edgespec.machine.cores import default_threads
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.hub import catalog
+from edgespec.models.hub.drafter_choice import candidates
+from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.llama.quantize import make_drafter
+from edgespec.offload.planning.budget import memory_room
+from edgespec.progress import Progress, no_progress
+
+_CONTEXT = 4096  # of the target, shared by the answers in a pass
+_ANSWERING_SHARE = 1 / 3  # of the time, at most
+_FEW_PROMPTS, _FEW_TOKENS = 2, 24  # enough to time passes
+_SAME_MEMORY = 0.05  # share by which free memory varies between runs
+
+
+def tune(target: str, options: TuneOptions, on_progress: Progress | None = None) -> Tuned:
+    """Tune a drafter for a target, measure it, and register it if none known is better.
+
+    Raises:
+        UsageError: a wrong number or file, or a drafter that is its target.
+        PairingError: the start is larger than the target, or has another vocabulary.
+        BackendError: the start is of a kind that cannot be tuned.
+        MemoryLimitError: training needs more memory than there is.
+        EdgeSpecError: a model cannot be found or loaded, a file cannot be written.
+    """
+    report = on_progress or no_progress
+    check(options)
+    prompts = prompts_that_come_along()
+    if options.prompts is not None:
+        prompts = with_own(prompts, read_prompts(options.prompts))
+    header = read_header(catalog.find(target, on_progress))
+    start = choose_start(header, options, report)
+    check_memory(start)
+    with termination_raises():
+        return _Tuning(header, start, prompts, options, report).run()
+
+
+class _Tuning:
+    """One run of `tune`."""
+
+    def __init__(
+        self, target: GGUFHeader, start: GGUFHeader, prompts: Prompts, options: TuneOptions, report: Progress
+    ) -> None:
+        self._target, self._start, self._prompts = target, start, prompts
+        self._options, self._report = options, report
+        parts: list[object] = [target.fingerprint, start.fingerprint, start.file_bytes]
+        parts += [options.tokens, options.answers]
+        parts += [prompt.text for prompt in prompts.training]
+        self._label = "tuning-" + hashlib.blake2b(json.dumps(parts).encode(), digest_size=5).hexdigest()
+        self._folder = drafters_folder() / "work" / target.fingerprint[:16]
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"{self._folder} cannot be made: {error.strerror}.", "Check its permissions."
+            ) from error
+        remove_abandoned(self._folder, ".*.partial")
+        self._state = State(self._folder / f"{self._label}.json")
+        self._answers = AnswerFile(
+            self._folder / f"tuning-{options.tokens}.answers", target.fingerprint, options.tokens
+        )
+
+    def run(self) -> Tuned:
+        cost = self._answered()
+        learned = self._learned()
+        held_out = [answer.text for answer in self._answers.of(self._prompts.held_out) if answer.text.answer]
+        if len(learned) < LEAST_ANSWERS or not held_out:
+            raise BackendError(
+                f"{self._target.path.name} gave {len(learned)} answers of use, too few to learn from.",
+                "Give it more --minutes, or prompts that it answers (--prompts FILE).",
+            )
+        candidate = self._folder / f"{self._label}.gguf"
+        trained = self._train(learned, candidate)
+        judged = self._judge(candidate, held_out, cost)
+        tuned = self._register(candidate, trained, *judged)
+        for path in self._folder.glob(f"*{self._label}*"):
+            path.unlink(missing_ok=True)
+        return tuned
+
+    def _answered(self) -> CostModel:
+        """Have the target answer what is still missing; what its passes cost, measured now or before."""
+        room = memory_room(self._options.memory)
+        known = self._state.values.get("passes", {})
+        knows_cost = (
+            self._options.pass_s is not None or abs(known.get("memory", 0) - room) <= _SAME_MEMORY * room
+        )
+        if not knows_cost or self._wanted() or self._answers.unanswered(self._prompts.held_out):
+            from edgespec.loading.load import load
+
+            with load(
+                self._target.path,
+                draft="none",
+                context=_CONTEXT,
+                memory=self._options.memory,
+                threads=self._options.threads,
+                on_progress=self._report,
+            ) as engine:
+                self._harvest(engine)
+                if not knows_cost:
+                    cost = write_texts(engine, PROMPTS[:_FEW_PROMPTS], _FEW_TOKENS).cost
+                    self._state.keep("passes", {"memory": room, **asdict(cost)})
+        if self._options.pass_s is not None:
+            return CostModel(self._options.pass_s)
+        values = {name: value for name, value in self._state.values["passes"].items() if name != "memory"}
+        return _cost_model(PassCost(**values))
+
+    @property
+    def _answering_s(self) -> float:
+        return float(self._state.values.get("answering_s", 0.0))
+
+    def _wanted(self) -> int:
+        """How many more answers to ask for: 0 if there is no time, unless there are too few to learn from."""
+        has_time = self._answering_s < 60 * self._options.minutes * _ANSWERING_SHARE
+        if not has_time and len(self._learned()) >= LEAST_ANSWERS:
+            return 0
+        most = self._options.answers or len(self._prompts.training)
+        return len(self._answers.unanswered(self._prompts.training[:most]))
+
+    def _harvest(self, engine: Engine) -> None:
+        held_out = self._answers.unanswered(self._prompts.held_out)
+        most = self._options.answers or len(self._prompts.training)
+        wanted = self._answers.unanswered(self._prompts.training[:most])
+        limit = 60 * self._options.minutes * _ANSWERING_SHARE
+        total = len(held_out) + len(wanted)
+        before, begun = self._answering_s, time.monotonic()
+
+        def goes_on(index: int) -> bool:
+            has_time = before + time.monotonic() - begun < limit
+            needed = index < len(held_out) + LEAST_ANSWERS
+            return needed or self._options.steps is not None or has_time
+
+        done = 0
+
+        def on_pass() -> None:
+            in_time = 0.0 if self._options.steps is not None else (time.monotonic() - begun + before) / limit
+            self._report(f"The target answers, {done} so far", 0.3 * min(max(in_time, done / total), 1.0))
+
+        asked = [*held_out, *wanted]
+        with closing(harvest(engine, asked, self._options.tokens, goes_on, on_pass)) as answers:
+            for answer in answers:
+                self._answers.add(answer)
+                self._state.keep("answering_s", before + time.monotonic() - begun)
+                done += 1
+
+    def _learned(self) -> list[Answer]:
+        most = self._options.answers or len(self._prompts.training)
+        return self._answers.of(self._prompts.training[:most])
+
+    def _train(self, learned: list[Answer], output: Path) -> Trained:
+        import torch
+
+        from edgespec.drafting.tuning.network import Network
+        from edgespec.drafting.tuning.training import StepBudget, TimeBudget, Trainer
+
+        self._report("Loading the drafter to tune", 0.3)
+        torch.set_num_threads(self._options.threads or default_threads())
+        loaded = load_weights(self._start.path)
+        network = Network(loaded.shape, loaded.weights)
+        checkpoint = self._folder / f"{self._label}.pt"
+        trainer = Trainer(network, learned, checkpoint, self._label)
+        steps = self._options.steps
+        seconds = max(60 * self._options.minutes - self._answering_s, 60 * self._options.minutes / 2)
+        trainer.train(
+            StepBudget(steps) if steps is not None else TimeBudget(seconds),
+            lambda what, part: self._report(what, 0.3 + 0.55 * min(part, 1.0)),
+        )
+        trained = Trained(
+            len(learned),
+            sum(len(answer.top) for answer in learned),
+            trainer.steps,
+            trainer.seconds,
+            trainer.loss or 0.0,
+        )
+        self._report("Writing the drafter", 0.86)
+        tuned = {name: weight.detach().numpy() for name, weight in network.trained().items()}
+        self._export(tuned, output, trained)
+        return trained
+
+    def _export(self, tuned: dict[str, Any], output: Path, trained: Trained) -> None:
+        whole = self._folder / f"{self._label}-f16.gguf"
+        # The same training gives the same file, so no times.
+        origin = {"target": self._target.fingerprint, "start": self._start.fingerprint}
+        note = json.dumps(origin | {"steps": trained.steps, "answers": trained.answers})
+        try:
+            write_weights(self._start.path, whole, tuned, note)
+        except OSError as error:
+            raise OutputError(
+                f"{whole} cannot be written: {error.strerror or error}.", "Make room on that disk."
+            ) from error
+        quantization = self._options.quantization or quantization_of(self._start)
+        make_drafter(whole, output, quantization=quantization, threads=self._options.threads)
+        whole.unlink()
+
+    def _judge(
+        self, candidate: Path, texts: list[Text], cost: CostModel
+    ) -> tuple[Judgement, Judgement, Judgement | None]:
+        """The start, the tuned drafter, and the best drafter known if that is better."""
+        self._report("Measuring what it gained", 0.88)
+        before = judge(self._start.path, texts, cost)
+        after = judge(candidate, texts, cost, like=before)
+        rivals = [before, *self._rivals(texts, cost)]
+        best = max(rivals, key=lambda rival: rival.tokens_per_second)
+        self._report("Leading trees along the held-out answers", 0.92)
+        before = replace(before, tokens_per_pass=tokens_per_pass(before.path, texts, self._options.budgets))
+        self._report("Leading trees along the held-out answers", 0.96)
+        after = replace(after, tokens_per_pass=tokens_per_pass(candidate, texts, self._options.budgets))
+        return before, after, best if best.tokens_per_second >= after.tokens_per_second else None
+
+    def _rivals(self, texts: list[Text], cost: CostModel) -> Iterator[Judgement]:
+        """The other drafters known of the target that draft by tokens, and can be loaded."""
+        for candidate in candidates(self._target):
+            if not candidate.path.samefile(self._start.path):
+                with suppress(EdgeSpecError):
+                    if not difference(self._target.path, candidate.path):
+                        yield judge(candidate.path, texts, cost)
+
+    def _register(
+        self, candidate: Path, trained: Trained, before: Judgement, after: Judgement, rival: Judgement | None
+    ) -> Tuned:
+        output = self._options.output
+        if rival is not None and output is None:
+            return Tuned(self._target.path, None, before, after, rival, trained)
+        name = self._start.path.stem.partition("-tuned-")[0]
+        path = output or drafters_folder() / f"{name[:100]}-tuned-{self._label.rpartition('-')[2]}.gguf"
+        try:
+            if output is None:
+                candidate.replace(path)
+            else:
+                _copy(candidate, path)
+        except OSError as error:
+            raise OutputError(
+                f"{path} cannot be written: {error.strerror}.", "Choose another folder."
+            ) from error
+        if rival is None:
+            agreement = after.agreement
+            Registry().add(
+                Pair(
+                    self._target.fingerprint,
+                    self._target.path.name,
+                    str(path.absolute()),
+                    MADE,
+                    agreement.top1,
+                    agreement.top4,
+                    agreement.tokens,
+                    f"{self._start.path.stem} tuned for {trained.seconds / 60:.0f} min",
+                    preferred=True,
+                )
+            )
+        return Tuned(self._target.path, path, before, replace(after, path=path), rival, trained)
+
+
+def _copy(source: Path, destination: Path) -> None:
+    import shutil
+
+    from edgespec.files.writing import atomic_large_write
+
+    partial = destination.with_name(destination.name + ".partial")
+    with atomic_large_write(destination, partial) as file, source.open("rb") as original:
+        shutil.copyfileobj(original, file)
+
+
+def _cost_model(cost: PassCost) -> CostModel:
+    if not cost.streamed_bytes or not cost.read_rate:
+        return CostModel(cost.pass_s)
+    read_s = min(read_seconds(cost.streamed_bytes, cost.read_rate), cost.pass_s)
+    return CostModel(cost.pass_s, cost.read_rate, None, read_s)

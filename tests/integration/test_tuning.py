@@ -1,0 +1,279 @@
+"""Tuning drafters: the network in torch is llama.cpp's, and what it learns arrives in the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import edgespec
+from edgespec.cli.main import main
+from edgespec.drafting.tuning import tune as tuning
+from edgespec.drafting.tuning.answers import TOP, Answer, AnswerFile, harvest
+from edgespec.drafting.tuning.judging import tokens_per_pass
+from edgespec.drafting.tuning.network import Network
+from edgespec.drafting.tuning.options import TuneOptions
+from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along
+from edgespec.drafting.tuning.shape import ARCHITECTURES
+from edgespec.drafting.tuning.tune import tune
+from edgespec.drafting.tuning.weights import load_weights, write_weights
+from edgespec.errors import BackendError, PairingError, UsageError
+from edgespec.models.gguf.header import read_header
+from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.llama.quantize import KEEP, make_drafter
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
+from tests.tiny import N_VOCAB, write_tiny
+
+QUICK = TuneOptions(steps=6, answers=12, tokens=16, threads=1, budgets=(4,), pass_s=1.0, quantization="q8_0")
+
+
+@pytest.fixture(scope="module")
+def target(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tuning") / "target.gguf", "llama", smol_path)
+
+
+@pytest.fixture(scope="module")
+def start(target: Path) -> Path:
+    """The target without its last two layers."""
+    path = target.with_name("start.gguf")
+    return make_drafter(target, path, quantization=KEEP, drop_layers=(4, 5))
+
+
+@pytest.fixture(scope="module")
+def answers(target: Path, shared_cache: Path) -> list[Answer]:
+    with edgespec.load(target, draft="none", context=1024) as engine:
+        return list(harvest(engine, prompts_that_come_along().training[:6], 16))
+
+
+@pytest.fixture
+def measured_by_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a random model says teaches nothing about what else it says."""
+    some = prompts_that_come_along().training[:12]
+    monkeypatch.setattr(tuning, "prompts_that_come_along", lambda: Prompts(some, some))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def logits_of(path: Path, tokens: list[int]) -> np.ndarray:
+    """llama.cpp's logits after every token, (tokens, n_vocab)."""
+    with Model(path, repack=False) as model:
+        context = Context(model, n_cells=256, n_rows=256, n_outputs=256, n_sequences=1, n_threads=1)
+        context.decode(Batch.run(tokens, 0, n_sequences=1, logits="all"))
+        logits = context.logits().copy()
+        context.close()
+    return logits
+
+
+def network_logits(path: Path, tokens: list[int]) -> np.ndarray:
+    loaded = load_weights(path)
+    network = Network(loaded.shape, loaded.weights)
+    with torch.no_grad():
+        return network.logits(network.hidden(torch.tensor([tokens])))[0].numpy()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_network_computes_what_llama_cpp_does(architecture: str, smol_path: Path, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", architecture, smol_path)
+    tokens = np.random.default_rng(5).integers(3, N_VOCAB, 40).tolist()  # longer than any window
+    expected, found = logits_of(path, tokens), network_logits(path, tokens)
+    # llama.cpp rounds activations to F16 before products with F16 weights.
+    assert np.abs(found - expected).max() < 0.03 * expected.std()
+    assert (found.argmax(1) == expected.argmax(1)).mean() > 0.9
+
+
+def test_unchanged_weights_come_back_as_they_were(target: Path, tmp_path: Path) -> None:
+    loaded = load_weights(target)
+    whole = tmp_path / "whole.gguf"
+    write_weights(target, whole, loaded.weights, "nothing")
+    assert read_header(whole).metadata["edgespec.tuned"] == "nothing"
+    assert read_header(whole).fingerprint != read_header(target).fingerprint
+    again = load_weights(whole)
+    assert again.shape == loaded.shape
+    assert all((again.weights[name] == values).all() for name, values in loaded.weights.items())
+    tokens = list(range(10, 40))
+    assert (logits_of(whole, tokens) == logits_of(target, tokens)).all()
+    # Quantized and written again, nothing else is lost: what llama.cpp reads is what the network had.
+    quantized = make_drafter(whole, tmp_path / "q4_0.gguf", quantization="q4_0")
+    rewritten = tmp_path / "again.gguf"
+    write_weights(quantized, rewritten, {}, "nothing")
+    for one, other in zip(
+        gguf.GGUFReader(quantized).tensors, gguf.GGUFReader(rewritten).tensors, strict=True
+    ):
+        assert one.name == other.name
+        assert (one.data == other.data).all()
+
+
+def test_what_the_target_might_have_said_is_kept(target: Path, answers: list[Answer]) -> None:
+    assert len(answers) == 6
+    for answer in answers[:3]:
+        said = answer.text.answer
+        assert len(answer.top) - len(said) in (0, 1)
+        assert tuple(answer.top[: len(said), 0]) == said  # answers are greedy
+        assert (np.diff(answer.logprobs, axis=1) <= 0).all()
+        tokens = [*answer.text.prompt, *said]
+        logits = logits_of(target, tokens)[len(answer.text.prompt) - 1 :][: len(answer.top)].astype(
+            np.float64
+        )
+        logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        expected = np.take_along_axis(logprobs, answer.top.astype(np.int64), axis=1)
+        assert np.abs(expected - answer.logprobs).max() < 0.1  # other kernels, and rounded to F16
+        assert answer.top.shape[1] == TOP
+
+
+def test_answers_survive_in_their_file(tmp_path: Path, answers: list[Answer]) -> None:
+    path = tmp_path / "answers"
+    file = AnswerFile(path, "a target", 16)
+    for answer in answers[:3]:
+        file.add(answer)
+    path.write_bytes(path.read_bytes()[:-5])  # a write that was not finished
+    again = AnswerFile(path, "a target", 16)
+    asked = [answer.prompt for answer in answers]
+    assert [answer.text for answer in again.of(asked)] == [answer.text for answer in answers[:2]]
+    assert again.unanswered(asked) == asked[2:]
+    again.add(answers[3])
+    (first, _, last) = AnswerFile(path, "a target", 16).of(asked)
+    assert (first.top == answers[0].top).all()
+    assert (last.logprobs == answers[3].logprobs).all()
+    assert AnswerFile(path, "another target", 16).of(asked) == []
+
+
+@pytest.mark.usefixtures("measured_by_what_was_learned")
+def test_a_tuned_drafter_agrees_more_and_is_registered(target: Path, start: Path) -> None:
+    tuned = tune(str(target), TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 30}))
+    assert tuned.after.agreement.tokens == tuned.before.agreement.tokens > 100
+    assert tuned.after.agreement.top1 > 1.5 * tuned.before.agreement.top1
+    assert tuned.after.tokens_per_pass[4] > tuned.before.tokens_per_pass[4]
+    assert tuned.registered
+    assert tuned.path is not None
+    (pair,) = Registry().pairs(read_header(target).fingerprint)
+    assert pair.preferred
+    assert (pair.path, pair.kind) == (tuned.path, MADE)
+    assert "It is the best drafter known: --draft auto uses it." in tuned.in_words
+    with edgespec.load(target, context=256) as engine:
+        assert engine.notes[0].startswith(f"Drafting with {tuned.path.name}, made from this target")
+    # Answers are kept for the next tuning; all else of this one is gone.
+    (left,) = (drafters_folder() / "work").rglob("tuning-*")
+    assert left.suffix == ".answers"
+
+
+@pytest.mark.usefixtures("measured_by_what_was_learned")
+def test_a_better_drafter_is_not_replaced(target: Path, start: Path, tmp_path: Path) -> None:
+    better = make_drafter(target, tmp_path / "better.gguf", quantization="q8_0")
+    fingerprint = read_header(target).fingerprint
+    Registry().add(Pair(fingerprint, target.name, str(better), MADE))
+    output = tmp_path / "tuned.gguf"
+    tuned = tune(
+        str(target), TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 1, "output": output})
+    )
+    assert not tuned.registered
+    assert tuned.rival is not None
+    assert tuned.rival.path == better
+    assert [pair.path for pair in Registry().pairs(fingerprint)] == [better]
+    assert output.exists()  # as it was asked for
+    assert tuned.in_words[-1].startswith("It is not registered: with better.gguf")
+
+
+@pytest.mark.usefixtures("measured_by_what_was_learned")
+def test_interrupted_training_goes_on_to_the_same_file(target: Path, start: Path, tmp_path: Path) -> None:
+    options = vars(QUICK) | {"start": str(start)}
+    whole = tune(str(target), TuneOptions(**options | {"output": tmp_path / "whole.gguf"}))
+    told: list[str] = []
+
+    def stop(what: str, _part: float) -> None:
+        told.append(what)
+        if what.startswith("Tuning, step 4"):
+            raise KeyboardInterrupt
+
+    parts = TuneOptions(**options | {"output": tmp_path / "parts.gguf"})
+    with pytest.raises(KeyboardInterrupt):
+        tune(str(target), parts, stop)
+    assert [what.split(",")[1] for what in told if what.startswith("Tuning")] == [
+        f" step {step}" for step in (1, 2, 3, 4)
+    ]
+    told.clear()
+    again = tune(str(target), parts, lambda what, _part: told.append(what))
+    assert next(what for what in told if what.startswith("Tuning")).startswith("Tuning, step 4")
+    assert again.trained.steps == 6
+    assert whole.path is not None
+    assert again.path is not None
+    assert whole.path.read_bytes() == again.path.read_bytes()
+
+
+def test_interrupted_answering_goes_on(target: Path, start: Path) -> None:
+    options = TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 1})
+
+    def stop(what: str, _part: float) -> None:
+        if what == "The target answers, 5 so far":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(str(target), options, stop)
+    (file,) = (drafters_folder() / "work").rglob("*.answers")
+    before = file.read_bytes()
+    told: list[str] = []
+    tuned = tune(str(target), options, lambda what, _part: told.append(what))
+    assert file.read_bytes().startswith(before)
+    assert len(file.read_bytes()) > 2 * len(before)
+    assert tuned.trained.answers == 12
+    # 16 held-out answers and 12 to learn from, 5 of which were there; the last one is told by no pass.
+    counts = {int(what.split()[3]) for what in told if what.startswith("The target answers")}
+    assert counts == set(range(16 + 12 - 5))
+
+
+def test_trees_along_known_texts(target: Path, start: Path, answers: list[Answer]) -> None:
+    texts = [answer.text for answer in answers]
+    itself = tokens_per_pass(target, texts, (8,))
+    less = tokens_per_pass(start, texts, (8,))
+    assert itself[8] > less[8] >= 1
+
+
+def test_what_cannot_be_tuned(target: Path, smol_path: Path, gemma_path: Path, tmp_path: Path) -> None:
+    mixture = write_tiny(tmp_path / "moe.gguf", "qwen3moe", smol_path)
+    with pytest.raises(BackendError, match=r"moe.gguf cannot be tuned: its architecture is 'qwen3moe'."):
+        tune(str(smol_path), TuneOptions(start=str(mixture)))
+    with pytest.raises(PairingError, match=r"The vocabularies of .* differ"):
+        tune(str(gemma_path), TuneOptions(start=str(smol_path)))
+    with pytest.raises(UsageError, match="would draft for itself"):
+        tune(str(target), TuneOptions(start=str(target)))
+    with pytest.raises(UsageError, match="A time of 0 minutes makes no sense"):
+        tune(str(target), TuneOptions(minutes=0))
+
+
+def test_the_command(target: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("Say something.\n\nSay something else.\n")
+    output = tmp_path / "tuned.gguf"
+    command = [
+        "draft",
+        "tune",
+        str(target),
+        "--from",
+        str(start),
+        "--prompts",
+        str(own),
+        "--minutes",
+        "0.02",
+        "--pass-seconds",
+        "1",
+    ]
+    assert main([*command, "--answers", "6", "--tokens", "8", "-t", "1", "-o", str(output), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["path"] == str(output)
+    assert output.exists()
+    assert found["before"]["tokens_per_pass"].keys() == {"8", "16", "32"}
+    assert found["trained"]["answers"] >= 4
+    assert main(["draft", "tune", str(target), "--prompts", str(tmp_path / "none")]) == 2
+    assert "cannot be read: No such file" in capsys.readouterr().err
