@@ -38,7 +38,7 @@ def planned(
     options: dict[str, Any] = dict.fromkeys(LoadOptions.__dataclass_fields__)
     options |= {"draft": "none", "context": 512, "tree": "calibrated", "gpu_layers": 0, "more_cells": 0}
     options |= {"offload": "auto", "pack": "auto", "kv": "f16", "experts": "auto"}
-    options |= {"lora": (), "parallel": parallel} | more
+    options |= {"lora": (), "learn": True, "parallel": parallel} | more
     state = LoadState(LoadOptions(**options), no_progress)
     state.options.check()
     store = ProfileStore()
