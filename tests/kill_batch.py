@@ -1,6 +1,6 @@
 """Kill a batch run again and again, and compare what it leaves with a run that nobody touched.
 
-    python -m tests.kill_batch --kills 50
+    python -m tests.kill_batch --kills 50 [--lines 24 --parallel 16]
 
 Each run is ended by SIGKILL at a random moment: while it loads, reads a prompt, decodes or writes. It is
 started again until the batch is done; then the results must be those of the undisturbed run, each once and in
@@ -41,12 +41,17 @@ def write_input(path: Path, lines: int) -> None:
             file.write(json.dumps(line) + "\n")
 
 
-def batch_command(model: str, prompts: Path, answers: Path) -> list[str]:
-    """The batch run that is killed."""
+def batch_command(model: str, prompts: Path, answers: Path, parallel: int | None = None) -> list[str]:
+    """The batch run that is killed.
+
+    Args:
+        parallel: answers at once; None leaves it to the program.
+    """
     files = ["--input", str(prompts), "--output", str(answers)]
     settings = ["--exact", "--max-tokens", "6", "--seed", "7", "--context", "1024", "--threads", "1"]
     # Trees of a fixed size: nothing is measured first, which would take most of a run.
     settings += ["--tree-budget", "8"]
+    settings += ["--parallel", str(parallel)] if parallel else []
     return [sys.executable, "-m", "edgespec", "generate", model, *files, *settings, "--quiet"]
 
 
@@ -78,7 +83,15 @@ def kill_until_done(command: list[str], longest_s: float, kills: int, chance: ra
     return kills
 
 
-def check(folder: Path, *, kills: int, lines: int, seed: int = 0, model: str = DEFAULT) -> int:
+def check(
+    folder: Path,
+    *,
+    kills: int,
+    lines: int,
+    seed: int = 0,
+    model: str = DEFAULT,
+    parallel: int | None = None,
+) -> int:
     """Compare killed runs with an undisturbed one until there were `kills`.
 
     Returns:
@@ -90,7 +103,7 @@ def check(folder: Path, *, kills: int, lines: int, seed: int = 0, model: str = D
     prompts, whole, answers = folder / "in.jsonl", folder / "whole.jsonl", folder / "killed.jsonl"
     write_input(prompts, lines)
     start = time.monotonic()
-    subprocess.run(batch_command(model, prompts, whole), stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(batch_command(model, prompts, whole, parallel), stderr=subprocess.DEVNULL, check=False)
     longest_s = 0.9 * (time.monotonic() - start)
     expected = results(whole)
     answered = [result for result in expected if result.get("finish_reason") != "error"]
@@ -99,7 +112,8 @@ def check(folder: Path, *, kills: int, lines: int, seed: int = 0, model: str = D
     left, batches = kills, 0
     while left > 0:
         answers.unlink(missing_ok=True)
-        left -= kill_until_done(batch_command(model, prompts, answers), longest_s, left, chance)
+        command = batch_command(model, prompts, answers, parallel)
+        left -= kill_until_done(command, longest_s, left, chance)
         assert results(answers) == expected
         batches += 1
     return batches
@@ -110,9 +124,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--lines", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--parallel", type=int)
+    parser.add_argument("--model", default=DEFAULT)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        batches = check(Path(folder), kills=options.kills, lines=options.lines, seed=options.seed)
+        batches = check(Path(folder), **vars(options))
     print(
         f"{options.kills} kills in {batches} batches of {options.lines} lines: every result as undisturbed."
     )

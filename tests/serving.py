@@ -112,6 +112,7 @@ def serving(
     limits: Limits | None = None,
     *,
     waiting: int = 16,
+    parallel: int = 1,
     aliases: Sequence[str] = (),
     on_request: Callable[[Entry], None] | None = None,
     **defaults: Any,
@@ -121,6 +122,7 @@ def serving(
     Args:
         load: loads the model, the first time and again after a failure.
         waiting: requests that may wait.
+        parallel: answers at once.
         aliases: other names of the model.
         on_request: called when a request is done.
         defaults: settings that requests leave open.
@@ -128,7 +130,7 @@ def serving(
     limits = limits or Limits()
     listener = socket.create_server(("127.0.0.1", 0))
     running = Running(listener.getsockname()[1])
-    worker = Worker(load(), waiting, lambda _report: load(), running.told.append)
+    worker = Worker(load(), waiting, lambda _report: load(), running.told.append, parallel=parallel)
     try:
         app = Application(
             worker,
@@ -159,7 +161,9 @@ def started(*arguments: str | Path) -> Iterator[tuple[Running, subprocess.Popen[
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
         first = program.stderr.readline()
-        match = re.fullmatch(r"Serving \S+ at http://127\.0\.0\.1:(\d+)/v1\. Ctrl-C ends it\.\n", first)
+        match = re.fullmatch(
+            r"Serving \S+ at http://127\.0\.0\.1:(\d+)/v1; chat at \S+\. Ctrl-C ends it\.\n", first
+        )
         try:
             assert match, first + program.stderr.read()
             yield Running(int(match[1]), [first]), program

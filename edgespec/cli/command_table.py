@@ -160,6 +160,12 @@ COMMANDS: Mapping[str, Command] = {
         ("edgespec config", "edgespec config --init"),
     ),
     "models": Command("models", "app", "Fetch models, see what they are, pair, widen and remove them."),
+    "sessions": Command(
+        "sessions", "app", "List, show and remove conversations that were saved with chat --session NAME."
+    ),
+    "presets": Command(
+        "presets", "app", "Save a model, a system prompt and settings under a name, for --preset."
+    ),
     "draft": Command("draft", "app", "Make drafters, and tune them."),
 }
 

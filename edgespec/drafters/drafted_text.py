@@ -9,11 +9,12 @@ import numpy as np
 
 from edgespec.models.llama.cache.text_cache import TextCache, common_prefix
 from edgespec.models.llama.runtime.batch import Batch
+from edgespec.speculation.drafters.base import ProposedBy
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sources.base import JoinedProposals
-from edgespec.speculation.tree import FloatArray
+from edgespec.speculation.tree import FloatArray, TokenTree
 
 
 @dataclass
@@ -241,6 +242,10 @@ class DraftedText:
             children = self._ranking.filtered(frontier, children, len(self._text))
         self._expansions.add(frontier, children)
         return children
+
+    def proposed_by(self, tree: TokenTree) -> list[ProposedBy]:
+        """Who proposed each node of the last tree."""
+        return self._expansions.proposed_by(tree)
 
     def learn(self, text: Sequence[int]) -> None:
         """Teach the policy which candidates of the last tree the target chose."""

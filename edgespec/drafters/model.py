@@ -24,7 +24,7 @@ from edgespec.models.llama.cache.text_cache import (
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.speculation.drafters.base import Drafter, DraftRequest
+from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sampled_trees import Drawing, grow_drawn
@@ -155,6 +155,13 @@ class ModelDrafter(Drafter):
         for text in self._texts[1:]:
             self._close(text)
         self._texts[0].forget()
+
+    def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
+        """Who proposed each node of the last tree."""
+        place = self._places.get(index)
+        if place is None or place >= len(self._drafted):
+            return super().proposed_by(tree, index)
+        return self._drafted[place].proposed_by(tree)
 
     def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
         observed(self._proposers, text, tree, logits[:, : self._n_vocab])

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from edgespec.costs.batches import knee_of_texts
 from edgespec.costs.pass_time import Costs
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.answer_plan import AnswerPlanner
+from edgespec.engine.asynchronous import events_of_thread
 from edgespec.engine.loop import Loop, Sizer
 from edgespec.engine.requests import Event, Request, RequestList, RequestSource
 from edgespec.engine.shared_passes import SharedPasses
@@ -52,9 +54,10 @@ _NO_MORE = _NoMore()
 class Engine:
     """One target and one drafter, generating one answer at a time, or many in shared passes.
 
-    `cancel` and `close` may be called from any thread, even while another one generates. Everything else is
-    for one thread at a time. Whatever ends an answer, including KeyboardInterrupt and errors in callbacks,
-    the next answer is the one that an engine without that interruption would give.
+    Several threads may use an engine: a call waits until those that other threads made before it have ended.
+    `cancel` and `close` do not wait, and end what is running. Whatever ends an answer, including
+    KeyboardInterrupt and errors in callbacks, the next answer is the one that an engine without that
+    interruption would give.
 
     Attributes:
         target: verifies the drafted trees.
@@ -69,6 +72,7 @@ class Engine:
         warnings: what users must know, for example that something other than requested is done.
         last_generation: the latest answer.
         loop: draft, verify, accept, commit.
+        texts: how many texts `stream_many` answers at once, where it is not told.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Engine:
         load_s: float = 0.0,
         memory: MemoryUse | None = None,
         exact: bool = False,
+        texts: int | None = None,
     ) -> None:
         self.target = target
         self.encoder = encoder
@@ -114,6 +119,9 @@ class Engine:
         self.keys = keys
         self.profile_updates = ProfileUpdates(keys)
         self._costs = costs
+        if texts is None:
+            texts = knee_of_texts(costs.verify, target.max_texts) if costs else target.max_texts
+        self.texts = texts
         # Where every row needs experts of its own, even a small tree may cost several plain passes.
         self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
         sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs, self._first_nodes)
@@ -181,7 +189,7 @@ class Engine:
             TemplateError: messages were given and the model has no template, or a broken one.
             UsageError: the prompt is empty, the grammar is wrong, the drafter cannot serve the rule of
                 `config.verify`, or under that rule the text would depend on the drafter although exact
-                decoding was requested; or the engine is busy with another answer.
+                decoding was requested; or this thread has begun another answer and not ended it.
             BackendError: the engine is closed, or another thread closes it in the meantime.
         """
         # The engine is busy as long as the generator exists, so the generator needs a reference to itself.
@@ -199,14 +207,8 @@ class Engine:
         on_prefill: Callable[[int, int], None] | None,
     ) -> Generator[Chunk, None, None]:
         tokens, room = self._checked(prompt, config, raw)
-        self._claim(own)
-        yield from self._held_steps(self._answer(tokens, room, config, raw, on_prefill))
-
-    def _claim(self, own: Sequence[weakref.ref[Generator[Any, None, None]]]) -> None:
-        """Keep the engine busy as long as a generator, which is running now, exists."""
-        me = own[0]()
-        assert me is not None, "a running generator exists"
-        self._usage.begin(me)
+        with self._usage.turn(own[0]):
+            yield from self._held_steps(self._answer(tokens, room, config, raw, on_prefill))
 
     def _held_steps(self, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
         """The same steps, during each of which no other thread can free the models."""
@@ -257,7 +259,11 @@ class Engine:
         return generation
 
     def stream_many(
-        self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
+        self,
+        source: RequestSource | Iterable[Request],
+        *,
+        parallel: int | None = None,
+        on_pass: Callable[[Sequence[PassRecord]], None] | None = None,
     ) -> Generator[Event, None, None]:
         """Answer many requests in shared passes, yielding what each pass adds to each answer.
 
@@ -266,17 +272,19 @@ class Engine:
 
         Args:
             source: requests, taken as there is room for them.
-            parallel: most answers at once; None for as many as one pass can serve.
+            parallel: most answers at once; None for `texts`.
+            on_pass: called after each pass that extended answers, with a record of each; all have the
+                times of the whole pass.
 
         Raises:
-            UsageError: `parallel` is not positive, or the engine is busy with another answer.
+            UsageError: `parallel` is not positive, or this thread has begun another answer and not ended it.
             BackendError: the engine is closed, or another thread closes it in the meantime.
         """
         if parallel is not None and parallel < 1:
             raise UsageError(f"The number of parallel texts is {parallel}.", "It must be 1 or more.")
         requests = RequestList(source) if isinstance(source, Iterable) else source
         own: list[weakref.ref[Generator[Event, None, None]]] = []
-        answers = self._stream_many(own, requests, parallel)
+        answers = self._stream_many(own, requests, parallel, on_pass)
         own.append(weakref.ref(answers))
         return answers
 
@@ -285,10 +293,25 @@ class Engine:
         own: Sequence[weakref.ref[Generator[Event, None, None]]],
         source: RequestSource,
         parallel: int | None,
+        on_pass: Callable[[Sequence[PassRecord]], None] | None,
     ) -> Generator[Event, None, None]:
-        self._claim(own)
+        with self._usage.turn(own[0]):
+            yield from self._shared_passes(source, parallel, on_pass)
+
+    def _shared_passes(
+        self,
+        source: RequestSource,
+        parallel: int | None,
+        on_pass: Callable[[Sequence[PassRecord]], None] | None,
+    ) -> Generator[Event, None, None]:
         self._usage.clear_abort()
         threads = self.target.context.n_threads
+
+        def count_pass(rows: int, records: Sequence[PassRecord]) -> None:
+            self.profile_updates.add_pass(replace(records[0], nodes=rows), threads)
+            if on_pass is not None:
+                on_pass(records)
+
         passes = SharedPasses(
             self.target,
             self.loop,
@@ -299,8 +322,8 @@ class Engine:
             # A text that waits, or was given up, is not in the cache.
             finish=lambda answer, reason: self._finish(answer, reason, settles=answer.cached is not None),
             stopped=lambda: self._abort.is_set,
-            on_pass=lambda rows, record: self.profile_updates.add_pass(replace(record, nodes=rows), threads),
-            most_texts=parallel or self.target.max_texts,
+            on_pass=count_pass,
+            most_texts=parallel or self.texts,
         )
         with closing(self._held_steps(passes.events())) as events:
             for event in events:
@@ -329,16 +352,40 @@ class Engine:
         Raises:
             EdgeSpecError: a prompt cannot be answered; see `stream`.
         """
-        config = config or GenerationConfig()
-        requests = (Request(prompt, config, raw, key=index) for index, prompt in enumerate(prompts))
-        answers: dict[int, Generation] = {}
-        for event in self.stream_many(requests, parallel=parallel):
-            if event.error is not None:
-                raise event.error
-            if event.chunk is not None and event.chunk.generation is not None:
-                answers[event.request.key] = event.chunk.generation
-                on_result(event.request.key, event.chunk.generation)
-        return [answers[index] for index in sorted(answers)]
+        answers = _Answers(on_result)
+        for event in self.stream_many(_numbered(prompts, config, raw), parallel=parallel):
+            answers.take(event)
+        return answers.in_order
+
+    def stream_many_async(
+        self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """The same as `stream_many` for asynchronous code: passes run in a thread of their own.
+
+        Ending the iteration early, or cancelling the task that iterates, ends the answers after the pass that
+        is running, and the engine is free then. If the engine still works for another call, the iteration
+        ends at once, and nothing is answered. Requests may be added meanwhile through a `RequestQueue`, which
+        is closed in the end.
+        """
+        return events_of_thread(lambda requests: self.stream_many(requests, parallel=parallel), source)
+
+    async def generate_many_async(
+        self,
+        prompts: Iterable[Prompt],
+        config: GenerationConfig | None = None,
+        *,
+        raw: bool = False,
+        parallel: int | None = None,
+        on_result: Callable[[int, Generation], None] = lambda index, answer: None,
+    ) -> list[Generation]:
+        """The same as `generate_many` for asynchronous code; may be cancelled like `stream_many_async`."""
+        answers = _Answers(on_result)
+        async with aclosing(
+            self.stream_many_async(_numbered(prompts, config, raw), parallel=parallel)
+        ) as events:
+            async for event in events:
+                answers.take(event)
+        return answers.in_order
 
     def cancel(self) -> None:
         """End the running answer; may be called from other threads and from signal handlers."""
@@ -489,6 +536,32 @@ class Engine:
         answer.timings.load_s, self._load_s = self._load_s, 0.0
         self.last_generation = answer
         return answer
+
+
+class _Answers:
+    """Collects the answers to numbered requests."""
+
+    def __init__(self, on_result: Callable[[int, Generation], None]) -> None:
+        self._on_result = on_result
+        self._answers: dict[int, Generation] = {}
+
+    def take(self, event: Event) -> None:
+        """Take a piece of an answer; raises why there is none."""
+        if event.error is not None:
+            raise event.error
+        if event.chunk is not None and event.chunk.generation is not None:
+            self._answers[event.request.key] = event.chunk.generation
+            self._on_result(event.request.key, event.chunk.generation)
+
+    @property
+    def in_order(self) -> list[Generation]:
+        """All answers, by number."""
+        return [self._answers[index] for index in sorted(self._answers)]
+
+
+def _numbered(prompts: Iterable[Prompt], config: GenerationConfig | None, raw: bool) -> Iterator[Request]:
+    config = config or GenerationConfig()
+    return (Request(prompt, config, raw, key=index) for index, prompt in enumerate(prompts))
 
 
 def _round_up(value: int, step: int) -> int:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgespec.engine.target import CachedText, PromptChunk, TargetPass, TextTree, Verified
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import PassRecord
-from edgespec.speculation.drafters.base import Drafter
+from edgespec.speculation.drafters.base import Drafter, ProposedBy
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer, PassRoom
@@ -51,6 +51,8 @@ class DecodingText:
         cached: where the target caches it; None for the target's own text.
         last_round: its latest tree with drafted tokens, and what was accepted of it.
         error: what went wrong with this text alone in its latest round.
+        traced: note who proposes its tokens.
+        proposed_by: who proposed the nodes of its latest tree below the root, if it is traced.
         on_accept: called with the target's logits (nodes, n_vocab), the tree and what was accepted of it.
     """
 
@@ -61,6 +63,8 @@ class DecodingText:
     cached: CachedText | None = None
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: EdgeSpecError | None = None
+    traced: bool = False
+    proposed_by: list[ProposedBy] = field(default_factory=list)
     on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
 
     def within(self, limits: TreeLimits) -> TreeLimits:
@@ -138,6 +142,9 @@ class Loop:
             drafted, places = self._draft_together(texts, room)
 
         draft_end = time.perf_counter()
+        for place, index in enumerate(places):
+            if texts[index].traced:
+                texts[index].proposed_by = self.drafter.proposed_by(drafted[index].tree, place)
         trees = [TextTree(text.tokens, d.tree, text.cached) for text, d in zip(texts, drafted, strict=True)]
         result = self._target.verify(trees, chunks)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk
 from edgespec.speculation.tree import FloatArray, TokenTree
@@ -24,6 +26,7 @@ class Request:
         key: whatever the caller knows it by.
         raw: continue the text as it is, without a template.
         cancelled: set by the caller, from any thread, to end the answer.
+        traced: its chunks show the trees of its passes.
         on_accept: see `DecodingText`; called for tokens behind the end of the answer too. It takes the place
             of recording logprobs.
     """
@@ -33,6 +36,7 @@ class Request:
     raw: bool = False
     key: Any = None
     cancelled: bool = False
+    traced: bool = False
     on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
 
 
@@ -63,6 +67,46 @@ class RequestSource(Protocol):
 
     def wait(self) -> bool:
         """Wait until there may be a request; False if there will be no more."""
+
+
+class RequestQueue(RequestSource):
+    """Requests that are added, from any thread, while earlier ones are being answered.
+
+    With it, several threads share passes: one of them iterates over `Engine.stream_many(queue)`, and the
+    others add what they want answered.
+    """
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, request: Request) -> None:
+        """Add a request.
+
+        Raises:
+            UsageError: the queue is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise UsageError("The queue of requests is closed.", "Make another one.")
+            self._requests.append(request)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let the answering end once what was added is answered."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def take(self) -> Request | None:
+        with self._changed:
+            return self._requests.popleft() if self._requests else None
+
+    def wait(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._requests or self._closed)
+            return bool(self._requests)
 
 
 class RequestList(RequestSource):

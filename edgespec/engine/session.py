@@ -7,17 +7,12 @@ from dataclasses import dataclass
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.session_file import Conversation, SessionFile
+from edgespec.engine.session_fit import misfit
 from edgespec.errors import SessionError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.text.encoding import Encoded
-
-_REASONS = {
-    "weights": "with other weights of this model, or from another copy of its file",
-    "build": "by another build of llama.cpp, or on another processor",
-    "context": "with another context size",
-}
 
 
 @dataclass(frozen=True)
@@ -104,17 +99,55 @@ class Session:
         encoded = self._encoded(text, config=config)
         self._pending = text
         self._save()
+        yield from self._stream(encoded, config, on_prefill, lambda answer: self._add(text, answer, encoded))
+
+    def go_on(
+        self,
+        config: GenerationConfig | None = None,
+        *,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Chunk]:
+        """Go on with the last answer, which was cut off or stopped; what comes becomes a part of it.
+
+        The model reads its own tokens, and nothing after them, so the text is the one that it would have
+        written without the interruption. The chunks have the new text alone.
+
+        Raises:
+            SessionError: there is no answer to go on with, or the conversation cannot be saved.
+            ContextLengthError: the conversation fills the context.
+        """
+        if not self.messages:
+            raise SessionError("There is no answer to go on with.", "Ask something first.")
+        begun, said = self._begun(config)
+        yield from self._stream(
+            begun,
+            config,
+            on_prefill,
+            lambda answer: self._extend(said, answer, begun),
+            raw=bool(said),  # the thought, if there was one, is over
+        )
+
+    def _stream(
+        self,
+        encoded: Encoded,
+        config: GenerationConfig | None,
+        on_prefill: Callable[[int, int], None] | None,
+        keep: Callable[[Generation], None],
+        *,
+        raw: bool = False,
+    ) -> Iterator[Chunk]:
+        """Stream an answer; `keep` gets it in the end, also if it was stopped half-way."""
         before = self.engine.last_generation
         answered = False
         try:
-            for chunk in self.engine.stream(encoded.tokens, config, on_prefill=on_prefill):
+            for chunk in self.engine.stream(encoded.tokens, config, raw=raw, on_prefill=on_prefill):
                 answered = answered or chunk.record is not None
                 yield chunk
         finally:
             self._pending = None
             answer = self.engine.last_generation
             if answered and answer is not None and answer is not before:
-                self._add(text, answer, encoded)
+                keep(answer)
             self._save()
 
     def undo(self) -> bool:
@@ -184,7 +217,7 @@ class Session:
         if saved is None:
             self.save_to(file)
             return None
-        reason = self._misfit(saved, file)
+        reason = misfit(saved, file, self.engine.target.identity, self.engine.context)
         self.close()
         self._system, self._known = saved.system, saved.known
         self.messages[:] = saved.messages
@@ -196,14 +229,55 @@ class Session:
             reason = "The saved state is missing or damaged"
         return Resumed(self.turns, len(tokens), restored, reason, saved.pending)
 
+    def detach(self) -> None:
+        """Leave the engine, which may then be closed; `attach` gives the session another one."""
+        self._stop_keeping_states()
+        self._known = None
+
+    def attach(self, engine: Engine) -> None:
+        """Go on with another engine, which reads the conversation with the next question.
+
+        Raises:
+            SessionError: the conversation cannot be saved.
+        """
+        self.engine = engine
+        if self.file is not None:
+            self._attach(self.file)
+            self._save()
+
     def close(self) -> None:
         """Stop saving; what was saved remains."""
+        self._stop_keeping_states()
+        if self.file is not None:
+            self.file.close()
+        self.file = None
+
+    def _stop_keeping_states(self) -> None:
         if self._store is not None and self._store in self.engine.target.stores:
             self.engine.target.stores.remove(self._store)
             self.engine.drafter.stop_saving()
-        if self.file is not None:
-            self.file.close()
-        self.file = self._store = None
+        self._store = None
+
+    def _begun(self, config: GenerationConfig | None) -> tuple[Encoded, str]:
+        """The conversation up to the end of its last answer, as tokens, and the text of that answer."""
+        said = self.messages[-1]["content"]
+        if self._known is not None:
+            return self._known, said
+        said = said.rstrip("\ufffd")  # of a character that was cut in half
+        messages, encoder = [*self._beginning, *self.messages[:-1]], self.engine.encoder
+        with self.engine.held():
+            if not said:  # it was cut off in its thought, which is not kept
+                return encoder.conversation(messages, config=config), said
+            return encoder.begun(messages, said), said
+
+    def _extend(self, said: str, more: Generation, begun: Encoded) -> None:
+        self.messages[-1] = {"role": "assistant", "content": said + more.text}
+        self._remember(more, begun)
+
+    @property
+    def _beginning(self) -> list[dict[str, str]]:
+        """The system prompt as a message, if there is one."""
+        return [{"role": "system", "content": self._system}] if self._system else []
 
     def _encoded(
         self,
@@ -211,18 +285,22 @@ class Session:
         messages: list[dict[str, str]] | None = None,
         config: GenerationConfig | None = None,
     ) -> Encoded:
-        system = [{"role": "system", "content": self._system}] if self._system else []
         told = self.messages if messages is None else messages
         question = {"role": "user", "content": text}
         known = self._known if messages is None else None
         with self.engine.held():
-            return self.engine.encoder.conversation([*system, *told, question], known, config=config)
+            conversation = [*self._beginning, *told, question]
+            return self.engine.encoder.conversation(conversation, known, config=config)
 
     def _add(self, text: str, answer: Generation, encoded: Encoded) -> None:
         self.messages += [
             {"role": "user", "content": text},
             {"role": "assistant", "content": answer.text},
         ]
+        self._remember(answer, encoded)
+
+    def _remember(self, answer: Generation, encoded: Encoded) -> None:
+        """Remember as which tokens the conversation was read."""
         self._known = None
         if not self.engine.closed:
             with self.engine.held():
@@ -245,30 +323,3 @@ class Session:
             with self.engine.held():
                 if target.keep(self._store, list(known.tokens) if known else []) or not self.messages:
                     self.engine.drafter.save()
-
-    def _misfit(self, saved: Conversation, file: SessionFile) -> str:
-        """Why the saved states do not fit; raises SessionError if the conversation itself does not."""
-        now = self.engine.target.identity
-        then = saved.identity
-        if not _same_model(then.get("model", ""), now.get("model", "")):
-            was, is_ = (str(i.get("model", "?")).partition(" ")[0] for i in (then, now))
-            other = f"{was}, and this is {is_}" if was != is_ else f"another {was}"
-            raise SessionError(
-                f"The session {file.path.stem} was held with {other}.",
-                "Give that model, or choose another name for a new session.",
-            )
-        if saved.known and len(saved.known.tokens) >= self.engine.context:
-            raise SessionError(
-                f"The session {file.path.stem} has {len(saved.known.tokens)} tokens, and the context holds "
-                f"{self.engine.context}.",
-                f"Ask for --context {-(-(len(saved.known.tokens) + 512) // 1024) * 1024}.",
-            )
-        differing = [name for name in now if name != "model" and then.get(name) != now[name]]
-        if not differing:
-            return ""
-        return f"It was saved {_REASONS.get(differing[0], 'with other settings of the model')}"
-
-
-def _same_model(then: str, now: str) -> bool:
-    """Whether two identities mean one model; earlier versions appended a sample of the weights."""
-    return then == now or then.startswith(f"{now} ")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -124,6 +125,24 @@ class SavedSession:
     bytes: int
 
 
+def remove_session(session: SessionFile) -> int:
+    """Remove a session that is open here, with its states; returns how many bytes are free again.
+
+    Raises:
+        SessionError: a file cannot be removed.
+    """
+    files = [session.path, *(path for path in session.states.rglob("*") if path.is_file())]
+    try:
+        freed = sum(path.stat().st_size for path in files)
+        if session.states.exists():
+            shutil.rmtree(session.states)
+        session.path.unlink()
+        _lock_of(session.path).unlink(missing_ok=True)
+    except OSError as error:
+        raise SessionError(f"{session.path} cannot be removed: {error.strerror}.", "") from error
+    return freed
+
+
 def session_path(name: str) -> Path:
     """The JSON file of a session.
 
@@ -211,13 +230,17 @@ def _cannot(verb: str, path: Path, error: OSError) -> SessionError:
     return SessionError(f"{path} cannot be {verb}: {error.strerror}.", "Give another name or path.")
 
 
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
 def _locked(path: Path) -> int:
     """A file descriptor that holds the session's lock until it is closed or the program ends.
 
     Raises:
         BlockingIOError: another program has it.
     """
-    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(_lock_of(path), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         import fcntl
     except ImportError:  # on Windows nothing keeps a second program out

@@ -10,11 +10,12 @@ from __future__ import annotations
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.loop import Loop
+from edgespec.engine.pass_tree import pass_tree
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.scheduler import CellBudget, PassLimits, plan_pass
 from edgespec.engine.target import CachedText, PromptChunk, Target
@@ -61,7 +62,7 @@ class SharedPasses:
         finish: ends an answer.
         stopped: whether everything is to end.
         most_texts: most answers at once.
-        on_pass: called with the rows of each pass that extended texts, and its record.
+        on_pass: called after each pass that extended texts, with its rows and a record for each text.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class SharedPasses:
         begin: Callable[[Request], AnswerInProgress],
         finish: Callable[[AnswerInProgress, FinishReason], Chunk],
         stopped: Callable[[], bool],
-        on_pass: Callable[[int, PassRecord], None],
+        on_pass: Callable[[int, Sequence[PassRecord]], None],
         most_texts: int,
     ) -> None:
         self._target = target
@@ -136,6 +137,7 @@ class SharedPasses:
             except EdgeSpecError as error:
                 yield Event(request, error=error)
                 continue
+            text.answer.decoding.traced = request.traced
             if not self._has_room(len(text.prompt)):
                 self._waiting.append(text)
                 return
@@ -197,7 +199,7 @@ class SharedPasses:
             self._target.store_blocks(chunk.cached)
         if records:
             rows = sum(record.nodes for record in records) + sum(len(chunk.tokens) for chunk in chunks)
-            self._on_pass(rows, records[0])
+            self._on_pass(rows, records)
         for text, record in zip(extended, records, strict=True):
             yield from self._add(text, record)
 
@@ -223,7 +225,11 @@ class SharedPasses:
             self._close(text, "error")
             yield Event(text.request, error=answer.decoding.error)
             return
-        yield Event(text.request, answer.add(record))
+        chunk = answer.add(record)
+        if answer.decoding.traced:
+            vocabulary = self._target.model.vocabulary
+            chunk = replace(chunk, tree=pass_tree(answer.decoding, record.nodes, vocabulary))
+        yield Event(text.request, chunk)
         if answer.builder.ended or answer.is_full:
             yield Event(text.request, self._close(text, "length"))
 

@@ -1,4 +1,7 @@
-"""Access to an engine: one caller at a time, and none once it is closed.
+"""Access to an engine: one call at a time, in the order in which they came, and none once it is closed.
+
+A call that finds the engine taken by another thread waits for its turn. A generator may also be dropped or
+interrupted anywhere, so a turn ends with its generator, whether or not anybody has said so.
 
 Closing frees memory that llama.cpp computes in, so it must wait until no thread is inside. It sets the abort
 flag first, so the wait is short. A thread that was generating an answer notices at its next step.
@@ -11,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import BackendError, UsageError
@@ -18,6 +22,29 @@ from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.abort import AbortFlag
 
 Answer = Generator[Any, None, None]
+
+_LOOK_S = 0.05  # how often a waiting call looks for generators that ended without saying so
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A call that has the engine, or waits for it.
+
+    Attributes:
+        answer: the call's generator.
+        thread: that made the call.
+        said_to_end: whether the call has ended in good order.
+    """
+
+    answer: weakref.ref[Answer]
+    thread: int
+    said_to_end: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the generator has ended, however that happened."""
+        answer = self.answer()
+        return self.said_to_end or answer is None or inspect.getgeneratorstate(answer) == inspect.GEN_CLOSED
 
 
 class Usage:
@@ -31,8 +58,8 @@ class Usage:
         self._abort = abort
         # Reentrant, because a callback of an answer may close the engine.
         self._inside = threading.RLock()
-        self._taking = threading.Lock()
-        self._answer: weakref.ref[Answer] | None = None
+        self._changed = threading.Condition()
+        self._turns: list[_Turn] = []  # the first one has the engine, the others wait
         self._closing = self._closed = self._forked = False
         forks.notify_of_forks(self)
 
@@ -52,21 +79,47 @@ class Usage:
         if self._closing:
             raise BackendError("The engine is closed.", "Load it again.")
 
-    def begin(self, answer: Answer) -> None:
-        """Begin an answer. The engine is free again once its generator has ended, however that happens.
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for their turn."""
+        with self._changed:
+            return max(len(self._open_turns()) - 1, 0)
+
+    @contextmanager
+    def turn(self, answer: weakref.ref[Answer]) -> Iterator[None]:
+        """A context in which a call has the engine; waits until the calls before it have ended.
+
+        Args:
+            answer: the call's generator, which is running. A strong reference would keep it from being
+                collected when it is dropped.
 
         Raises:
-            UsageError: another answer has begun and not ended.
+            UsageError: this thread has made an earlier call that has not ended, so waiting would never end.
             BackendError: as `check`.
         """
-        with self._taking:
-            self.check()
-            other = self._answer() if self._answer is not None else None
-            if other is not None and inspect.getgeneratorstate(other) != inspect.GEN_CLOSED:
-                raise UsageError(
-                    "The engine is busy with another answer.", "Read that one to its end, or close it."
-                )
-            self._answer = weakref.ref(answer)
+        turn = _Turn(answer, threading.get_ident())
+        try:
+            with self._changed:
+                self._turns.append(turn)
+                while (open_turns := self._open_turns())[0] is not turn:
+                    before = open_turns[: open_turns.index(turn)]
+                    if any(other.thread == turn.thread for other in before):
+                        raise UsageError(
+                            "The engine is busy with another answer.",
+                            "Read that one to its end, or close it.",
+                        )
+                    self.check()
+                    self._changed.wait(_LOOK_S)
+                self.check()
+            yield
+        finally:
+            with self._changed:
+                turn.said_to_end = True
+                self._changed.notify_all()
+
+    def _open_turns(self) -> list[_Turn]:
+        self._turns = [turn for turn in self._turns if not turn.is_over]
+        return self._turns
 
     def clear_abort(self) -> None:
         """Allow passes to run again, unless the engine is being closed."""
@@ -106,4 +159,4 @@ class Usage:
     def forked(self) -> None:
         """Called in a forked process, where the threads that held locks no longer exist to release them."""
         self._forked = True
-        self._inside, self._taking = threading.RLock(), threading.Lock()
+        self._inside, self._changed = threading.RLock(), threading.Condition()

@@ -233,6 +233,27 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class PassTree:
+    """The token tree of one pass, for people to look at.
+
+    Attributes:
+        tokens: the text of each node; the first is the root, the last token before the pass.
+        parents: the index of each node's parent; -1 for the root.
+        chances: the drafter's chance of each node, given its parent; 1 for the root.
+        sources: who proposed each node: "model", "text", "recycled", "files" or "both"; "" for the root.
+        path: the nodes that were accepted, the root included.
+        bonus: the text of the token that the target chose after them.
+    """
+
+    tokens: tuple[str, ...]
+    parents: tuple[int, ...]
+    chances: tuple[float, ...]
+    sources: tuple[str, ...]
+    path: tuple[int, ...]
+    bonus: str
+
+
+@dataclass(frozen=True)
 class Chunk:
     """A piece of an answer as it is accepted.
 
@@ -244,12 +265,14 @@ class Chunk:
         tokens: the tokens of the answer that this pass yielded, without the end token.
         record: the pass that yielded them.
         generation: the finished answer, on the last chunk only.
+        tree: the tree of that pass, where it was asked for.
     """
 
     text: str
     tokens: tuple[int, ...] = ()
     record: PassRecord | None = None
     generation: Generation | None = None
+    tree: PassTree | None = None
     reasoning: str = ""
     calls: tuple[CallPiece, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -43,7 +43,7 @@ def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
 
 def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolicy:
     """The tree policy, with what it learned of this pair in earlier runs, if that may be used."""
-    pair = [target.headers[0].fingerprint, drafter]
+    pair = [target.headers[0].fingerprint + state.variant, drafter]
     store = TableFile.for_pair(Kept.LEARNED.folder, pair) if state.options.learn else TableStore()
     return tree_policy(state.options.tree, store)
 

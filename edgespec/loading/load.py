@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.engine.engine import Engine
-from edgespec.errors import UsageError
+from edgespec.errors import MemoryLimitError, UsageError
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
+from edgespec.loading.adapters import read_adapters
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
-from edgespec.loading.memory import decide_memory
-from edgespec.loading.options import LoadOptions
+from edgespec.loading.memory import MemoryDecision, decide_memory
+from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
+from edgespec.loading.texts import TextPlan, plan_texts
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.llama.build import current_build
 from edgespec.models.llama.cache.states import prompt_store
@@ -42,6 +47,10 @@ def load(
     offload: str = "auto",
     pack: str = "auto",
     slots: int | None = None,
+    kv: str = DEFAULT_KV,
+    lora: Sequence[str] = (),
+    parallel: int | str | None = None,
+    text_tokens: int | None = None,
     experts: str = "auto",
     prompt_cache: bool = False,
     draft_from: str | os.PathLike[str] | None = None,
@@ -74,6 +83,14 @@ def load(
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
             the disk has room for it, "always" or "never".
         slots: streamed layers in memory at a time; None lets the plan decide.
+        kv: type of the target's cached keys and values: "f16", or "q8_0", which takes about half the memory
+            and changes the text a little.
+        lora: LoRA adapters of the target, as "FILE" or "FILE:SCALE". All weights must be in memory.
+        parallel: how many texts are to be answered at once. The cache gets room for them, as far as the
+            memory allows; "auto" finds the number that is worth most, from the memory and from what passes
+            were measured to take. None leaves the cache as large as one text needs, and several share it.
+        text_tokens: tokens of a usual text, prompt and answer together, where there are several; None assumes
+            512. A single text may still have `context` tokens.
         experts: how a mixture of experts is streamed: "auto" reads the experts that a pass needs and does not
             find in memory, "never" reads whole layers.
         prompt_cache: save the states of prompts on disk, so that equal beginnings are read only once.
@@ -101,6 +118,10 @@ def load(
         offload=offload,
         pack=pack,
         slots=slots,
+        kv=kv,
+        lora=tuple(lora),
+        parallel=parallel,
+        text_tokens=text_tokens,
         experts=experts,
         draft_from=None if draft_from is None else Path(draft_from),
         learn=learn,
@@ -121,9 +142,12 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     options = state.options
     _check_gpu(options.gpu_layers)
     target_files = read_model(path)
+    options.check_cache(target_files.headers[0])
+    state.adapters = read_adapters(options.lora, target_files.headers[0])
     _try_kernels(state)
     drafter_files = find_drafter(target_files, state)
-    memory = decide_memory(target_files, drafter_files, state)
+    texts = plan_texts(target_files, drafter_files, state)
+    memory = _memory_for(texts, target_files, drafter_files, state)
     target, template = open_target(target_files, memory, state)
 
     drafted_by = drafter_name(drafter_files, state)
@@ -136,7 +160,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         target_files.headers[0].fingerprint,
         drafted_by,
         threads=target.context.n_threads,
-        mode=f"{target.rule} {memory.kernels} {options.gpu_layers}",
+        mode=f"{target.rule} {memory.kernels} {options.gpu_layers}{state.variant}",
     )
     return Engine(
         target,
@@ -154,7 +178,26 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         load_s=time.perf_counter() - start,
         memory=memory.use(target.model),
         exact=bool(options.exact),
+        texts=texts.texts,
     )
+
+
+def _memory_for(
+    texts: TextPlan, target: ModelFiles, drafter: ModelFiles | None, state: LoadState
+) -> MemoryDecision:
+    """The memory with cells for so many texts; or for a single one, if what was estimated does not fit."""
+    alone = state.options
+    state.options = replace(alone, more_cells=texts.more_cells)
+    try:
+        memory = decide_memory(target, drafter, state)
+    except MemoryLimitError:
+        if not texts.more_cells:
+            raise
+        state.options = alone
+        return decide_memory(target, drafter, state)
+    if texts.note:
+        state.notes.append(texts.note)
+    return memory
 
 
 def _try_kernels(state: LoadState) -> None:

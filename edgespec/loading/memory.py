@@ -58,6 +58,8 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
             options.gpu_layers,
             options.exact,
             options.experts,
+            options.kv,
+            sum(adapter.header.file_bytes for adapter in state.adapters),
         ),
         budget=memory_room(options.memory) - indexing,
         offload=options.offload,

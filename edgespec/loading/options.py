@@ -7,12 +7,14 @@ from pathlib import Path
 
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.errors import UsageError
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
+from edgespec.models.gguf.footprint import CACHE_BLOCK, CACHE_TYPES, SPARE_CELLS, USUAL_NODES, head_sizes
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.offload.planning.budget import MemoryOptions
 from edgespec.offload.planning.stream_plan import EXPERT_MODES
 from edgespec.speculation.policies import tree_policy
 
+DEFAULT_KV = "f16"
 _NO_MODEL = ("auto", NO_DRAFTER, "lookup")  # values of `draft` that name no file
 
 
@@ -23,6 +25,7 @@ class LoadOptions:
     Attributes:
         kind: of drafter: "model", "lookup" or "merged"; None leaves it to `draft`.
         threads: None takes the default, or what was measured to be faster.
+        more_cells: cells for texts beside a single one; planned while loading.
     """
 
     draft: str
@@ -39,6 +42,11 @@ class LoadOptions:
     offload: str
     pack: str
     slots: int | None
+    kv: str = DEFAULT_KV
+    lora: tuple[str, ...] = ()
+    parallel: int | str | None = None
+    text_tokens: int | None = None
+    more_cells: int = 0
     experts: str = "auto"
     draft_from: Path | None = None
     learn: bool = True
@@ -57,7 +65,12 @@ class LoadOptions:
 
     @property
     def n_cells(self) -> int:
-        """Cells of the cache: for the text, and for the tree after it."""
+        """Cells of the cache: for the texts, and for the trees after them."""
+        return self.cells_alone + self.more_cells
+
+    @property
+    def cells_alone(self) -> int:
+        """Cells for a single text and its tree."""
         return self.context + SPARE_CELLS + (self.tree_budget or 0)
 
     @property
@@ -89,13 +102,34 @@ class LoadOptions:
         ways = ("auto", "stream", "mmap", "none")
         _require(self.offload in ways, "offload", self.offload, "auto, stream, mmap or none")
         _require(self.pack in ("auto", "always", "never"), "pack", self.pack, "auto, always or never")
+        types = " or ".join(CACHE_TYPES)
+        _require(self.kv in CACHE_TYPES, "type of keys and values", self.kv, types)
         _require(self.experts in EXPERT_MODES, "experts", self.experts, "auto or never")
         slots = self.slots
         _require(slots is None or 2 <= slots <= 4096, "number of slots", slots, "from 2 to 4096")
+        parallel = self.parallel
+        fine = parallel in (None, "auto") or (isinstance(parallel, int) and 1 <= parallel <= 1000)
+        _require(fine, "number of parallel texts", parallel, "from 1 to 1000, or auto")
+        tokens = self.text_tokens
+        _require(tokens is None or tokens > 0, "number of tokens of a text", tokens, "1 or more")
         if self.exact and budget is not None and budget > MOST_ROWS:
             raise UsageError(
                 f"The tree budget is {budget}, and exact decoding allows {MOST_ROWS}.",
                 f"Ask for --tree-budget {MOST_ROWS} or less, or for --no-exact.",
+            )
+
+    def check_cache(self, header: GGUFHeader) -> None:
+        """Refuse a cache type that the target's heads do not fit.
+
+        Raises:
+            UsageError: they do not.
+        """
+        sizes = head_sizes(header)
+        if self.kv != DEFAULT_KV and any(size % CACHE_BLOCK for size in sizes):
+            raise UsageError(
+                f"{header.path.name} has heads of {max(sizes)} elements, and {self.kv} stores {CACHE_BLOCK} "
+                "together.",
+                f"Leave out --kv, or take --kv {DEFAULT_KV}.",
             )
 
     def check_drafter(self) -> None:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.options import LoadOptions
+from edgespec.loading.adapters import Adapter
+from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.footprint import USUAL_NODES
@@ -35,6 +36,7 @@ class LoadState:
         notes: what a person might wonder about, in plain sentences.
         n_threads: CPU threads to compute with.
         needed_bytes: of memory, for everything; 0 until it is known.
+        adapters: LoRA adapters of the target.
     """
 
     def __init__(self, options: LoadOptions, on_progress: Progress) -> None:
@@ -44,12 +46,20 @@ class LoadState:
         self.notes: list[str] = []
         self.n_threads = default_threads() if options.threads is None else options.threads
         self.needed_bytes = 0
+        self.adapters: list[Adapter] = []
         self._opened: list[Closable] = []
 
     def keep(self, opened: Opened) -> Opened:
         """Have this closed if a later step fails."""
         self._opened.append(opened)
         return opened
+
+    @property
+    def variant(self) -> str:
+        """What sets the target apart from the file alone, for keys of what is remembered; usually empty."""
+        parts = [f"kv={self.options.kv}"] if self.options.kv != DEFAULT_KV else []
+        parts += [f"lora={a.header.fingerprint}:{a.scale:g}" for a in self.adapters]
+        return "".join(f" {part}" for part in parts)
 
     def n_sequences(self, model: Model | None = None) -> int:
         """Sequence ids for trees; each id costs a row of logits, used or not."""

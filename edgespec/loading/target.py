@@ -5,7 +5,8 @@ from __future__ import annotations
 from platformdirs import user_cache_path
 
 from edgespec.engine.target import Target
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, UsageError
+from edgespec.files.state import FileState
 from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
 from edgespec.loading.state import LoadState
@@ -16,6 +17,7 @@ from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.prefill_chunks import PrefillChunks, outcomes_path
 from edgespec.models.llama.row_rule import SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.llama.runtime.abort import DecodeAborted
+from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -34,21 +36,26 @@ def open_target(
 
     Raises:
         BackendError: exact decoding was asked for, and is not possible with this model here.
+        UsageError: there are LoRA adapters, and not all weights are in memory.
         ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
     """
     options, header = state.options, files.headers[0]
     model, context = _open_context(files, memory, state)
     exact = _decodes_exactly(model, memory, state)
     template = _open_template(model, state)
+    if state.adapters:
+        context.adapt([(load_adapter(model, a.header.path), a.scale) for a in state.adapters])
     rule = _row_rule(context, header.fingerprint, memory, state) if exact else None
     target = Target(model, context, rule)
     target.identity = cache_identity(
         header,
         model,
-        context=options.n_cells,
+        context=options.cells_alone,
         rule=target.rule,
         gpu_layers=options.gpu_layers,
         kernels=memory.kernels,
+        kv=options.kv,
+        **({"lora": _adapter_states(state)} if state.adapters else {}),
     )
     _allow_long_chunks(target, header.fingerprint, state)
     _choose_threads(target, header.fingerprint, state)
@@ -68,6 +75,7 @@ def _open_context(files: ModelFiles, memory: MemoryDecision, state: LoadState) -
                 n_sequences=state.n_sequences(model),
                 n_threads=state.n_threads,
                 abort=state.abort,
+                kv=state.options.kv,
             )
         )
 
@@ -95,6 +103,11 @@ def _routes_as_expected(context: Context) -> bool:
 
 def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -> Model:
     path, plan = files.paths[0], memory.plan
+    if state.adapters and (plan.stream is not None or plan.paged):
+        raise UsageError(
+            "LoRA adapters need all weights in memory, and this model's are read from disk in every pass.",
+            "Leave out --lora, merge the adapter into the model, or give more --memory.",
+        )
     if plan.stream is None:
         paged = try_paging(files) if plan.paged else None
         # Rearranged weights are a copy in memory, which the system cannot page out.
@@ -128,6 +141,10 @@ def _decodes_exactly(model: Model, memory: MemoryDecision, state: LoadState) -> 
     return exact
 
 
+def _adapter_states(state: LoadState) -> str:
+    return ", ".join(f"{FileState.of(a.header.path)} {a.scale:g}" for a in state.adapters)
+
+
 def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
     source = model.chat_template
     if source is None:
@@ -142,7 +159,7 @@ def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
 def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState) -> RowRule | None:
     exact = state.options.exact
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
-    held = f"{memory.kernels} gpu_layers={state.options.gpu_layers}"
+    held = f"{memory.kernels} gpu_layers={state.options.gpu_layers}{state.variant}"
     search = SPARING if memory.plan.stream is not None else THOROUGH
     rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, search)
     if rule is None and exact is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from platformdirs import user_cache_path
 
+from edgespec.costs.batches import SIZES, BatchPrediction, TextCells, fewest_texts, predict_batch
 from edgespec.costs.planned_memory import HitRates, PlannedMemory
 from edgespec.costs.planner import (
     Drafting,
@@ -19,7 +20,14 @@ from edgespec.costs.planner import (
 )
 from edgespec.errors import MemoryLimitError
 from edgespec.measure.threads import known_threads
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint
+from edgespec.models.gguf.footprint import (
+    SPARE_CELLS,
+    USUAL_NODES,
+    USUAL_TEXT,
+    Footprint,
+    cell_bytes,
+    footprint,
+)
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
@@ -31,7 +39,7 @@ from edgespec.offload.planning.budget import memory_room, predict_memory
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows
 from edgespec.plans.draft_costs import DraftCosts
 from edgespec.plans.pass_costs import PassCosts
-from edgespec.plans.plan import Plan, PlanRequest
+from edgespec.plans.plan import BatchPlan, Plan, PlanRequest
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
 from edgespec.units import readable
@@ -139,6 +147,7 @@ class _Planning:
             ways=sorted((way.fastest for way in ways), key=lambda fastest: -fastest.tokens_per_second),
             sizes=[size for way in ways for size in way.sizes],
             advice=advise(chosen, passes, drafting, most, more),
+            batch=self._batch(header, files, without_drafter, passes),
             prompt=self._prompt(header, chosen.holding, passes),
             notes=self._notes,
             uncertain=not sure,
@@ -204,6 +213,31 @@ class _Planning:
             "exact": predict_prompt(holding, passes, tokens, exact),
             "not_exact": predict_prompt(holding, passes, tokens, longest),
         }
+
+    def _batch(
+        self, header: GGUFHeader, files: ModelFiles, alone: PlannedMemory, passes: Passes
+    ) -> BatchPlan:
+        """Many texts at once, without drafts: the speed for each number of them that there is room for."""
+        budget, streams = alone.budget, alone.streamed_bytes > 0
+        cells = TextCells(cell_bytes(header), min(USUAL_TEXT, self._request.context))
+        one = replace(self._footprint(header), weights=files.tensor_bytes)
+        sizes: list[BatchPrediction] = []
+        for texts in SIZES:
+            size = replace(one, cache=one.cache + (texts - 1) * cells.text_bytes)
+            try:
+                holding = self._holding([size], files, budget)
+            except MemoryLimitError:
+                break
+            if sizes and holding.streamed_bytes > 0 and not streams:
+                break
+            sizes.append(predict_batch(holding, passes, texts))
+        least = alone.needed
+        if streams:
+            try:
+                predict_memory([one], files, 0)
+            except MemoryLimitError as error:
+                least = error.least or least
+        return BatchPlan(cells, 1 + cells.texts_in(budget - least), fewest_texts(sizes), sizes)
 
     def _footprint(self, header: GGUFHeader, rows: int = USUAL_NODES) -> Footprint:
         cells = self._request.context + SPARE_CELLS

@@ -47,9 +47,8 @@ class PassCosts:
 
     def of_target(self, model: InspectedModel, *, streams: bool) -> tuple[Passes, str]:
         """The target's passes, and a sentence that says where the figures come from."""
-        known = list(self._store.all_passes(**self._machine, model=model.headers[0].fingerprint))
-        # Streamed passes are padded, so they do not show what few rows take in memory.
-        own = _preferred([profile for profile in known if streams or not profile.streamed], streams)
+        fingerprint = model.headers[0].fingerprint
+        own = self._store.preferred_passes(fingerprint, self._threads, streams=streams)
         profile = own or self._reference(model)
         compute = profile.compute if own else _scaled_to(profile, model)
         if streams and not profile.streamed:
@@ -111,15 +110,6 @@ class PassCosts:
         disk = measure_reading(path, _DISK_S, self._on_progress)
         self._store.put(disk_key(path), disk)
         return disk
-
-
-def _preferred(known: list[PassProfile], streams: bool) -> PassProfile | None:
-    """The profile that was measured most carefully, and with the weights held in the same way."""
-    return min(
-        known,
-        key=lambda profile: (profile.disturbed, profile.quick, profile.streamed != streams),
-        default=None,
-    )
 
 
 def _scaled_to(reference: PassProfile, model: InspectedModel) -> Curve:

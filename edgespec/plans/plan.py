@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgespec.costs.batches import BatchPrediction, TextCells
 from edgespec.costs.planner import Advice, Prediction, PromptTime
 
 
@@ -29,6 +30,34 @@ class PlanRequest:
 
 
 @dataclass(frozen=True)
+class BatchPlan:
+    """How many texts are answered at once.
+
+    Attributes:
+        cells: what a text takes in the cache.
+        most: texts that the memory has room for beside the weights that stay in it for a single text; where
+            weights are streamed, beside as few weights as possible.
+        chosen: the fewest texts that come close to the highest speed.
+        sizes: what other numbers of texts would give.
+    """
+
+    cells: TextCells
+    most: int
+    chosen: BatchPrediction
+    sizes: list[BatchPrediction]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, for scripts."""
+        return {
+            "cell_bytes": self.cells.cell_bytes,
+            "text_tokens": self.cells.tokens,
+            "most_texts": self.most,
+            "chosen": self.chosen.to_json(),
+            "sizes": [size.to_json() for size in self.sizes],
+        }
+
+
+@dataclass(frozen=True)
 class Plan:
     """What to do, and the alternatives.
 
@@ -40,6 +69,7 @@ class Plan:
         sizes: every tree size with every drafter.
         advice: what would help most.
         prompt: how long a prompt takes to be read, "exact" and "not_exact".
+        batch: many texts at once.
         notes: where the figures come from, and how far they can be trusted.
         uncertain: some of them are derived, and may be off by half.
     """
@@ -51,6 +81,7 @@ class Plan:
     ways: list[Prediction]
     sizes: list[Prediction]
     advice: list[Advice]
+    batch: BatchPlan
     prompt: dict[str, PromptTime] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     uncertain: bool = False
@@ -65,6 +96,7 @@ class Plan:
             "ways": [way.to_json() for way in self.ways],
             "sizes": [size.to_json() for size in self.sizes],
             "advice": [advice.to_json() for advice in self.advice],
+            "batch": self.batch.to_json(),
             "prompt": {mode: time.to_json() for mode, time in self.prompt.items()},
             "notes": self.notes,
             "uncertain": self.uncertain,

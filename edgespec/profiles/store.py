@@ -296,6 +296,21 @@ class ProfileStore:
             with atomic_write(path, durable=False) as file:
                 file.write(json.dumps(record, indent=1).encode())
 
+    def preferred_passes(self, model: str, threads: int, *, streams: bool) -> PassProfile | None:
+        """The passes of a model that were measured here most carefully, and with its weights held so.
+
+        Args:
+            model: its fingerprint.
+            streams: whether its weights are streamed.
+        """
+        known = self.all_passes(**machine_identity(), threads=str(threads), model=model)
+        return min(
+            # Streamed passes are padded, so they do not show what few rows take in memory.
+            (profile for profile in known if streams or not profile.streamed),
+            key=lambda profile: (profile.disturbed, profile.quick, profile.streamed != streams),
+            default=None,
+        )
+
     def all_passes(self, **wanted: str) -> Iterator[PassProfile]:
         """The passes of every target whose key has these values."""
         for path in sorted(self.folder.glob("pass-*.json")):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from edgespec.speculation.yield_meter import accepted_by_budget
 _ENOUGH_PASSES = 4  # streamed passes that it takes to measure the disk's speed
 _ENOUGH_EXPERTS = 5_000  # that passes needed, to say how often experts are in memory
 _PROFILE_WEIGHT = 8  # weight of a quick profile, in passes of a run
+_MOST_PASSES = 1000  # of each size, the latest: a server may run for months
 _UNMARKED = 24  # passes after which a corrected profile no longer counts as disturbed
 
 
@@ -104,7 +106,7 @@ class ProfileUpdates:
         self._keys = keys
         self._store = store or ProfileStore()
         self._tallies: dict[float, _TreeTally | None] = {}
-        self._seconds: dict[int, list[float]] = {}
+        self._seconds: dict[int, deque[float]] = {}
         self._experts = ExpertUse()
         self._watch: ContentionWatch | None = None
 
@@ -118,7 +120,8 @@ class ProfileUpdates:
         if self._watch is None:
             self._watch = ContentionWatch(threads)  # too late for the pass that is already over
             return
-        self._seconds.setdefault(record.nodes, []).append(max(record.verify_s - record.wait_s, 0.0))
+        latest = self._seconds.setdefault(record.nodes, deque(maxlen=_MOST_PASSES))
+        latest.append(max(record.verify_s - record.wait_s, 0.0))
 
     def add_tree(self, tree: TokenTree, path: Sequence[int], steps: int, temperature: float) -> None:
         """Count the accepted path of a tree, for a text that was sampled at this temperature.

@@ -120,10 +120,11 @@ class Answering:
                 _log.error("Bug: %s", error, exc_info=error if _log.isEnabledFor(logging.INFO) else None)
             await reply.refuse(refusal_for(error))
         finally:
+            self._worker.metrics.request_ended(reply.outcome)
             if self._on_request is not None:
                 answers = [answer for exchange in exchanges for answer in exchange.answers]
                 seconds = time.perf_counter() - start
-                path, status = reply.http.url.path, reply.status or GONE
+                path, status = reply.http.scope["path"], reply.status or GONE
                 self._on_request(Entry.of(path, status, seconds, answers, streamed=reply.streamed))
 
     async def _until_abandoned(self, reply: Reply, work: Coroutine[Any, Any, None]) -> None:
@@ -154,9 +155,11 @@ class Answering:
             )
             exchanges.append(exchange)
             self._bodies.drop(body)
+            self._worker.metrics.prompt_accepted(len(exchange.tokens))
             form = self._form(exchange)
             if exchange.request.stream:
-                await reply.stream(self._events(exchange, place, form), done=kind != "response")
+                events = self._events(exchange, place, form, reply)
+                await reply.stream(events, done=kind != "response")
             else:
                 async for answer in self._answers(exchange, place):
                     exchange.answers.append(answer)
@@ -168,7 +171,11 @@ class Answering:
         if exchange.kind == "response":
             return responses.Reply(model=model, warnings=request.warnings)
         return protocol.Reply(
-            chat=exchange.kind == "chat", model=model, warnings=request.warnings, timed=True
+            chat=exchange.kind == "chat",
+            model=model,
+            warnings=request.warnings,
+            timed=True,
+            speculates=request.with_speculation,
         )
 
     def _prepare(self, content: bytearray, kind: Kind) -> _Exchange:
@@ -199,8 +206,15 @@ class Answering:
         """The answers that a request asks for, all on their way; they are abandoned at the end."""
         request = exchange.request
         place.answers = request.answers
+        traced = request.stream and request.with_speculation
         tasks = [
-            Task(exchange.tokens, nth_config(request.config, n), place, raw=exchange.kind == "text")
+            Task(
+                exchange.tokens,
+                nth_config(request.config, n),
+                place,
+                raw=exchange.kind == "text",
+                traced=traced,
+            )
             for n in range(request.answers)
         ]
         try:
@@ -219,7 +233,7 @@ class Answering:
                         yield chunk.generation
 
     async def _events(
-        self, exchange: _Exchange, place: Place, form: Form
+        self, exchange: _Exchange, place: Place, form: Form, reply: Reply
     ) -> AsyncGenerator[dict[str, Any], None]:
         try:
             with self._tasks(exchange, place) as tasks:
@@ -237,13 +251,15 @@ class Answering:
                 for event in form.usage(exchange.answers):
                     yield event
         except Exception as error:
-            yield dict(refusal_for(error).body)
+            reply.refusal = refusal_for(error)
+            yield dict(reply.refusal.body)
 
 
 class Reply:
     """Sends the answer to one request.
 
     Attributes:
+        refusal: why there is no answer, or why it is not complete; None if nothing is wrong.
         status: the HTTP status that was sent; 0 before that.
         streamed: whether the answer is sent event by event.
     """
@@ -255,16 +271,27 @@ class Reply:
         self._scope = scope
         self._receive = receive
         self._to_client = send
-        self._started = False
+        self.refusal: Refusal | None = None
+        self._started = self._complete = False
         half_closed = scope.get("state", {}).get(HALF_CLOSED)
         self._half_closed: asyncio.Event = half_closed or asyncio.Event()
+
+    @property
+    def outcome(self) -> str:
+        """What became of the request, as `Metrics` names it."""
+        if self.refusal is not None:
+            status = self.refusal.status
+            return "turned_away" if status == 429 else "failed" if status >= 500 else "refused"
+        return "answered" if self._complete else "abandoned"
 
     async def whole(self, body: Mapping[str, object]) -> None:
         """Send a whole answer."""
         await JSONResponse(body)(self._scope, self._receive, self._send)
+        self._complete = True
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send an error, unless an answer has begun."""
+        self.refusal = refusal
         if not self._started:
             await refusal.response()(self._scope, self._receive, self._send)
 
@@ -282,6 +309,7 @@ class Reply:
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         last = b"data: [DONE]\n\n" if done else b""
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        self._complete = True
 
     async def _send(self, message: Message) -> None:
         self._started = True

@@ -19,6 +19,8 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.serving import protocol
 from edgespec.serving.answering import Answering, Kind, Reply
 from edgespec.serving.limits import Limits
+from edgespec.serving.origins import origin_checks
+from edgespec.serving.page import PAGE, Page
 from edgespec.serving.refusals import Refusal, refusal_for
 from edgespec.serving.request_log import Entry
 from edgespec.serving.worker import Worker
@@ -35,6 +37,7 @@ class Application:
         hosts: accepted names in the Host header, so that a web page cannot reach a server on this machine
             through a name of its own (DNS rebinding); None accepts all.
         limits: bounds on requests.
+        cors: the origin of web pages elsewhere that may send requests; "*" is any, None is none.
         on_request: called with an entry for the log when a request is done.
     """
 
@@ -47,6 +50,7 @@ class Application:
         api_key: str | None = None,
         hosts: list[str] | None = None,
         limits: Limits | None = None,
+        cors: str | None = None,
         aliases: Sequence[str] = (),
         on_request: Callable[[Entry], None] | None = None,
     ) -> None:
@@ -64,8 +68,11 @@ class Application:
             Route("/v1/models", self._list_models),
             Route("/v1/models/{model:path}", self._show_model),
             Route("/health", self._health),
+            Route(PAGE, Page().answer),
+            Route("/metrics", self._metrics),
         ]
         middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
+        middleware += origin_checks(cors)
         if api_key is not None:
             middleware.append(Middleware(_RequireKey, api_key=api_key))
         handlers: dict[Any, Any] = {404: _no_such_page, 405: _no_such_page, 500: _bug}
@@ -95,6 +102,10 @@ class Application:
         reason = trouble if self._open else "The model failed; the server's output says why."
         return JSONResponse({"status": "unavailable", "reason": reason}, 503)
 
+    async def _metrics(self, _http: HTTPRequest) -> Response:
+        page, content_type = self._worker.metrics.page()
+        return Response(page, headers={"content-type": content_type})
+
 
 class _Completions:
     """An endpoint that answers completions."""
@@ -108,14 +119,14 @@ class _Completions:
 
 
 class _RequireKey:
-    """Rejects requests without the key, except for /health."""
+    """Rejects requests without the key, but for /health and the page, which hold no secrets."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
         self._wanted = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
+        if scope["type"] == "http" and scope["path"] not in ("/health", PAGE):
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._wanted):
                 refusal = Refusal(401, "The API key is missing or wrong.", "invalid_api_key")

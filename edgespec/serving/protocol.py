@@ -9,6 +9,7 @@ from typing import Any
 
 from edgespec.generation.result import Chunk, Generation, TokenLogprob
 from edgespec.generation.tools import CallPiece
+from edgespec.serving import speculation
 
 
 class Reply:
@@ -19,6 +20,7 @@ class Reply:
         key: what the id ends with; None for a random one.
         warnings: what of the request has no effect.
         timed: whether they report times, which differ from run to run.
+        speculates: whether pieces report what was drafted and accepted.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class Reply:
         key: str | None = None,
         warnings: Sequence[str] = (),
         timed: bool = False,
+        speculates: bool = False,
     ) -> None:
         self._chat = chat
         self._head = {
@@ -38,6 +41,7 @@ class Reply:
         }
         self._notes: dict[str, Any] = {"warnings": list(warnings)} if warnings else {}
         self._timed = timed
+        self._speculates = speculates
         self._offsets: dict[int, int] = {}  # characters streamed of each answer so far
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
@@ -70,7 +74,8 @@ class Reply:
             delta["content"] = chunk.text
         if chunk.calls:
             delta["tool_calls"] = _call_deltas(chunk.calls)
-        if not delta and not chunk.logprobs:
+        told = speculation.of_pass(chunk) if self._speculates else {}
+        if not delta and not chunk.logprobs and not told:
             return []
         event = self._piece(index, delta if self._chat else chunk.text, None)
         offset = self._offsets.get(index, 0)
@@ -78,11 +83,12 @@ class Reply:
         self._offsets[index] = offset + sum(
             len(found.spelling.decode("utf-8", "replace")) for found in chunk.logprobs
         )
-        return [event]
+        return [event | told]
 
     def end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
         """What a streamed answer ends with."""
         event = {**self._piece(index, {} if self._chat else "", _reason(answer)), **self._notes}
+        event |= speculation.of_answer(answer) if self._speculates else {}
         return [event | {"timings": timings([answer])} if self._timed else event]
 
     def usage(self, answers: Sequence[Generation]) -> list[dict[str, Any]]:

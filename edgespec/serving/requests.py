@@ -48,6 +48,7 @@ _OTHERS = (
     *("model", "messages", "prompt", "n", "best_of", "stream", "stream_options", "stop", "seed"),
     *("response_format", "grammar", "json_schema", "tools", "tool_choice", "parallel_tool_calls"),
     *("logprobs", "top_logprobs", "think", "reasoning_effort", "chat_template_kwargs"),
+    "speculation",
 )
 CHAT_FIELDS = (*_INTEGERS, *_NUMBERS, *_UNSUPPORTED, *_OTHERS)
 """Fields that mean something in a request for a chat or a completion, if only that they are refused."""
@@ -70,6 +71,7 @@ class Request:
         chat: the prompt is messages to answer; otherwise a text to continue.
         answers: how many.
         with_usage: the last piece of a stream reports the usage.
+        with_speculation: the pieces of a stream report what was drafted and accepted.
         model: the name by which the model was asked for; empty if it was not named.
         warnings: what of the request has no effect, in sentences.
     """
@@ -80,6 +82,7 @@ class Request:
     answers: int
     stream: bool
     with_usage: bool
+    with_speculation: bool = False
     model: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -129,6 +132,7 @@ def read_request(
         answers=answers,
         stream=boolean(body, "stream"),
         with_usage=boolean(options or {}, "include_usage"),
+        with_speculation=boolean(body, "speculation"),
         model=asked if isinstance(asked, str) else "",
         warnings=warnings,
     )

@@ -6,15 +6,16 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request, RequestSource
 from edgespec.generation.config import GenerationConfig
-from edgespec.generation.result import Chunk
+from edgespec.generation.result import Chunk, PassRecord
 from edgespec.progress import Progress
+from edgespec.serving.metrics import Metrics
 from edgespec.serving.refusals import QueueFull, ShuttingDown, Unavailable, is_clients_fault
 
 Open = Callable[[Progress], Engine]
@@ -55,6 +56,9 @@ class Task:
     Attributes:
         tokens: the prompt.
         place: of the request, which may have asked for several answers.
+        traced: its chunks show the trees of its passes.
+        asked_at: when it was put into the queue, by the monotonic clock.
+        said_something: whether its answer has begun.
         raw: the answer goes on with a text, so nothing in it is a thought or a tool call.
     """
 
@@ -62,12 +66,15 @@ class Task:
     config: GenerationConfig
     place: Place
     raw: bool = True
+    traced: bool = False
     events: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     request: Request = field(init=False)
+    asked_at: float = field(default_factory=time.monotonic)
+    said_something: bool = False
 
     def __post_init__(self) -> None:
-        self.request = Request(self.tokens, self.config, raw=self.raw, key=self)
+        self.request = Request(self.tokens, self.config, raw=self.raw, key=self, traced=self.traced)
 
     @property
     def cancelled(self) -> bool:
@@ -98,6 +105,9 @@ class Worker(RequestSource):
         parallel: most answers at once.
         reopen: loads the model again; takes a progress callback, which may raise to stop loading.
         on_trouble: called with a sentence when the model fails, and when it is back.
+
+    Attributes:
+        metrics: figures of all answers since the start.
     """
 
     def __init__(
@@ -123,6 +133,11 @@ class Worker(RequestSource):
         self._retry_s = _RETRY_S
         self._retry_at = 0.0
         self._changed = threading.Condition()
+        self.metrics = Metrics(
+            queue_length=lambda: len(self._tasks),
+            in_flight=lambda: len(self._running),
+            is_up=lambda: not self._trouble,
+        )
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
@@ -245,12 +260,21 @@ class Worker(RequestSource):
 
     def _answer_requests(self, engine: Engine) -> None:
         """Answer what comes, until the server shuts down or the model fails."""
+        weights = engine.target.model.weights
+        read = weights.read_bytes
+
+        def count_pass(records: Sequence[PassRecord]) -> None:
+            nonlocal read
+            before, read = read, weights.read_bytes
+            self.metrics.pass_done(len(records), records[0].seconds, read - before)
+
         try:
-            for event in engine.stream_many(self, parallel=self._parallel):
+            for event in engine.stream_many(self, parallel=self._parallel, on_pass=count_pass):
                 task: Task = event.request.key
                 if event.error is not None and not is_clients_fault(event.error):
                     raise event.error
                 if event.chunk is not None:
+                    self._count(event.chunk, task)
                     task.deliver(event.chunk)
                 if event.is_last:
                     self._done(task, event.error)
@@ -262,6 +286,12 @@ class Worker(RequestSource):
                 self._done(task, error)
             if not self._closing:
                 self._fail(error)
+
+    def _count(self, chunk: Chunk, task: Task) -> None:
+        if chunk.record is not None and not task.said_something:
+            task.said_something = True
+            self.metrics.first_token(time.monotonic() - task.asked_at)
+        self.metrics.tokens_generated(len(chunk.tokens))
 
     def _done(self, task: Task, error: Exception | None) -> None:
         """Take leave of a task; its client gets the error, if there is one."""

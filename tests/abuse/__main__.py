@@ -90,7 +90,7 @@ def models() -> tuple[Path, Path]:
 def held(engines: Sequence[Subject]) -> tuple[int, int, int]:
     """Descriptors, threads and bytes of memory, without the compiled grammars that each engine caches."""
     for subject in engines:
-        subject.engine._grammars._compiled.clear()
+        subject.engine._planner._grammars._compiled.clear()
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # what was freed and only kept back for later is no leak

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
+from edgespec.bench.report.share import read_share
 from edgespec.bench.rows.capped import cap_kind
 from edgespec.cli.main import main
 from tests.desk import Desk
@@ -58,8 +59,42 @@ def test_the_default_model_in_memory(
     assert "in memory, tree 8" in page
 
 
-def test_a_row_that_takes_too_long_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_texts_at_once_beside_llama_cpp_itself(
+    short_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a model of two layers; llama.cpp's own program is not looked for outside of the environment."""
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    asked = [str(short_path), "--draft", "none", "--exact", *SMALL, "--profile-seconds", "0"]
+    assert main(["bench", *asked, "--parallel", "1,3", "--json", str(tmp_path / "bench.json")]) == 0
+    out = capsys.readouterr().out
+    assert " a text " in out
+    assert " first s " in out
+    document = json.loads((tmp_path / "bench.json").read_text())
+    rows = {row["name"]: row for row in document["rows"]}
+    ours, theirs = "in memory, 3 texts", "llama.cpp, 3 texts"
+    assert list(rows) == [
+        "in memory, plain",
+        "in memory, 1 text",
+        ours,
+        "llama.cpp, 1 text",
+        theirs,
+    ]
+    assert [row["error"] for row in rows.values()] == [None] * 5
+    assert (rows[ours]["texts_per_pass"], rows[ours]["tokens_per_pass"]) == (3, 3)
+    assert rows[ours]["tokens_per_second_a_text"] == pytest.approx(
+        rows[ours]["tokens_per_second"] / 3, rel=1e-4
+    )
+    assert rows[ours]["first_token_s"] > 0
+    assert rows[ours]["identical"] is True
+    assert rows[ours]["tokens"] == 24
+    assert rows[theirs]["tokens_per_second"] > 0
+    assert "measured through llama-cpp-python" in rows[theirs]["notes"][0]
+
+
+def test_a_row_that_takes_too_long_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = tmp_path / "shared.json"
     asked = ["--draft", "none", "--prompts", "2", "--repetitions", "5", "--max-tokens", "200"]
+    asked += ["--share", str(shared)]
     assert (
         main(["bench", *asked, "--row-seconds", "1.5", "--profile-seconds", "0", "-o", "json", "--quiet"])
         == 0
@@ -68,6 +103,8 @@ def test_a_row_that_takes_too_long_is_cut(capsys: pytest.CaptureFixture[str]) ->
     (row,) = document["rows"]
     assert (row["cut"], row["error"]) == (True, None)
     assert 0 < row["tokens"] < 2 * 5 * 200
+    assert read_share(shared)["rows"][0]["tokens_per_second"] == row["tokens_per_second"]
+    assert str(Path.home()) not in shared.read_text()
     assert row["samples"]
     assert document["curves"]["memory"]["passes"]["64"]["s"] > 0
 

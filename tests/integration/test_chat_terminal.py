@@ -80,6 +80,8 @@ def test_without_colour_nothing_is_drawn_twice(monkeypatch: pytest.MonkeyPatch, 
         desk.ask(SKY, until=" tokens, ")
         begun = desk.shown.index(reply(SKY, 4))
         assert "\x1b" not in desk.shown[begun:].partition("\n")[0]
+        # Lines end between words: a word that was cut in two would not be found.
+        assert " ".join(reply(SKY, 24).split()) in " ".join(" ".join(desk.screen).split())
 
 
 def test_a_window_that_changes_its_size_in_an_answer(reply: Reply) -> None:
@@ -204,7 +206,7 @@ def test_a_session_is_held_by_one_program_and_one_model(gemma_path: Path) -> Non
 
 def test_an_answer_that_is_cut_off_says_how_to_go_on() -> None:
     with contextlib.closing(Desk("chat", "--draft", "none", "--max-tokens", "4")) as desk:
-        desk.ask(SKY, until="The answer was cut off by --max-tokens. Ask it to go on,")
+        desk.ask(SKY, until="The answer was cut off by --max-tokens. /continue goes on")
         assert re.search(r"^4 tokens, \d+\.\d/s$", "\n".join(desk.screen), re.MULTILINE)
         desk.ask("/set max_tokens none", until="from now on")
 

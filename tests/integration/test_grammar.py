@@ -83,7 +83,7 @@ def test_what_the_text_proposes_is_held_to_the_form(
     ) as engine:
         trees = _trees_of(engine, prompt, config)
         text = engine.encoder.encode(prompt)
-        constraint = engine._new_constraint(len(text), config)
+        constraint = engine._planner.plan(engine.encoder, text, config, raw=False).constraint
         assert constraint is not None
         for tree, accepted in trees:
             assert constraint.pruned(tree, text) is tree, "it holds permitted tokens only"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -72,10 +73,18 @@ def test_a_profile_is_measured_kept_and_planned_with(
     speeds = [way["tokens_per_second"] for way in plan["ways"]]
     assert speeds == sorted(speeds, reverse=True)
     assert plan["chosen"]["tokens_per_second"] >= plan["plain"]["tokens_per_second"]
+    batch = plan["batch"]
+    assert batch["cell_bytes"] == 30 * 2 * 3 * 64 * 2, "layers, keys and values, heads, elements, bytes"
+    assert batch["text_tokens"] == 256, "a text is no longer than the context"
+    assert batch["most_texts"] >= batch["chosen"]["texts"]
+    assert [size["texts"] for size in batch["sizes"]][:3] == [1, 2, 4]
+    in_all = [size["tokens_per_second"] for size in batch["sizes"]]
+    assert batch["chosen"]["tokens_per_second"] >= 0.95 * max(in_all)
 
     code, out, _ = run(capsys, "plan", *pair, "--memory", memory)
     assert code == 0
     assert "what binds" in out
+    assert re.search(r"a batch +[\d.]+ tokens/s with \d+ texts? at once", out)
     assert "measured with this model here" in out
     assert [f for f in plan_removal(smol_path).files if f.kind == "profile"]
 

@@ -29,7 +29,9 @@ def server(*arguments: str) -> Iterator[str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
         told = program.stderr.readline()
-        match = re.fullmatch(r"Serving \S+ at (http://127\.0\.0\.1:\d+/v1)\. Ctrl-C ends it\.\n", told)
+        match = re.fullmatch(
+            r"Serving \S+ at (http://127\.0\.0\.1:\d+/v1); chat at \S+\. Ctrl-C ends it\.\n", told
+        )
         assert match, told
         try:
             yield match[1]
@@ -221,6 +223,8 @@ def test_an_api_key_keeps_others_out_and_what_was_asked_is_logged(tmp_path: Path
             wrong = pytest.raises(openai.AuthenticationError, match="The API key is missing or wrong")
             with wrong:
                 client.models.list()
+            with wrong:
+                client.with_options(base_url=url.removesuffix("/v1")).get("/metrics", cast_to=str)
         with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
             assert ask(client, max_tokens=4).usage.completion_tokens == 4
             assert [model.id for model in client.models.list()] == [MODEL, "other"]

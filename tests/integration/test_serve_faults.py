@@ -164,12 +164,12 @@ def test_health_is_told_while_a_request_is_prepared(smol_path: Path) -> None:
         assert "did not finish within" in answer["error"]["message"]
 
 
-def streamed(model: Path, **more: Any) -> Engine:
+def streamed(model: Path, context: int = 256, **more: Any) -> Engine:
     """A model in as little memory as it can do with."""
     memory = 64 << 20
     while True:
         try:
-            return load(model, offload="stream", memory=memory, **more)
+            return load(model, context, offload="stream", memory=memory, **more)
         except MemoryLimitError as error:
             if error.least is None or error.least <= memory:
                 raise

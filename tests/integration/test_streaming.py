@@ -27,6 +27,7 @@ from edgespec.kernels import ggml
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.layer_switch import LayerSwitch
+from edgespec.offload.packing import choice
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights
 from edgespec.offload.planning import stream_plan
@@ -197,7 +198,7 @@ def test_a_full_disk_means_streaming_the_model_itself(
 ) -> None:
     if not gains_from_packing(ModelFiles.of(read_header(q4_drafter_path)).layers()):
         pytest.skip("this processor has no faster layout for these weights, so nothing would be packed")
-    monkeypatch.setattr(stream_plan, "_SPARE_DISK", 1 << 60)
+    monkeypatch.setattr(choice, "_SPARE_DISK", 1 << 60)
     with load_streamed(q4_drafter_path, exact=False) as engine:
         assert any(note.startswith("The packed layer file would take") for note in engine.notes)
         assert len(generate(engine).tokens) == GREEDY.max_tokens

@@ -38,8 +38,10 @@ from edgespec.bench.rows.figures import (
     spread,
 )
 from edgespec.bench.rows.job import context_for
+from edgespec.bench.rows.llamacpp_batches import LlamaCppBatches
 from edgespec.bench.rows.row_spec import RowOptions, RowSpec, rows_for
 from edgespec.bench.rows.runner import Measured, RunConfig, Runner, why_it_failed
+from edgespec.bench.rows.shared_rows import texts_of
 from edgespec.bench.rows.synthetic import remove_leftovers
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.cli.main import main
@@ -680,6 +682,89 @@ def test_llama_cpp_rows(tmp_path: Path) -> None:
     assert others.measure(others.specs[0], ["one"], run).error == "It did not report its speed."
 
 
+def batches(folder: Path | None, tmp_path: Path, **changes: Any) -> LlamaCppBatches:
+    settings: dict[str, Any] = {
+        "n_bytes": 10**9,
+        "cap": 10**9,
+        "threads": 2,
+        "tokens": 8,
+        "repetitions": 2,
+        "row_seconds": 60.0,
+        "marks": ("widened",),
+    }
+    return LlamaCppBatches(folder, tmp_path / "big.gguf", [1, 16], **settings | changes)
+
+
+def test_llama_cpp_decodes_batches_with_its_own_program(tmp_path: Path) -> None:
+    tool = program(
+        tmp_path / "bin" / "llama-batched-bench",
+        "echo 'loading' >&2\n"
+        """echo '{"pp": 2, "tg": 8, "pl": 16, "t_pp": 0.5, "t_tg": 2.0, "speed_tg": 64.0}'\n""",
+    )
+    others = batches(tmp_path, tmp_path)
+    assert [spec.name for spec in others.specs] == [
+        "llama.cpp, 1 text (widened)",
+        "llama.cpp, 16 texts (widened)",
+    ]
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> Capped:
+        commands.append(command)
+        return run_capped(command, None, **options)
+
+    row = others.measure(others.specs[1], ["seven b", "seven b"], run)
+    assert row.error is None
+    assert (row.texts, row.samples, row.tokens_per_second_a_text) == (16, [64.0, 64.0], 4.0)
+    assert row.first_token_s == 0.5 + 2.0 / 8, "the prompts, and one pass"
+    assert row.notes == []
+    assert len(commands) == 2
+    assert commands[0][0] == str(tool)
+    words = " ".join(commands[0])
+    assert "-c 4096 -npp 2 -ntg 8 -npl 16 -t 2 --no-repack" in words
+    assert "--no-repack" not in " ".join(batches(tmp_path, tmp_path, cap=None)._command(1, 2))
+    program(tool, "echo 'no model' >&2; exit 3\n")
+    assert others.measure(others.specs[0], ["one"], run).error == "Ended with status 3: no model"
+    program(tool, "echo fine\n")
+    assert others.measure(others.specs[0], ["one"], run).error == "It did not report its speed."
+    assert "could not be rendered" in str(others.measure(others.specs[0], [], run).error)
+
+
+def test_without_the_program_the_bindings_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    others = batches(None, tmp_path)
+    command = others._command(16, 20)
+    assert command[:3] == [sys.executable, "-m", "edgespec.models.llama.plain_batches"]
+    assert " ".join(command[5:]) == "--prompt 20 --tokens 8 --texts 16 --threads 2 --no-repack"
+    answered = others.measure(
+        others.specs[0], ["one"], lambda *_a, **_k: Capped('{"t_pp": 1, "t_tg": 8, "speed_tg": 1}', 0, 0, 1.0)
+    )
+    assert answered.notes == ["There is no llama-batched-bench: measured through llama-cpp-python."]
+
+
+def test_the_folder_of_the_programs(tmp_path: Path) -> None:
+    tool = program(tmp_path / "bin" / "llama-cli")
+    assert llamacpp.program_folder(None) is None
+    assert llamacpp.program_folder("llama.cpp") is None
+    assert llamacpp.program_folder(f"llama.cpp={tmp_path}") == tmp_path
+    assert llamacpp.program_folder(f"llama.cpp={tool}") == tmp_path / "bin"
+
+
+def test_rows_of_many_texts() -> None:
+    rows = rows_for(wishes(texts=(1, 16)), fits=False, fits_machine=False)
+    many = [row for row in rows if row.texts]
+    assert names(many) == [
+        "streamed, 1 text",
+        "streamed, 1 text, tree auto",
+        "streamed, 16 texts",
+        "streamed, 16 texts, tree auto",
+    ]
+    assert [row.load["parallel"] for row in many] == [1, 1, 16, 16]
+    assert many[0].load["draft"] == "none"
+    alone = rows_for(wishes(texts=(4,), load={"draft": "none"}), fits=True, fits_machine=True)
+    assert names(alone) == ["in memory, plain", "in memory, 4 texts"]
+    assert texts_of(["a", "b"], 5) == ["a", "b", "a (2)", "b (2)", "a (3)"]
+
+
 # Commands
 
 
@@ -700,6 +785,8 @@ def test_llama_cpp_rows(tmp_path: Path) -> None:
         (["--workload", "none.jsonl"], "none.jsonl cannot be read: No such file or directory."),
         (["--compare", "llama.cpp=/none"], "/none does not exist."),
         (["--temperature", "-1"], "temperature is -1.0."),
+        (["--parallel", "4,many"], "--parallel is '4,many'. Give numbers of texts, such as 1,4,16,64."),
+        (["--parallel", "4,0"], "--parallel is 0. It must be from 1 to 256."),
         (["-o", "rows.xml"], "the name of a file ends in one of them."),
         (["-o", "big.gguf"], "There is no output format 'big.gguf'."),
         (["--json", "big.gguf"], "big.gguf would be written over. Name the model with -m: -m big.gguf"),

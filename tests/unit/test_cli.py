@@ -162,7 +162,8 @@ def test_defaults_in_help_are_the_librarys() -> None:
     told = {option.name: option.help for option in command.params if option.name != "help"}
     for name in ("context", "gpu_layers", "offload", "pack", "draft"):
         assert told[name].endswith(f"Default: {signature.parameters[name].default}.")
-    assert set(LoadOptions.__dataclass_fields__) == set(signature.parameters) - {"on_progress"}
+    of_commands = {"on_progress", "parallel", "text_tokens"}
+    assert set(LoadOptions.__dataclass_fields__) == set(signature.parameters) - of_commands
 
 
 def test_flags_reach_the_library(engine: TalkingEngine) -> None:

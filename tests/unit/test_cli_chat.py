@@ -103,6 +103,47 @@ def test_retry_replaces_the_answer(typed: Any, engine: TalkingEngine) -> None:
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
 
 
+def test_editing_replaces_the_question(
+    typed: Any, engine: TalkingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "editor.sh"
+    script.write_text("printf 'Hi there' >$1")
+    monkeypatch.setenv("VISUAL", f"sh {script}")
+    out, err, session = typed("Hi", "/edit", "/edit")
+    assert out == [ANSWER, ANSWER]
+    assert err == [">>> Hi there", "The question stays as it is."]
+    assert [message["content"] for message in session.messages] == ["Hi there", ANSWER]
+    assert typed("/edit")[1] == ["There is no question to edit."]
+
+
+def test_going_on_extends_the_answer(typed: Any, engine: TalkingEngine) -> None:
+    engine.on_word = lambda word: (
+        os.kill(os.getpid(), signal.SIGINT) if word == 1 and len(engine.asked) == 1 else None
+    )
+    out, err, session = typed("Hi", "/continue", "/regenerate")
+    assert out == ["Blue", ANSWER, ANSWER]
+    assert err[0] == "Stopped; what was said so far is kept. /continue goes on with it."
+    assert [message["role"] for message in session.messages] == ["user", "assistant"]
+    assert typed("/continue")[1] == ["There is no answer to go on with. Ask something first."]
+
+
+def test_exporting_asks_before_it_writes_over_a_file(
+    typed: Any, engine: TalkingEngine, tmp_path: Path
+) -> None:
+    path = tmp_path / "talk.md"
+    _, err, _ = typed("Hi", f"/export {path}", f"/export {path}", "/export")
+    assert err == [
+        f"The conversation was written to {path}.",
+        f"{path} exists. Write over it?",
+        "/export needs the name of a file. For example: /export trip.md",
+    ]
+    assert path.read_text() == f"# Conversation with talker\n\n## Question\n\nHi\n\n## Answer\n\n{ANSWER}\n"
+
+
+def test_the_model_of_a_chat_that_has_none_to_change(typed: Any) -> None:
+    assert typed("/model smollm2-135m")[1] == ["The model of this chat cannot be changed. Start another one."]
+
+
 def test_thoughts_are_folded_and_unfolded(typed: Any, engine: TalkingEngine) -> None:
     engine.thought = ["Hm,", " \x1b[2Jsky."]
     out, err, session = typed("Hi", "/think", "/think show", "Hi", "/think hide", "Hi")
@@ -143,7 +184,7 @@ def test_ctrl_c_in_an_answer_keeps_the_conversation(typed: Any, engine: TalkingE
     )
     out, err, session = typed("Hi", "Go on")
     assert out == ["Blue", ANSWER]
-    assert err == ["Stopped; what was said so far is kept."]
+    assert err == ["Stopped; what was said so far is kept. /continue goes on with it."]
     assert len(session.messages) == 4
 
 

@@ -205,3 +205,43 @@ def test_lossless_rules_say_nothing(engine: TalkingEngine, capsys: pytest.Captur
 def test_rules_that_cannot_be_had(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "-p", "Hi", *flags.split()]) == 2
     assert capsys.readouterr() == ("", f"Error: {message}\n")
+
+
+def test_files_go_before_the_prompt(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "a.txt", tmp_path / "b.md"
+    first.write_text("one\n")
+    second.write_text("```\ntwo\n```\n")
+    assert main(["generate", "Sum up", "-f", str(first), "--file", str(second)]) == 0
+    blocks = "a.txt:\n```\none\n```\n\nb.md:\n````\n```\ntwo\n```\n````\n\n"
+    assert engine.asked[0][0] == f"{blocks}Sum up"
+    assert main(["generate", "Sum up", "-f", str(tmp_path / "none.txt")]) == 2
+    assert "none.txt cannot be read: No such file or directory." in capsys.readouterr().err
+    prompts = write_lines(tmp_path / "prompts.jsonl", {"prompt": "Hi"})
+    assert main(["generate", "--input", str(prompts), "-f", str(first)]) == 2
+    assert "--file is for a single prompt." in capsys.readouterr().err
+
+
+def test_a_system_prompt_from_a_file(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "system.txt"
+    file.write_text("Be brief.\n")
+    assert main(["generate", "Hi", "--system-file", str(file)]) == 0
+    assert engine.asked[0][0][0] == {"role": "system", "content": "Be brief."}
+    assert main(["generate", "Hi", "--system-file", str(file), "--system", "No."]) == 2
+    assert "Both --system and --system-file were given." in capsys.readouterr().err
+    assert main(["generate", "Hi", "--system-file", str(tmp_path / "none")]) == 2
+    assert "none cannot be read: No such file or directory." in capsys.readouterr().err
+
+
+def test_a_schema_may_stand_on_the_command_line(engine: TalkingEngine, tmp_path: Path) -> None:
+    schema = '{"type": "integer"}'
+    assert main(["generate", "Hi", "--json-schema", schema]) == 0
+    (tmp_path / "schema.json").write_text(schema)
+    assert main(["generate", "Hi", "--json-schema", str(tmp_path / "schema.json")]) == 0
+    inline, from_file = (config.grammar for _, config, _ in engine.asked)
+    assert inline == from_file
+    assert inline is not None
+    assert inline.text == schema

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from functools import cache
 
 import pyte
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgespec.cli.screen.markdown import MarkdownWriter
+from edgespec.cli.screen.markdown import MarkdownWriter, last_block
 from edgespec.cli.screen.results import ResultStream
 
 COLUMNS, LINES = 40, 12
@@ -149,6 +150,29 @@ def test_a_block_taller_than_the_screen() -> None:
     code = "```\n" + "".join(f"line {i}\n" for i in range(40)) + "```\n"
     screen = shown(cut(code, [3, 5, 8]))
     assert screen.text() == [f"  line {i}" for i in range(40)]
+
+
+def test_long_lines_of_code_are_left_to_the_terminal() -> None:
+    long = "x" * (2 * COLUMNS - 2) + " = " + "y" * 9
+    code = f"```\n{long}\nz = 1\n```\n\nwords " + "after " * 9
+    screen = shown(cut(code, [3, 5, 8]))
+    assert "".join(screen.text()[:2]).strip() == long[: 2 * COLUMNS - 2]
+    assert screen.text() == shown([code], lines=60).text()
+    assert screen.text()[3] == "  z = 1"
+    assert max(map(len, screen.text()[5:])) < COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("One.\n\nTwo\nthree", "Two\nthree"),
+        ("One.\n\n```py\nx = 1\n\ny =", "```py\nx = 1\n\ny ="),
+        ("```\nx\n```\nAfter it", "After it"),
+        ("", ""),
+    ],
+)
+def test_what_an_answer_goes_on_with(text: str, end: str) -> None:
+    assert last_block(text) == end
 
 
 def test_a_model_cannot_steer_the_screen() -> None:

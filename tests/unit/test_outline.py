@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.models.text.answer_parts import AnswerParts
 from edgespec.models.text.call_syntax import GENERIC, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, CallSyntax
@@ -234,3 +235,23 @@ def test_taking_tokens_back_changes_nothing(syntax: CallSyntax, seed: int, data:
         fresh.try_consume_tokens(kept)
         assert form.compute_logit_bias() == fresh.compute_logit_bias()
         assert form.rollback(len(kept))
+
+
+def test_definitions_of_schemas_are_found() -> None:
+    def tool(name: str, kind: str) -> Tool:
+        schema = {
+            "type": "object",
+            "properties": {"x": {"$ref": "#/$defs/thing"}},
+            "required": ["x"],
+            "additionalProperties": False,
+            "$defs": {"thing": {"enum": [kind]}},
+        }
+        return Tool(name, parameters=json.dumps(schema))
+
+    for syntax in SYNTAXES:
+        steps = syntax.steps([tool("f", "a"), TIME], several=False)
+        form = outline(calls=Calls(syntax.trigger.encode(), steps, fed=syntax.trigger_is_json, required=True))
+        texts = {spelled(walk(form, seed)) for seed in range(6)}
+        assert any('"a"' in text for text in texts)
+    with pytest.raises(UsageError, match="define 'thing' differently"):
+        HERMES.steps([tool("f", "a"), tool("g", "b")], several=False)

@@ -31,6 +31,8 @@ COLUMNS = (
         "predicted", "tokens/s that were expected", lambda row: _number(row.predicted_tokens_per_second, 2)
     ),
     Column("tokens", "tokens a pass yields", lambda row: _number(row.tokens_per_pass, 2)),
+    Column("a text", "tokens/s of each text", lambda row: _number(row.tokens_per_second_a_text, 2)),
+    Column("first s", "seconds to a text's first token", lambda row: _number(row.first_token_s, 2)),
     Column("nodes", "nodes of a tree, the root included", lambda row: _number(row.nodes_per_pass, 1)),
     Column("pass s", "seconds of a pass of the target", lambda row: _number(row.pass_s, 3)),
     Column("draft s", "seconds of drafting for it", lambda row: _number(row.draft_s, 3)),

@@ -126,6 +126,26 @@ def answers(task: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def texts(task: dict[str, Any]) -> dict[str, Any]:
+    """A row of many texts at once."""
+    from edgespec.bench.rows.shared_rows import measure_texts
+    from edgespec.generation.config import GenerationConfig
+
+    start = time.perf_counter()
+    with _load(task, _report) as engine:
+        load_s = time.perf_counter() - start
+        result = measure_texts(
+            engine,
+            GenerationConfig(**task["config"]),
+            task["prompts"],
+            task["texts"],
+            repetitions=task["repetitions"],
+            seconds=task["row_seconds"],
+            report=_report,
+        )
+        return result | {"load_s": load_s, "notes": engine.notes, "drafter": engine.drafter.name}
+
+
 def pass_curve(engine: Engine) -> dict[int, dict[str, float]]:
     """Seconds of a pass, and of waiting in it, by its rows: medians of a few, after an empty text."""
     import statistics
@@ -284,6 +304,7 @@ _ROLES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "render": render,
     "disk": disk,
     "answers": answers,
+    "texts": texts,
 }
 
 if __name__ == "__main__":

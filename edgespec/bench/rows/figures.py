@@ -31,6 +31,11 @@ class Row:
         disk_share: seconds that the disk alone needs for a pass, over the seconds of a round.
         compute_share: seconds that the same rows take with all weights in memory, over those of the pass.
         peak_bytes: peak memory of the control group, page cache included, or else of the process.
+        texts: how many were answered at once; 0 for one after the other. Speeds and seconds are then those of
+            the passes that extended the most texts, and `tokens_per_second` is that of all texts together.
+        tokens_per_second_a_text: of each of them.
+        first_token_s: seconds from the beginning to a text's first token; the median over the texts.
+        texts_per_pass: of which each got a token.
         exact: whether passes obeyed the row rule.
         kernels: "packed" for weights repacked for this CPU, "plain" for the file's own layout.
         identical: whether the answers are those of the first exact row, up to the shorter length.
@@ -65,6 +70,10 @@ class Row:
     load_s: float | None = None
     prefill_tokens_per_second: float | None = None
     drafter: str | None = None
+    texts: int = 0
+    tokens_per_second_a_text: float | None = None
+    first_token_s: float | None = None
+    texts_per_pass: float | None = None
     exact: bool | None = None
     lossy: bool | None = None
     kernels: str | None = None
@@ -79,7 +88,7 @@ class Row:
     @classmethod
     def of(cls, spec: RowSpec, **figures: Any) -> Row:
         """The row of a spec."""
-        return cls(spec.name, spec.place, spec.tree, marks=spec.marks, **figures)
+        return cls(spec.name, spec.place, spec.tree, marks=spec.marks, **({"texts": spec.texts} | figures))
 
     def to_json(self) -> dict[str, Any]:
         """What scripts see: names are fixed, new ones may be added."""

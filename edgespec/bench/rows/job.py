@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.bench.rows.capped import cap_kind
-from edgespec.bench.rows.llamacpp import LlamaCpp, Programs, find_programs
+from edgespec.bench.rows.llamacpp import LlamaCpp, Programs, find_programs, program_folder
+from edgespec.bench.rows.llamacpp_batches import LlamaCppBatches
 from edgespec.bench.rows.machine import describe_machine, versions
 from edgespec.bench.rows.row_spec import RowOptions, RowSpec, rows_for
-from edgespec.bench.rows.runner import RunConfig
+from edgespec.bench.rows.runner import OtherProgram, RunConfig
 from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.errors import UsageError
@@ -34,6 +35,7 @@ from edgespec.progress import Progress
 from edgespec.units import readable
 
 _TEMPLATE_TOKENS = 128
+_MOST_TEXTS = 256  # llama.cpp's most sequences
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Request:
         synthesize: bytes of a widened target to make, or the mixture of experts; None measures the model
             itself.
         compare: the value of --compare, or None.
+        texts: numbers of texts to answer at once.
     """
 
     model: str | None
@@ -66,6 +69,7 @@ class Request:
     synthesize: int | MixtureShape | None = None
     keep: bool = False
     compare: str | None = None
+    texts: Sequence[int] = ()
     command: str = "edgespec bench"
 
 
@@ -79,7 +83,7 @@ class Job:
 
     specs: list[RowSpec]
     run_config: RunConfig
-    others: LlamaCpp | None
+    others: Sequence[OtherProgram]
     about: dict[str, Any] = field(default_factory=dict)
 
 
@@ -110,7 +114,9 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         header = read_header(target)
         marks = tuple(mark for mark in ("widened", "mixed") if f"edgespec.{mark}_from" in header.metadata)
         files = ModelFiles.of(header)
-        options = RowOptions(target, load, request.trees, request.memory, request.cap, request.offload, marks)
+        options = RowOptions(
+            target, load, request.trees, request.memory, request.cap, request.offload, marks, request.texts
+        )
         room = available_memory()
         limit = min(options.limit or room, room)
         drafter = _drafter(header, files, load, limit, request.trees, on_progress)
@@ -119,7 +125,7 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         programs = None
         if request.compare:
             programs = find_programs(request.compare, speculative=drafter is not None)
-        needed = _bytes_needed(header, files, drafter, load["context"], request.trees)
+        needed = _bytes_needed(header, files, drafter, load, request.trees)
         experts = bool(layer_weights(files).experts)
         specs = rows_for(options, fits=needed <= limit, fits_machine=needed <= room, experts=experts)
         run_config = RunConfig(
@@ -131,7 +137,11 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
             request.profile_s,
             files.paths,
         )
-        others = _llama_cpp(request, load, programs, drafter, files, marks) if programs else None
+        others: list[OtherProgram] = []
+        if programs is not None:
+            others.append(_llama_cpp(request, load, programs, drafter, files, marks))
+        if request.texts:
+            others.append(_llama_cpp_batches(request, load, files, marks))
         about = _about(request, header, files, options, len(texts))
         about["draft"] = drafter.name if drafter else load.get("draft", "the text itself")
         yield Job(specs, run_config, others, about)
@@ -169,14 +179,16 @@ def _bytes_needed(
     header: GGUFHeader,
     files: ModelFiles,
     drafter: Path | None,
-    context: int,
+    load: dict[str, Any],
     trees: Sequence[int | str],
 ) -> int:
     """Memory for everything with all weights resident, as loading will count it."""
-    n_cells, n_outputs = _sizes(context, trees)
-    headers = [header, *([read_header(drafter)] if drafter else [])]
-    prints = [footprint(h, n_cells=n_cells, n_outputs=n_outputs) for h in headers]
-    return bytes_needed([replace(prints[0], weights=files.tensor_bytes), *prints[1:]])
+    n_cells, n_outputs = _sizes(load["context"], trees)
+    target = footprint(header, n_cells=n_cells, n_outputs=n_outputs, kv=load.get("kv", "f16"))
+    prints = [replace(target, weights=files.tensor_bytes)]
+    if drafter is not None:
+        prints.append(footprint(read_header(drafter), n_cells=n_cells, n_outputs=n_outputs))
+    return bytes_needed(prints)
 
 
 def _sizes(context: int, trees: Sequence[int | str]) -> tuple[int, int]:
@@ -205,6 +217,23 @@ def _llama_cpp(
         temperature=config.temperature,
         seed=config.seed or 0,
         max_tokens=config.max_tokens or 0,
+        repetitions=request.repetitions,
+        row_seconds=request.row_seconds,
+        marks=marks,
+    )
+
+
+def _llama_cpp_batches(
+    request: Request, load: dict[str, Any], files: ModelFiles, marks: tuple[str, ...]
+) -> LlamaCppBatches:
+    return LlamaCppBatches(
+        program_folder(request.compare),
+        files.paths[0],
+        request.texts,
+        n_bytes=files.tensor_bytes,
+        cap=request.cap if cap_kind() != "none" else None,
+        threads=load.get("threads") or default_threads(),
+        tokens=request.config.max_tokens or 1,
         repetitions=request.repetitions,
         row_seconds=request.row_seconds,
         marks=marks,
@@ -272,6 +301,7 @@ def _about(
             "seed": config.seed,
             "verify": config.verify,
             "trees": list(request.trees),
+            "texts": list(request.texts),
             "load": options.load,
         },
         "notes": notes,
@@ -287,6 +317,9 @@ def check(request: Request) -> None:
     for name, value in (("--prompts", request.prompts), ("--repetitions", request.repetitions)):
         if not 1 <= value <= 10_000:
             raise UsageError(f"{name} is {value}.", "It must be from 1 to 10000.")
+    for texts in request.texts:
+        if not 1 <= texts <= _MOST_TEXTS:
+            raise UsageError(f"--parallel is {texts}.", f"It must be from 1 to {_MOST_TEXTS}.")
     if not 0 <= request.profile_s < 3600:
         raise UsageError(f"--profile-seconds is {request.profile_s:g}.", "It must be from 0 to 3600.")
     if not 0 < request.row_seconds < 1e6:

@@ -58,11 +58,11 @@ def find_programs(given: str, *, speculative: bool) -> Programs:
         raise UsageError(
             f"{path} does not exist.", "Give --compare llama.cpp=PATH the folder of its programs."
         )
-    plain = path if path is not None and path.is_file() else _first(_PLAIN_PROGRAMS, path)
+    plain = path if path is not None and path.is_file() else find_program(_PLAIN_PROGRAMS, path)
     if plain is None:
         raise _missing(" or ".join(_PLAIN_PROGRAMS), path)
     beside = path.parent if path is not None and path.is_file() else path
-    second = _first((_SPECULATIVE,), beside) if speculative else None
+    second = find_program((_SPECULATIVE,), beside) if speculative else None
     if speculative and second is None:
         raise _missing(_SPECULATIVE, beside)
     return Programs(plain.absolute(), second.absolute() if second else None)
@@ -101,9 +101,7 @@ class LlamaCpp:
         self._row_seconds = row_seconds
         self._common = ["-m", str(target), "-c", str(context), "-n", str(max_tokens), "-t", str(threads)]
         self._common += ["--temp", str(temperature), "--seed", str(seed)]
-        if cap is not None and n_bytes > 0.8 * cap:
-            # By default it copies mapped weights to repack them, and would be killed for that under such a
-            # cap.
+        if not may_repack(n_bytes, cap):
             self._common.append("--no-repack")
         drafts: Sequence[int | str] = DRAFTS if programs.speculative and drafter else ()
         self.specs = [RowSpec("llama.cpp", tree, marks=marks) for tree in (PLAIN, *drafts)]
@@ -124,7 +122,7 @@ class LlamaCpp:
                 ended = run([*command, "-p", prompt], with_errors=True)
                 found = pattern.findall(ended.output)
                 if ended.status or not found:
-                    return Row.of(spec, error=_failure(ended))
+                    return Row.of(spec, error=failure(ended))
                 speeds.append(float(found[-1]))
                 peak, rss = max(peak, ended.peak_bytes), max(rss, ended.rss_bytes)
             if cut:
@@ -154,14 +152,32 @@ class LlamaCpp:
         return [program, *self._common, *draft, "--spec-type", "draft-simple"], _DECODED_SPEED
 
 
-def _failure(ended: Capped) -> str:
+def may_repack(n_bytes: int, cap: int | None) -> bool:
+    """Whether llama.cpp may rearrange a model of this size in memory.
+
+    By default it copies mapped weights for that, and under a cap that the model does not fit it would be
+    killed.
+    """
+    return cap is None or n_bytes <= 0.8 * cap
+
+
+def failure(ended: Capped) -> str:
+    """Why a run has no figures."""
     if ended.killed:
         return "Killed: out of memory."
     last = next((line.strip() for line in reversed(ended.output.splitlines()) if line.strip()), "")
     return f"Ended with status {ended.status}: {last}" if ended.status else "It did not report its speed."
 
 
-def _first(names: Sequence[str], folder: Path | None) -> Path | None:
+def program_folder(given: str | None) -> Path | None:
+    """The folder that `--compare` names; None for the PATH."""
+    place = Path((given or "").partition("=")[2]).expanduser()
+    if not place.name:
+        return None
+    return place.parent if place.is_file() else place
+
+
+def find_program(names: Sequence[str], folder: Path | None) -> Path | None:
     """The first of these programs that exists: in a folder, its bin or its build/bin; or on the PATH."""
     for name in names:
         places = [str(folder / sub) for sub in ("", "bin", "build/bin")] if folder else [None]

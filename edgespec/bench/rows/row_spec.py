@@ -27,6 +27,7 @@ class RowSpec:
         capped: whether it runs within the memory cap, if there is one.
         marks: what a reader must know about all figures of the row, such as that the target is widened.
         curve: whether the seconds of passes of several row counts are measured too.
+        texts: how many are answered at once; 0 for one after the other.
     """
 
     place: Place
@@ -35,14 +36,18 @@ class RowSpec:
     capped: bool = True
     marks: tuple[str, ...] = ()
     curve: bool = False
+    texts: int = 0
 
     @property
     def name(self) -> str:
         """What the row is called."""
+        marks = f" ({', '.join(self.marks)})" if self.marks else ""
+        if self.texts:
+            trees = "" if self.tree == PLAIN else f", tree {self.tree}"
+            return f"{_NAMES[self.place]}, {self.texts} text{'s'[: self.texts != 1]}{trees}{marks}"
         tree = "plain" if self.tree == PLAIN else f"tree {self.tree}"
         if self.place == "llama.cpp" and self.tree != PLAIN:
             tree = f"draft {self.tree}"
-        marks = f" ({', '.join(self.marks)})" if self.marks else ""
         return f"{_NAMES[self.place]}, {tree}{marks}"
 
     def to_json(self) -> dict[str, Any]:
@@ -62,6 +67,7 @@ class RowOptions:
         cap: bytes of the control group, or None.
         offload: "auto", "stream", "mmap" or "none".
         marks: as for RowSpec.
+        texts: numbers of texts to answer at once, each a row of its own.
     """
 
     model: Path
@@ -71,6 +77,7 @@ class RowOptions:
     cap: int | None = None
     offload: str = "auto"
     marks: tuple[str, ...] = ()
+    texts: Sequence[int] = ()
 
     @property
     def limit(self) -> int | None:
@@ -92,9 +99,9 @@ def rows_for(options: RowOptions, *, fits: bool, fits_machine: bool, experts: bo
         experts: whether its experts can be streamed one by one; then whole layers are a row, too.
     """
     if options.offload == "none" or (options.offload == "auto" and fits):
-        return [_spec(options, "memory", PLAIN, curve=True), *_trees(options, "memory")]
+        return [_spec(options, "memory", PLAIN, curve=True), *_more(options, "memory")]
     if options.offload == "mmap":
-        return [_spec(options, "mmap", PLAIN, curve=True), *_trees(options, "mmap")]
+        return [_spec(options, "mmap", PLAIN, curve=True), *_more(options, "mmap")]
     rows = []
     if fits_machine:
         rows.append(_spec(options, "memory", PLAIN, curve=True, unlimited=options.limit is not None))
@@ -102,7 +109,7 @@ def rows_for(options: RowOptions, *, fits: bool, fits_machine: bool, experts: bo
     if experts:
         rows.append(_whole_layers(options))
     rows.append(_spec(options, "stream", PLAIN, curve=not experts))
-    return [*rows, *_trees(options, "stream")]
+    return [*rows, *_more(options, "stream")]
 
 
 def preparation_rows(specs: Sequence[RowSpec]) -> list[RowSpec]:
@@ -114,6 +121,13 @@ def preparation_rows(specs: Sequence[RowSpec]) -> list[RowSpec]:
     streams = [spec for spec in ours if spec.place == "stream"]
     drafted = [spec for spec in streams or ours if spec.tree != PLAIN]
     return [*drafted[:1], *streams[:1]]
+
+
+def _more(options: RowOptions, place: Place) -> list[RowSpec]:
+    """Rows with trees, and rows of many texts: without drafts and, if there is a drafter, with trees."""
+    trees: list[int | str] = [PLAIN] if options.load.get("draft") == "none" else [PLAIN, AUTO]
+    many = [_spec(options, place, tree, texts=texts) for texts in options.texts for tree in trees]
+    return [*_trees(options, place), *many]
 
 
 def _trees(options: RowOptions, place: Place) -> list[RowSpec]:
@@ -130,7 +144,13 @@ def _whole_layers(options: RowOptions) -> RowSpec:
 
 
 def _spec(
-    options: RowOptions, place: Place, tree: int | str, *, curve: bool = False, unlimited: bool = False
+    options: RowOptions,
+    place: Place,
+    tree: int | str,
+    *,
+    curve: bool = False,
+    unlimited: bool = False,
+    texts: int = 0,
 ) -> RowSpec:
     load = dict(options.load, model=str(options.model), offload=_OFFLOAD[place])
     if options.limit is not None and not unlimited:
@@ -140,5 +160,7 @@ def _spec(
         load["draft"] = "none"
     elif tree != AUTO:
         load["tree_budget"] = tree
+    if texts:
+        load |= {"parallel": texts, "text_tokens": load.get("context")}
     marks = (*options.marks, "no limit") if unlimited else options.marks
-    return RowSpec(place, tree, load, capped=not unlimited, marks=marks, curve=curve)
+    return RowSpec(place, tree, load, capped=not unlimited, marks=marks, curve=curve, texts=texts)

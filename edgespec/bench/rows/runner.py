@@ -112,12 +112,12 @@ class Runner:
         self._cancelled.set()
         self._child.kill()
 
-    def run(self, specs: Sequence[RowSpec], others: OtherProgram | None = None) -> Measured:
+    def run(self, specs: Sequence[RowSpec], others: Sequence[OtherProgram] = ()) -> Measured:
         """Measure all rows; a row that fails says why, and the others go on."""
         measured = Measured()
-        prompts = self._prepare(specs, measured, rendered=others is not None)
+        prompts = self._prepare(specs, measured, rendered=bool(others))
         queue: list[tuple[RowSpec, OtherProgram | None]] = [(spec, None) for spec in specs]
-        queue += [(spec, others) for spec in others.specs] if others else []
+        queue += [(spec, other) for other in others for spec in other.specs]
         for number, (spec, other) in enumerate(queue, start=1):
             if self._cancelled.is_set():
                 break
@@ -162,7 +162,7 @@ class Runner:
 
     def _row(self, spec: RowSpec, title: str, measured: Measured) -> Row:
         predicted = self._predict(spec)
-        result = self._ask("answers", spec, title)
+        result = self._ask("texts" if spec.texts else "answers", spec, title)
         capped = spec.capped and self._config.cap is not None and result.get("group_bytes", 0) > 0
         shared: dict[str, Any] = {"predicted_tokens_per_second": predicted, "capped": capped}
         rss, group = result.pop("rss_bytes", 0) or None, result.pop("group_bytes", 0)
@@ -196,6 +196,7 @@ class Runner:
             "row_seconds": config.row_seconds,
             "load": spec.load if spec else {},
             "curve": spec.curve if spec else False,
+            "texts": spec.texts if spec else 0,
             **more,
         }
         result: dict[str, Any] = {}

@@ -10,6 +10,10 @@ from typing import IO
 
 from edgespec.errors import UsageError
 
+_SAMPLE_BYTES = 1 << 20
+_TOKEN_BYTES = 3.5  # of a usual text in a line
+_TEMPLATE_TOKENS = 32
+
 
 def open_input(name: str) -> IO[bytes]:
     """The input with that name; "-" is standard input.
@@ -30,6 +34,19 @@ def open_input(name: str) -> IO[bytes]:
 def is_file(lines: IO[bytes]) -> bool:
     """Whether reading never waits for somebody to write."""
     return stat.S_ISREG(os.fstat(lines.fileno()).st_mode)
+
+
+def usual_tokens(name: str, max_tokens: int) -> int | None:
+    """About how many tokens a line's prompt and answer have together; None if the input is not a file.
+
+    Taken from the beginning of the file. How many tokens prompts really have is only known with the model.
+    """
+    if not Path(name).is_file():
+        return None
+    with Path(name).open("rb") as lines:
+        sizes = [len(line) for line in lines.readlines(_SAMPLE_BYTES) if line.strip()]
+    prompt = sum(sizes) / max(len(sizes), 1) / _TOKEN_BYTES
+    return round(prompt) + _TEMPLATE_TOKENS + max_tokens
 
 
 def count_lines(name: str) -> int:

@@ -19,7 +19,7 @@ import typer
 from edgespec.cli.batch import openai_format
 from edgespec.cli.batch.answering import FATAL, BatchRequests, answer_all
 from edgespec.cli.batch.in_order import InOrder
-from edgespec.cli.batch.input_file import count_lines, is_file, open_input
+from edgespec.cli.batch.input_file import count_lines, is_file, open_input, usual_tokens
 from edgespec.cli.batch.job import Job
 from edgespec.cli.batch.job_queue import JobQueue
 from edgespec.cli.batch.lines import read_jobs
@@ -54,7 +54,7 @@ class BatchRun:
         results: where answers go.
         file: the same, if it is a file that may hold earlier results.
         answers: how many each line gets, unless it has an "n".
-        parallel: most answers at once; None for as many as one pass can serve.
+        parallel: most answers at once; None for as many as the memory and the passes are good for.
         ordered: write results in the order of the input.
         overwrite: answer lines again whose answers in the file were made differently.
     """
@@ -106,7 +106,10 @@ class BatchRun:
                 if Path(input_name).is_file():  # a pipe can be read only once
                     self._earlier.check(self._wanted(input_name))
             self._terminal.rule(self._config.rule)
-            engine = stack.enter_context(self._terminal.load(loading))
+            texts: dict[str, Any] = {"parallel": self._parallel or "auto"}
+            if self._config.max_tokens is not None:
+                texts["text_tokens"] = usual_tokens(input_name, self._config.max_tokens)
+            engine = stack.enter_context(self._terminal.load(loading, **texts))
             self._terminal.template(engine, raw=self._raw)
             self._terminal.thinking(engine, self._config)
             if not self._model.mark:

@@ -17,6 +17,7 @@ from edgespec.cli.options.declaration import option, with_options
 from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.rows import check_no_model, form_and_file
 from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.cli.options.shared import compared, is_shared
 from edgespec.cli.options.values import parse_size, parse_tree_budget
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.results import results
@@ -60,6 +61,16 @@ def bench(
             help_text="A row with trees of so many nodes; may be repeated. Default: 16, 32 and auto.",
         ),
     ] = None,
+    parallel: Annotated[
+        str | None,
+        option(
+            _ROWS,
+            "--parallel",
+            variable=False,  # EDGESPEC_PARALLEL is a single number, for batches and the server
+            metavar="N,N,...",
+            help_text="Rows of so many texts at once, beside llama.cpp's own batches; such as 1,4,16,64.",
+        ),
+    ] = None,
     memory_cap: Annotated[
         str | None,
         option(
@@ -84,8 +95,9 @@ def bench(
         option(
             _ROWS,
             "--compare",
-            metavar="llama.cpp[=PATH]",
-            help_text="Add rows of your own llama.cpp programs, by their folder. Default: those on the PATH.",
+            metavar="llama.cpp[=PATH]|A B",
+            help_text="Add rows of your own llama.cpp programs, by their folder or those on the PATH; or "
+            "compare two files of --share, and measure nothing.",
         ),
     ] = None,
     max_tokens: Annotated[
@@ -144,6 +156,17 @@ def bench(
         Path | None,
         option(_OUTPUT, "--html", variable=False, metavar="FILE", help_text="Write a page with plots."),
     ] = None,
+    share_name: Annotated[
+        Path | None,
+        option(
+            _OUTPUT,
+            "--share",
+            variable=False,
+            metavar="FILE",
+            help_text="Write what can be posted: machine, model, settings and rows as JSON, without paths or "
+            "names of yours.",
+        ),
+    ] = None,
     quiet: Annotated[bool, option(_OUTPUT, "--quiet", help_text="Only results and errors.")] = False,
     verbose: Annotated[bool, option(_OUTPUT, "--verbose", help_text="More on what happens.")] = False,
     *,
@@ -152,6 +175,9 @@ def bench(
     sampling: SamplingOptions,
 ) -> None:
     """Measure what this machine does with a model: tokens per second, plain and with trees."""
+    if compare is not None and is_shared(compare):
+        results().text(compared(compare, flag.or_argument(loading.model, called)))
+        return
     load = flag.on(loading, called).arguments() | ({"context": context} if context is not None else {})
     model, memory, offload = load.pop("model", None), load.pop("memory", None), load.pop("offload", "auto")
     trees = list(dict.fromkeys(_tree(text) for text in tree_budgets or _TREES))
@@ -187,11 +213,12 @@ def bench(
         synthesize=wanted,
         keep=keep,
         compare=compare,
+        texts=_texts(parallel),
         command=shlex.join(["edgespec", *sys.argv[1:]]),
     )
     check(request)
     rows_path, json_path = (Path(name) if name else None for name in (rows_name, json_name))
-    for path in (rows_path, json_path, html_name):
+    for path in (rows_path, json_path, html_name, share_name):
         if path is not None:
             check_no_model(path)
             check_writable(path)
@@ -200,7 +227,7 @@ def bench(
 
         check_matplotlib()
     terminal = Terminal(quiet=quiet, verbose=verbose)
-    code = _Bench(terminal, form, rows_path, json_path, html_name).run(request)
+    code = _Bench(terminal, form, rows_path, json_path, html_name, share_name).run(request)
     if code:
         raise typer.Exit(code)
 
@@ -224,12 +251,14 @@ class _Bench:
         rows_path: Path | None,
         json_path: Path | None,
         html_path: Path | None,
+        share_path: Path | None,
     ) -> None:
         self._terminal = terminal
         self._form = form
         self._rows_path = rows_path
         self._json_path = json_path
         self._html_path = html_path
+        self._share_path = share_path
 
     def run(self, request: Request) -> int:
         """Measure, and write everything; returns the exit code."""
@@ -245,7 +274,7 @@ class _Bench:
                 job = stack.enter_context(prepared(request, progress))
             for note in job.about["notes"]:
                 self._terminal.note(note)
-            rows = len(job.specs) + len(job.others.specs if job.others else ())
+            rows = len(job.specs) + sum(len(other.specs) for other in job.others)
             most = readable_time(rows * request.row_seconds)
             self._terminal.note(f"Measuring {count(rows, 'row')}, in at most {most} and what loading takes.")
             with self._terminal.status() as status:
@@ -295,6 +324,14 @@ class _Bench:
             import json
 
             write_whole(self._json_path, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
+        if self._share_path is not None:
+            import json
+
+            from edgespec.bench.report.share import make_share
+
+            text = json.dumps(make_share(document), ensure_ascii=False, indent=1) + "\n"
+            write_whole(self._share_path, text)
+            self._terminal.note(f"{self._share_path} can be posted: look through it, it is short.")
         if self._html_path is not None:
             from edgespec.bench.report.page import make_page
 
@@ -322,6 +359,19 @@ def _conditions(document: dict[str, Any]) -> str:
         parts.append(f"disk {' and '.join(readable(speed) + '/s' for speed in disk['bytes_per_s'])}")
     parts += [f"{name} {value}" for name, value in document["versions"].items() if name != "python"]
     return ". ".join(parts) + "."
+
+
+def _texts(given: str | None) -> list[int]:
+    """The numbers of --parallel, each once.
+
+    Raises:
+        UsageError: one of them is no number.
+    """
+    words = [word.strip() for word in given.split(",")] if given else []
+    for word in words:
+        if not word.isdecimal():
+            raise UsageError(f"--parallel is '{given}'.", "Give numbers of texts, such as 1,4,16,64.")
+    return list(dict.fromkeys(map(int, words)))
 
 
 def _tree(text: str) -> int | str:

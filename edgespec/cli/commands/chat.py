@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.completion import complete_session
+from edgespec.cli.conversation.attach import Attachments, after_files, read_attachments
+from edgespec.cli.conversation.changeable_model import ChangeableModel
 from edgespec.cli.conversation.chat import Chat
 from edgespec.cli.conversation.echo import without_echo
 from edgespec.cli.conversation.interactive import InteractiveChat
@@ -20,14 +22,16 @@ from edgespec.cli.options.declaration import is_on_command_line, option, with_op
 from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
+from edgespec.cli.presets import Preset
 from edgespec.cli.prompt.arguments import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.cli.prompt.standard_input import whole_prompt
+from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.cli.utf8 import checked
 from edgespec.errors import TemplateError, UsageError
 
-_PANEL = "Conversation"
+_PANEL = "Prompt"
 
 
 @partial(with_options, leave_out=("model",))
@@ -40,6 +44,9 @@ def chat(
         option(_PANEL, "-p --prompt", "The first question.", variable=False, metavar="TEXT"),
     ] = None,
     system: Annotated[str | None, option(_PANEL, "--system", "The system prompt.", metavar="TEXT")] = None,
+    system_file: SystemFile = None,
+    files: Attachments = None,
+    preset: Preset = None,
     session: Annotated[
         str | None,
         option(
@@ -68,14 +75,16 @@ def chat(
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     results = ResultStream(sys.stdout, "Standard output")
-    for text, name in ((system, "The system prompt"), (prompt, "The question")):
-        if text is not None:
-            checked(text, name)
+    system = system_prompt(called, system, system_file)
+    if prompt is not None:
+        checked(prompt, "The question")
+    attached = read_attachments(files)
     typed = is_terminal(sys.stdin) and not (ends_after_prompt and prompt is not None)
     if typed and output.as_json:
         raise UsageError("--json is not for a chat at a terminal.", "Pipe the question in.")
     if not typed:
         prompt = whole_prompt(prompt, terminal, "Pipe the question in, or give it with -p TEXT.")
+        prompt = after_files(prompt, attached)
     usually = "recommended" if is_terminal(sys.stdin) else "greedy"  # what is piped in comes from a script
     with ExitStack() as stack:
         if typed:  # what is typed ahead, even while the model is loaded, shows when its turn comes
@@ -86,13 +95,22 @@ def chat(
 
             file = SessionFile(session)
             stack.callback(file.close)
-        engine = stack.enter_context(terminal.load(loading))
+        models = stack.enter_context(
+            ChangeableModel(
+                loading,
+                terminal,
+                lambda loading, engine: sampling.chosen_for(
+                    loading, engine.target.model.path, usually=usually
+                ),
+            )
+        )
+        engine = models.engine
         if not engine.has_chat_template:
             raise TemplateError(
                 "The model has no chat template, so it cannot chat.",
                 "Have it continue a text instead: edgespec generate --raw -p TEXT.",
             )
-        chosen = sampling.chosen_for(loading, engine.target.model.path, usually=usually)
+        chosen = models.sampling
         terminal.rule(chosen.config.rule)
         terminal.thinking(engine, chosen.config)
         from edgespec.engine.session import Session
@@ -118,7 +136,8 @@ def chat(
         if typed:
             if loading.model is None:
                 welcome(terminal)
-            interactive = InteractiveChat(turns, pending)
+            interactive = InteractiveChat(turns, pending, models)
+            interactive.attached += attached
             interactive.run(keyboard(interactive.completer), first=prompt)
         else:
             assert prompt is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -13,33 +12,20 @@ import typer
 
 from edgespec.cli import config_file as settings
 from edgespec.cli.options.declaration import option
+from edgespec.cli.options.from_file import checked_values, dashed, options_of, other_names, unknown
 from edgespec.cli.options.sampling import RECOMMENDABLE
 from edgespec.cli.screen.formatting import count, table
-from edgespec.errors import EdgeSpecError, OutputError, UsageError
+from edgespec.errors import EdgeSpecError, OutputError
 from edgespec.files.kept import Kept
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.hub.elsewhere import own_folders
 
-# Options that belong to a single run.
-_NOT_SETTINGS = {
-    "prompt",
-    "word",
-    "words",
-    "input_name",
-    "output_name",
-    "overwrite",
-    "answers",
-    "session",
-    "log",
-}
-# Options of `bench` that share a name with others but mean something else.
-_NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets", "model_flag"}
 _FOLDERS = settings.MODELS_FOLDER.replace("_", "-")
 _SECRET = ("api-key",)
 _RECOMMENDED = ("chat", "run", "serve")  # commands that sample as a model's maker recommends
 _DEFAULTS = vars(GenerationConfig())
 # The first two must work even if the file is damaged; the others have nothing to set.
-WITHOUT_SETTINGS = ("config", "doctor", "pull", "list", "show", "rm", "ps")
+WITHOUT_SETTINGS = ("config", "doctor", "pull", "list", "show", "rm", "ps", "sessions", "presets")
 _TABLES = {"run": "chat"}  # the table of a command, where it is not named after it
 
 
@@ -96,26 +82,20 @@ def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
     """
     everywhere = settings.read_config(file)
     settings.models_folders(everywhere)
-    everywhere = {key: value for key, value in everywhere.items() if _dashed(key) != _FOLDERS}
+    everywhere = {key: value for key, value in everywhere.items() if dashed(key) != _FOLDERS}
     result: dict[str, dict[str, Any]] = {}
     for name, command in commands.items():
         if name in WITHOUT_SETTINGS:
             continue
-        options = _options(command)
         own = everywhere.get(_TABLES.get(name, name), {})
         own = own if isinstance(own, dict) else {}
-        others = _other_names(command)
-        given = {key: value for key, value in everywhere.items() if _dashed(key) in options | others} | own
-        result[name] = {}
-        for key, value in given.items():
-            parameter = options.get(_dashed(key)) or others.get(_dashed(key))
-            if parameter is None:
-                raise _unknown(f"{name}.{key}", key, list(options), file)
-            result[name][parameter.name] = _checked(command, parameter, key, value, file)
-    known = {key for name in result for key in _options(commands[name]) | _other_names(commands[name])}
+        known = options_of(command).keys() | other_names(command).keys()
+        given = {key: value for key, value in everywhere.items() if dashed(key) in known} | own
+        result[name] = checked_values(command, given, file, f"{name}.")
+    known = {key for name in result for key in options_of(commands[name]) | other_names(commands[name])}
     for key in everywhere:
-        if key not in result and _dashed(key) not in known:
-            raise _unknown(key, key, [*known, *result], file)
+        if key not in result and dashed(key) not in known:
+            raise unknown(key, key, [*known, *result], file)
     return result
 
 
@@ -130,45 +110,6 @@ def settings_problem(context: typer.Context) -> EdgeSpecError | None:
     return None
 
 
-def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> Any:
-    try:
-        if isinstance(value, dict):
-            raise ValueError("it is a table")
-        return parameter.process_value(typer.Context(command), value)
-    except (typer.TyperException, ValueError, TypeError) as error:
-        reason = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        raise UsageError(f"{key} is {value!r} in {file}.", reason) from error
-
-
-def _unknown(shown: str, key: str, known: list[str], file: Path) -> UsageError:
-    close = difflib.get_close_matches(_dashed(key), known, n=1)
-    hint = f"Did you mean {close[0]}?" if close else "'edgespec config' lists the names."
-    return UsageError(f"There is no setting '{shown}', but {file} has it.", hint)
-
-
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _options(command: Any) -> dict[str, Any]:
-    """The parameters of a command that a file may set, by the name of the option."""
-    return {
-        parameter.opts[-1].removeprefix("--"): parameter
-        for parameter in command.params
-        if parameter.name not in _NOT_SETTINGS | {"help"} and not parameter.is_eager
-    }
-
-
-def _other_names(command: Any) -> dict[str, Any]:
-    """The same parameters by their other long names, such as "temp"."""
-    return {
-        name.removeprefix("--"): parameter
-        for parameter in _options(command).values()
-        for name in parameter.opts[:-1]
-        if name.startswith("--")
-    }
-
-
 def _variable(parameter: Any) -> str | None:
     """The environment variable that sets a parameter now, or None."""
     names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
@@ -177,7 +118,7 @@ def _variable(parameter: Any) -> str | None:
 
 def _sources(command: Any, from_file: dict[str, Any], file: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for name, parameter in _options(command).items():
+    for name, parameter in options_of(command).items():
         variable = _variable(parameter)
         if variable is not None:
             found[name] = {"value": os.environ[variable], "from": f"{variable} in the environment"}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +16,7 @@ import typer
 from edgespec.cli.batch.own_format import MOST_ANSWERS
 from edgespec.cli.batch.results import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
+from edgespec.cli.conversation.attach import Attachments, after_files, read_attachments
 from edgespec.cli.conversation.thoughts import Thoughts
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import is_on_command_line, option, with_options
@@ -21,11 +24,12 @@ from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.origin import ModelMark, Origin, model_mark
+from edgespec.cli.presets import Preset
 from edgespec.cli.prompt.arguments import FirstWord, MoreWords, NamedModel, model_and_prompt, words_of
 from edgespec.cli.prompt.standard_input import whole_prompt
+from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal
-from edgespec.cli.utf8 import checked
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import MAX_SEED, GenerationConfig
 
@@ -78,6 +82,9 @@ def generate(
         str | None,
         option(_PANEL, "--system", "The system prompt.", metavar="TEXT"),
     ] = None,
+    system_file: SystemFile = None,
+    files: Attachments = None,
+    preset: Preset = None,
     answers: Annotated[
         int,
         option(
@@ -93,7 +100,7 @@ def generate(
         option(
             _PANEL,
             "--parallel",
-            "Lines of --input to answer at once. Default: as many as a pass serves.",
+            "Lines of --input to answer at once. Default: as many as gain speed.",
             metavar="N",
         ),
     ] = None,
@@ -111,6 +118,9 @@ def generate(
     """Generate text from a prompt, or for every line of a JSONL file."""
     if prompt is not None and input_name is not None:
         raise UsageError("Both --prompt and --input were given.", "Give one of them.")
+    if files and input_name is not None:
+        raise UsageError("--file is for a single prompt.", "Put the text into the lines of --input.")
+    system = system_prompt(called, system, system_file)
     if system is not None and raw:
         raise UsageError("--system cannot be used with --raw.", "Leave one of them out.")
     if not 1 <= answers <= MOST_ANSWERS:
@@ -119,8 +129,6 @@ def generate(
         raise UsageError(f"--parallel is {parallel}.", "It must be 1 or more.")
     if overwrite and (input_name is None or output_name is None):
         raise UsageError("--overwrite is for batches.", "Give it together with --input and --output.")
-    if system is not None:
-        checked(system, "The system prompt")
     model, prompt = model_and_prompt(
         words_of(word, words),
         model=model,
@@ -153,7 +161,8 @@ def generate(
             batch.run(input_name, loading)
         else:
             as_text = output_name is None and not output.as_json
-            _SinglePrompt(terminal, results, system, raw, as_text, answers).run(prompt, loading, sampling)
+            single = _SinglePrompt(terminal, results, system, raw, as_text, answers, read_attachments(files))
+            single.run(prompt, loading, sampling)
 
 
 def _config(sampling: SamplingOptions, loading: LoadOptions, terminal: Terminal) -> GenerationConfig:
@@ -178,11 +187,13 @@ class _SinglePrompt:
     raw: bool
     as_text: bool
     answers: int
+    files: Sequence[tuple[Path, str]] = ()
 
     def run(self, prompt: str | None, loading: LoadOptions, sampling: SamplingOptions) -> None:
         """Answer the prompt, or standard input if there is none; with JSON, a failure gives an object too."""
         try:
-            text = prompt = whole_prompt(prompt, self.terminal, _HOW)
+            prompt = whole_prompt(prompt, self.terminal, _HOW)
+            text = prompt = after_files(prompt, self.files)
             config = _config(sampling, loading, self.terminal)
             self.terminal.rule(config.rule)
             with self.terminal.load(loading) as engine:

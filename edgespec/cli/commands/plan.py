@@ -12,7 +12,7 @@ from edgespec.cli.options.declaration import with_options
 from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
-from edgespec.cli.screen.formatting import table
+from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
@@ -21,7 +21,7 @@ from edgespec.units import readable
 if TYPE_CHECKING:
     from edgespec.costs.planned_memory import PlannedExperts, PlannedMemory
     from edgespec.costs.planner import Prediction, PromptTime
-    from edgespec.plans.plan import Plan
+    from edgespec.plans.plan import BatchPlan, Plan
 
 _LOADED = {"model", "draft", "memory", "context", "threads"}
 _SAMPLED = {"temperature"}
@@ -92,6 +92,16 @@ def _report(plan: Plan) -> str:
             ("plain decoding", f"{plan.plain.tokens_per_second:.2f} tokens/s; this is {gain:.1f} times that")
         )
     rows.append(("what binds", _BOUNDS[chosen.bound]))
+    many, cells = plan.batch.chosen, plan.batch.cells
+    rows.append(
+        (
+            "a batch",
+            f"{about}{many.tokens_per_second:.2f} tokens/s with {count(many.texts, 'text')} at once, "
+            f"{many.tokens_per_second_a_text:.2f} each",
+        )
+    )
+    room = f"room for {count(plan.batch.most, 'text')} of {cells.tokens} tokens"
+    rows.append(("a token in memory", f"{readable(cells.cell_bytes)}; {room}"))
     rows += [(_PROMPTS[mode], _prompt(time)) for mode, time in plan.prompt.items()]
     text = table((), rows)
     if len(plan.ways) > 1:
@@ -99,6 +109,7 @@ def _report(plan: Plan) -> str:
     sizes = [(size.drafter, size) for size in plan.sizes if size.drafter == chosen.drafter]
     if len(sizes) > 1:
         text += "\n" + _table(sizes, "ALL TREES")
+    text += "\n" + _batches(plan.batch)
     if plan.advice:
         text += "\nWhat would help:\n"
         text += "".join(f"  {advice.what}: +{advice.gain:.0%}\n" for advice in plan.advice)
@@ -139,6 +150,23 @@ def _prompt(time: PromptTime) -> str:
         sweeps = f"{time.passes} sweep{'s' if time.passes != 1 else ''}"
         text += f", beside {_seconds(time.read_s)} of reading in {sweeps} of {time.rows} tokens"
     return text
+
+
+def _batches(batch: BatchPlan) -> str:
+    return table(
+        ("TEXTS AT ONCE", "TOKENS/S", "EACH", "PASS", "READ A PASS", "BOUND BY"),
+        [
+            (
+                str(size.texts),
+                f"{size.tokens_per_second:.2f}",
+                f"{size.tokens_per_second_a_text:.2f}",
+                _seconds(size.pass_s),
+                readable(size.holding.pass_bytes(size.texts)),
+                size.bound,
+            )
+            for size in batch.sizes
+        ],
+    )
 
 
 def _table(rows: list[tuple[str, Prediction]], name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +67,10 @@ def serve(
         str,
         option(_PANEL, "--max-body", "Largest request; larger ones get status 413.", metavar="SIZE"),
     ] = "8MiB",
+    cors: Annotated[
+        str | None,
+        option(_PANEL, "--cors", "Origin whose web pages may use the API; * is any.", metavar="ORIGIN"),
+    ] = None,
     *,
     flag: ModelFlag,
     loading: LoadOptions,
@@ -95,28 +100,31 @@ def serve(
     try:
         from edgespec.serving.app import Application
         from edgespec.serving.limits import Limits
+        from edgespec.serving.origins import checked_origin
         from edgespec.serving.request_log import RequestLog
         from edgespec.serving.server import Server
         from edgespec.serving.worker import Worker
     except ModuleNotFoundError as error:
-        if error.name not in ("uvicorn", "starlette"):
+        if error.name not in ("uvicorn", "starlette", "prometheus_client"):
             raise
         raise UsageError(
             "The HTTP server is not installed.", "Install it: pip install 'edgespec[serve]'"
         ) from error
+    cors = None if cors is None else checked_origin(cors)
     with ExitStack() as stack:
         listener = stack.enter_context(_listen(host, port))
         shown = terminal.note if terminal.verbose or terminal.is_watched else None
         requests = RequestLog(Path(log).expanduser() if log else None, shown)
         stack.callback(requests.close)
-        engine = terminal.load(loading)
+        load = partial(loading.load, parallel=parallel)
+        engine = terminal.load(loading, parallel=parallel)
         model = name or display_name(engine.target.model.path)
         chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")
         sampled = sampling_in_words(chosen.config, chosen.sources)
         terminal.detail(f"Sampling, unless a request says otherwise: {sampled}.")
         terminal.thinking(engine, chosen.config)
         can_chat = engine.has_chat_template
-        worker = Worker(engine, queue, loading.load, terminal.warn, parallel=parallel)
+        worker = Worker(engine, queue, load, terminal.warn, parallel=parallel)
         try:
             hosts = ["localhost", "127.0.0.1", "[::1]", "[", host] if _is_loopback(host) else None
             limits = Limits(body=limit)
@@ -127,12 +135,14 @@ def serve(
                 api_key=api_key,
                 hosts=hosts,
                 limits=limits,
+                cors=cors,
                 aliases=tuple(dict.fromkeys(alias or ())),
                 on_request=requests.add,
             )
             server = Server(app, limits, verbose=output.verbose)
             bound = listener.getsockname()
-            terminal.note(f"Serving {model} at http://{_for_url(bound[0])}:{bound[1]}/v1. Ctrl-C ends it.")
+            address = f"http://{_for_url(bound[0])}:{bound[1]}"
+            terminal.note(f"Serving {model} at {address}/v1; chat at {address}. Ctrl-C ends it.")
             if not can_chat:
                 terminal.warn(
                     "The model has no chat template: /v1/completions is served, and /v1/chat/completions is "

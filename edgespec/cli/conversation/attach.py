@@ -1,14 +1,28 @@
-"""Files attached to a question: by `@notes.md` in it, or by /file before it."""
+"""Files attached to a question: by `@notes.md` in it, by /file before it, or by -f on the command line."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+from edgespec.cli.options.declaration import option
 from edgespec.cli.utf8 import decoded
 from edgespec.errors import UsageError
 
 MOST_BYTES = 4 << 20
+
+Attachments = Annotated[
+    list[str] | None,
+    option(
+        "Prompt",
+        "-f --file",
+        "Put this text file before the prompt; may be repeated.",
+        variable=False,
+        metavar="FILE",
+    ),
+]
 
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"]+)"|(\S+))')
 
@@ -31,6 +45,11 @@ def read_attachment(name: str) -> tuple[Path, str]:
     return path, decoded(data, name)
 
 
+def read_attachments(names: Sequence[str] | None) -> list[tuple[Path, str]]:
+    """The files of -f; raises as `read_attachment`."""
+    return [read_attachment(name) for name in names or ()]
+
+
 def with_attachments(text: str, files: list[tuple[Path, str]]) -> tuple[str, list[Path]]:
     """The question after the contents of `files` and of the files it mentions by @path, each once.
 
@@ -51,8 +70,12 @@ def with_attachments(text: str, files: list[tuple[Path, str]]) -> tuple[str, lis
                 if not any(path.samefile(Path(spelled).expanduser()) for path, _ in files if path.exists()):
                     files.append(read_attachment(spelled))
                 break
-    blocks = [f"{path.name}:\n{_fenced(content)}\n\n" for path, content in files]
-    return "".join(blocks) + text, [path for path, _ in files]
+    return after_files(text, files), [path for path, _ in files]
+
+
+def after_files(text: str, files: Sequence[tuple[Path, str]]) -> str:
+    """The question after the contents of `files`."""
+    return "".join(f"{path.name}:\n{_fenced(content)}\n\n" for path, content in files) + text
 
 
 def _fenced(content: str) -> str:

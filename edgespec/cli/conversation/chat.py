@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from edgespec.cli.conversation import settings
@@ -14,15 +14,20 @@ from edgespec.cli.conversation.thoughts import Thoughts
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.options.sampling import exact_contradicts
 from edgespec.cli.screen.formatting import count
-from edgespec.cli.screen.markdown import MarkdownWriter
+from edgespec.cli.screen.markdown import MarkdownWriter, last_block
 from edgespec.cli.screen.results import ResultStream
-from edgespec.cli.screen.terminal import Terminal, shows_colour
+from edgespec.cli.screen.terminal import Terminal, is_terminal, shows_colour
+from edgespec.cli.screen.wrapping import WrappingWriter
 from edgespec.generation.config import GenerationConfig
-from edgespec.generation.result import Generation
+from edgespec.generation.result import Chunk, Generation
 
 if TYPE_CHECKING:
+    from edgespec.cli.options.sampling import ChosenSampling
+    from edgespec.cli.screen.status import Status
     from edgespec.engine.engine import Engine
     from edgespec.engine.session import Resumed, Session
+
+_SET = "/set"  # where a setting comes from that was changed in the chat
 
 
 class Chat:
@@ -62,7 +67,11 @@ class Chat:
         self.thoughts = Thoughts(terminal, " /think shows it.")
         self._engine = engine
         self._warned_unsaved = False
-        self._markdown = MarkdownWriter(results, _window) if shows_colour(sys.stdout) else None
+        self._writer: MarkdownWriter | WrappingWriter | None = None
+        if shows_colour(sys.stdout):
+            self._writer = MarkdownWriter(results, _window)
+        elif is_terminal(sys.stdout):
+            self._writer = WrappingWriter(results, lambda: _window().columns)
 
     @property
     def context(self) -> int:
@@ -74,6 +83,13 @@ class Chat:
         """Target, drafter and mode in one line."""
         return self._engine.description
 
+    @property
+    def model_name(self) -> str:
+        """What the model is called."""
+        from edgespec.models.hub.elsewhere import display_name
+
+        return display_name(self._engine.target.model.path)
+
     def ask(self, text: str, *, as_json: bool = False, to_go_on: str) -> Interruption:
         """Do one turn; returns whether a signal cut it short.
 
@@ -83,11 +99,40 @@ class Chat:
         Raises:
             EdgeSpecError: there is no answer; the conversation is as it was.
         """
+        interruption, answer = self._show(
+            lambda status: self.session.ask(text, self.config, on_prefill=status.prefill), as_json=as_json
+        )
+        if as_json:
+            self.results.record(answer.to_json(text))
+        self._report(answer, to_go_on)
+        return interruption
+
+    def go_on(self, *, to_go_on: str) -> Interruption:
+        """Have the last answer continued; returns as `ask` does.
+
+        Raises:
+            EdgeSpecError: nothing was added to the answer.
+        """
+        # The paragraph or block of code that is continued is shown again, so that it goes on as one.
+        begun = last_block(self.session.messages[-1]["content"]) if self._writer is not None else ""
+        interruption, answer = self._show(
+            lambda status: self.session.go_on(self.config, on_prefill=status.prefill), begun
+        )
+        if answer.passes and not answer.text.strip() and not interruption:
+            self.terminal.note("The answer was complete already.")
+        self._report(answer, to_go_on)
+        return interruption
+
+    def _show(
+        self, begin: Callable[[Status], Iterator[Chunk]], before: str = "", *, as_json: bool = False
+    ) -> tuple[Interruption, Generation]:
+        """Show `before` and then an answer as it comes; a signal ends it early."""
         answer = None
         try:
             with without_echo(), cancelling(self._engine) as interruption, self.terminal.status() as status:
                 status.waiting("Reading the prompt")
-                for chunk in self.session.ask(text, self.config, on_prefill=status.prefill):
+                for chunk in begin(status):
+                    answer = chunk.generation
                     answer = chunk.generation
                     if as_json:
                         status.clear()
@@ -96,21 +141,33 @@ class Chat:
                     if chunk.text or answer is not None:
                         status.clear()
                         self.thoughts.end()
-                        (self._markdown or self.results).text(chunk.text)
+                        (self._writer or self.results).text(before + chunk.text)
+                        before = ""
         finally:
-            if self._markdown is not None:
-                self._markdown.end()
+            if self._writer is not None:
+                self._writer.end()
             self.results.end_line()
         assert answer is not None, "the last chunk carries the answer"
         self.last_answer = answer
-        if as_json:
-            self.results.record(answer.to_json(text))
+        return interruption, answer
+
+    def _report(self, answer: Generation, to_go_on: str) -> None:
         if answer.passes:
             self.terminal.statistics(answer, to_go_on)
         if self.session.unsaved and not self._warned_unsaved:
             self._warned_unsaved = True
             self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")
-        return interruption
+
+    def use(self, engine: Engine, chosen: ChosenSampling) -> None:
+        """Go on with another model; settings that were changed in the chat stay as they are."""
+        changed = {name: getattr(self.config, name) for name, by in self.sources.items() if by == _SET}
+        self._engine = engine
+        self.session.attach(engine)
+        self.at_start, self._sources_at_start = chosen.config, dict(chosen.sources)
+        self.config = chosen.config.with_(**changed)
+        self.sources = self._sources_at_start | dict.fromkeys(changed, _SET)
+        if self.budget is not None:
+            self._engine.set_tree_budget(self.budget)
 
     def change(self, name: str, value: str) -> None:
         """Change a setting from now on.
@@ -127,7 +184,7 @@ class Chat:
         if value.lower() == settings.AS_AT_START and name in self._sources_at_start:
             self.sources[name] = self._sources_at_start[name]
         else:
-            self.sources[name] = "/set"
+            self.sources[name] = _SET
         self.terminal.rule(config.rule)
 
     def set_budget(self, budget: int | None) -> None:

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 from edgespec.cli.completion import Completer
 from edgespec.cli.conversation.attach import with_attachments
 from edgespec.cli.conversation.slash_commands import ALIASES, SlashCommands
+from edgespec.cli.interrupt import Interruption
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.utf8 import checked
 from edgespec.errors import ContextLengthError, EdgeSpecError
 
 if TYPE_CHECKING:
+    from edgespec.cli.conversation.changeable_model import ChangeableModel
     from edgespec.cli.conversation.chat import Chat
     from edgespec.cli.conversation.prompting import Keyboard
 
 _GO_ON = "/undo takes back the last turn, /clear starts over, and --context makes it larger."
 
-_IF_CUT_OFF = "Ask it to go on, or give it more room: /set max_tokens none, then /retry."
+_IF_CUT_OFF = "/continue goes on with it, and /set max_tokens none gives the next one more room."
 
 
 class InteractiveChat:
@@ -29,14 +31,16 @@ class InteractiveChat:
 
     Args:
         pending: a question that was left unanswered last time, for /retry.
+        models: for /model; None if the model cannot be changed.
 
     Attributes:
         last_question: what /retry asks again; None if there is nothing.
         attached: files that go with the next question.
     """
 
-    def __init__(self, chat: Chat, pending: str | None = None) -> None:
+    def __init__(self, chat: Chat, pending: str | None = None, models: ChangeableModel | None = None) -> None:
         self.chat = chat
+        self.models = models
         self.last_question = pending
         self.attached: list[tuple[Path, str]] = []
         self._keyboard: Keyboard
@@ -56,7 +60,7 @@ class InteractiveChat:
         self._keyboard = keyboard
         if first is not None:
             self.say(f">>> {first}")
-            self._guarded(lambda: self.answer(first))
+            self._guarded(lambda: self._ask(first))
         for text in keyboard.messages():
             name = text.strip().partition(" ")[0]
             if ALIASES.get(name, name) == "/bye":
@@ -91,18 +95,30 @@ class InteractiveChat:
     def answer(self, text: str) -> None:
         """Have a question answered; if there is no room, offer to drop turns."""
         self.last_question = text
+        self._with_room(lambda: self.chat.ask(text, to_go_on=_IF_CUT_OFF), text)
+
+    def go_on(self) -> None:
+        """Have the last answer continued; if there is no room, offer to drop turns."""
+        self._with_room(lambda: self.chat.go_on(to_go_on=_IF_CUT_OFF), "")
+
+    def _with_room(self, do: Callable[[], Interruption], text: str) -> None:
+        """Have something answered.
+
+        Args:
+            text: the question.
+        """
         try:
-            interruption = self.chat.ask(text, to_go_on=_IF_CUT_OFF)
+            interruption = do()
         except ContextLengthError as error:
             if not self.chat.session.messages:
                 raise
             self.chat.terminal.warn(error.what)
             if self._drop_turns(text):
-                self.answer(text)
+                self._with_room(do, text)
             return
         answer = self.chat.last_answer
         if interruption and answer is not None and answer.passes:
-            self.say("Stopped; what was said so far is kept.")
+            self.say("Stopped; what was said so far is kept. /continue goes on with it.")
         elif interruption:
             self.say("Stopped before the answer began, so the question is not kept. /retry asks it again.")
         if answer is not None and answer.context_full:

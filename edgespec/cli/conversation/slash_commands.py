@@ -7,20 +7,30 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from edgespec.cli.completion import paths
+from edgespec.cli.completion import complete_model, paths
 from edgespec.cli.conversation import clipboard, settings
 from edgespec.cli.conversation.attach import read_attachment
+from edgespec.cli.conversation.export import Transcript, export, export_path
+from edgespec.cli.conversation.model_command import ModelCommand
+from edgespec.cli.conversation.rewriting import Rewriting
+from edgespec.cli.conversation.typed_chat import TypedChat
 from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.cli.conversation.chat import Chat
     from edgespec.engine.session import Session
 
-ALIASES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/regen": "/retry", "/read": "/file"}
+ALIASES = {
+    "/?": "/help",
+    "/exit": "/bye",
+    "/quit": "/bye",
+    "/regen": "/retry",
+    "/regenerate": "/retry",
+    "/cont": "/continue",
+    "/read": "/file",
+}
 _KEYS = (
     "Ctrl-C stops an answer. Alt-Enter begins a new line; so does \\ at the end of one. "
     '""" opens and closes a text of several lines. @path in a question attaches a file. '
@@ -43,28 +53,12 @@ class Command:
     offers: Callable[[str], Sequence[str]] | None = None
 
 
-class TypedChat(Protocol):
-    """What slash commands act on; see `interactive`."""
-
-    chat: Chat
-    last_question: str | None
-    attached: list[tuple[Path, str]]
-
-    def answer(self, text: str) -> None:
-        """Have a question answered."""
-
-    def confirm(self, question: str) -> bool:
-        """Whether the person says yes."""
-
-    def say(self, text: str) -> None:
-        """Print a note."""
-
-
 class SlashCommands:
     """The commands of one chat."""
 
     def __init__(self, chat: TypedChat) -> None:
         self._chat = chat
+        rewriting, models = Rewriting(chat), ModelCommand(chat)
         self._commands = {
             "/help": Command("", "this list", self._help),
             "/system": Command("[TEXT]", "set the system prompt, or show it", self._system),
@@ -74,10 +68,18 @@ class SlashCommands:
             "/show": Command("", "settings, model and session", self._show),
             "/file": Command("PATH", "attach a text file to the next question", self._file, paths),
             "/clear": Command("", "start over; what is saved stays as it is", self._clear),
-            "/undo": Command("", "take back the last question and its answer", self._undo),
-            "/retry": Command("", "answer the last question again", self._retry),
+            "/undo": Command("", "take back the last question and its answer", rewriting.undo),
+            "/retry": Command("", "answer the last question again (/regenerate)", rewriting.retry),
+            "/edit": Command("", "change the last question in an editor, and ask that", rewriting.edit),
+            "/continue": Command("", "go on with an answer that was cut off or stopped", rewriting.go_on),
+            "/model": Command(
+                "[NAME]", "go on with another model, or list those here", models.change, complete_model
+            ),
             "/save": Command("NAME", "save the conversation, from now on as it goes", self._save, _sessions),
             "/load": Command("NAME", "go on with a saved conversation", self._load, _sessions),
+            "/export": Command(
+                "FILE", "write the conversation as Markdown, or as JSON if FILE ends so", self._export, paths
+            ),
             "/sessions": Command("", "list saved conversations", self._list_sessions),
             "/think": Command(
                 "[show|hide|off|N]",
@@ -133,25 +135,6 @@ class SlashCommands:
                 f"The conversation so far stays saved in {file.path}. A new one begins; it is not saved "
                 "until /save NAME."
             )
-
-    def _undo(self, _rest: str) -> None:
-        self._chat.last_question = None
-        self._chat.say(
-            "The last turn is taken back." if self._session.undo() else "There is nothing to undo."
-        )
-
-    def _retry(self, _rest: str) -> None:
-        if self._chat.last_question is None and self._session.messages:
-            self._chat.last_question = self._session.messages[-2]["content"]
-        if self._chat.last_question is None:
-            self._chat.say("There is nothing to retry.")
-            return
-        # A question that got no answer at all was not kept.
-        if self._session.messages and self._session.messages[-2]["content"] == self._chat.last_question:
-            self._session.undo()
-            if self._chat.chat.config.greedy or self._chat.chat.config.seed is not None:
-                self._chat.say("The answer will be the same; /set temperature 0.7 without a seed varies it.")
-        self._chat.answer(self._chat.last_question)
 
     def _system(self, rest: str) -> None:
         if rest:
@@ -260,6 +243,17 @@ class SlashCommands:
             raise
         self._chat.last_question = resumed.pending if resumed else None
         self._chat.chat.report_resumed(resumed)
+
+    def _export(self, rest: str) -> None:
+        name = rest.strip('"')
+        if not name:
+            raise UsageError("/export needs the name of a file.", "For example: /export trip.md")
+        path = export_path(name)
+        if path.exists() and not self._chat.confirm(f"{path} exists. Write over it?"):
+            return
+        model = self._chat.chat.model_name
+        export(path, Transcript(self._session.system, self._session.messages, model))
+        self._chat.say(f"The conversation was written to {path}.")
 
     def _list_sessions(self, _rest: str) -> None:
         from edgespec.engine.session_file import saved_sessions

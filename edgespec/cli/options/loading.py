@@ -101,6 +101,24 @@ class LoadOptions:
             metavar="auto|never",
         ),
     ] = None
+    kv: Annotated[
+        str | None,
+        option(
+            "Model",
+            "--kv",
+            "Type of cached keys and values; q8_0 takes half the memory. Default: f16.",
+            metavar="f16|q8_0",
+        ),
+    ] = None
+    lora: Annotated[
+        list[str] | None,
+        option(
+            "Model",
+            "--lora",
+            "LoRA adapter, where all weights are in memory; may be repeated.",
+            metavar="FILE[:SCALE]",
+        ),
+    ] = None
     prompt_cache: Annotated[
         bool | None,
         option(
@@ -203,16 +221,20 @@ class LoadOptions:
             arguments["memory"] = parse_size(self.memory)
         if self.tree_budget is not None:
             arguments["tree_budget"] = parse_tree_budget(self.tree_budget)
-        return {name: value for name, value in arguments.items() if value is not None}
+        return {name: value for name, value in arguments.items() if value not in (None, [])}
 
     @property
     def budget(self) -> int | None:
         """The tree budget that was requested; None means auto."""
         return None if self.tree_budget is None else parse_tree_budget(self.tree_budget)
 
-    def load(self, on_progress: Callable[[str, float], None]) -> Engine:
-        """Load the target and its drafter; raises what `edgespec.load` raises."""
-        arguments = self.arguments()
+    def load(self, on_progress: Callable[[str, float], None], **more: Any) -> Engine:
+        """Load the target and its drafter; raises what `edgespec.load` raises.
+
+        Args:
+            more: arguments of `edgespec.load` that are not options of every command.
+        """
+        arguments = self.arguments() | more
         import edgespec
 
         return edgespec.load(**arguments, on_progress=on_progress)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from edgespec.cli.completion import complete_words
 from edgespec.cli.options.declaration import option
 from edgespec.cli.options.loading import LoadOptions
-from edgespec.cli.utf8 import decoded
+from edgespec.cli.utf8 import checked, decoded
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.rules import KINDS
@@ -121,7 +121,7 @@ class SamplingOptions:
     ] = _DEFAULTS.think
     json_schema: Annotated[
         str | None,
-        option("Sampling", "--json-schema", "Answer with JSON that fits this schema.", metavar="FILE"),
+        option("Sampling", "--json-schema", "Answer with JSON that fits this schema.", metavar="FILE|{...}"),
     ] = None
     grammar: Annotated[
         str | None,
@@ -227,6 +227,9 @@ def exact_contradicts(rule: str) -> UsageError:
 
 
 def _read_form(flag: str, name: str) -> str:
+    """The text of a schema or grammar: the value itself if it is a JSON object, otherwise that of a file."""
+    if flag == "--json-schema" and name.lstrip().startswith("{"):
+        return checked(name, "The schema")
     try:
         data = Path(name).expanduser().read_bytes()
     except OSError as error:

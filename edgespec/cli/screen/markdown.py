@@ -83,21 +83,21 @@ class MarkdownWriter:
         lines = self._lines(tokens, max(columns - 1, 10))
         if self._printed and lines:
             lines.insert(0, "")
-        up = len(self._drawn)
         if columns != self._columns and self._drawn:
             # The width has changed: the terminal has wrapped the old lines in its own way.
-            up = sum(_rows(line, columns) for line in self._drawn)
             same = 0
         else:
-            same = next((i for i, (a, b) in enumerate(zip(self._drawn, lines, strict=False)) if a != b), None)  # type: ignore[assignment]
-            same = min(len(self._drawn), len(lines)) if same is None else same
+            same = next(
+                (i for i, (a, b) in enumerate(zip(self._drawn, lines, strict=False)) if a != b),
+                min(len(self._drawn), len(lines)),
+            )
             # What has scrolled off cannot be redrawn.
-            same = min(max(same, len(self._drawn) - (rows - 2)), len(lines))
-            up -= same
+            same = min(max(same, _first_visible(self._drawn, columns, rows - 2)), len(lines))
+        up = sum(_rows(line, columns) for line in self._drawn[same:])
         self._columns = columns
         if up or len(lines) > same:
             move = f"\x1b[{min(up, rows - 1)}A\r" if up else ""
-            shown = "".join(f"{line}\x1b[K\n" for line in lines[same:])
+            shown = "".join(_written(line, columns) for line in lines[same:])
             self._results.raw(f"{move}{shown}\x1b[J" if up else shown)
         self._drawn = lines
 
@@ -122,7 +122,7 @@ class MarkdownWriter:
         console = Console(
             file=file, force_terminal=True, width=columns, highlight=False, legacy_windows=False
         )
-        console.print(document)
+        console.print(document, crop=False)  # long lines of code are left to the terminal
         lines = [_TRAILING_SPACE.sub(r"\1", line) for line in file.getvalue().split("\n")]
         # Rich adds space around some blocks, and one line between blocks is enough.
         filled = [i for i, line in enumerate(lines) if _ESCAPES.sub("", line).strip()]
@@ -131,6 +131,7 @@ class MarkdownWriter:
 
 def _document(tokens: list[Token]) -> Any:
     """Parsed Markdown for Rich: headings on the left, code in the terminal's colours."""
+    from rich.cells import cell_len
     from rich.markdown import CodeBlock, Heading, Markdown
     from rich.syntax import Syntax
 
@@ -140,7 +141,10 @@ def _document(tokens: list[Token]) -> Any:
     class IndentedCode(CodeBlock):
         def __rich_console__(self, console: Any, options: Any) -> Any:
             code = str(self.text).rstrip()
-            yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(0, 2))
+            widest = max(map(cell_len, code.expandtabs(4).split("\n")))
+            width = max(options.max_width, widest + 4)
+            syntax = Syntax(code, self.lexer_name, theme=self.theme, padding=(0, 2))
+            yield from console.render(syntax, options.update(width=width, max_width=width))
 
     class Document(Markdown):
         elements = {  # noqa: RUF012
@@ -172,6 +176,43 @@ def _closed(text: str) -> str:
     if bare.count("**") % 2 and not text.endswith(("*", " ", "\n")):
         return text + "**"
     return text
+
+
+def last_block(text: str) -> str:
+    """The end of a text that what follows may belong to: its last paragraph, or an open block of code."""
+    start = 0
+    fence = ""
+    blank = True
+    for line in re.finditer(r"[^\n]*\n?", text):
+        mark = re.match(r" {0,3}(`{3,}|~{3,})", line[0])
+        if fence:
+            if mark and mark[1].startswith(fence):
+                fence, blank = "", True
+            continue
+        if mark:
+            fence, start = mark[1], line.start()
+        elif line[0] and blank:
+            start = line.start()
+        blank = not line[0].strip()
+    return text[start:]
+
+
+def _written(line: str, columns: int) -> str:
+    """A line as it is written; what was there before is erased, unless the line fills its last row."""
+    from rich.cells import cell_len
+
+    cells = cell_len(_ESCAPES.sub("", line))
+    full = cells > 0 and cells % columns == 0  # erasing would then take the last character
+    return f"{line}\n" if full else f"{line}\x1b[K\n"
+
+
+def _first_visible(lines: list[str], columns: int, rows: int) -> int:
+    """The first of the lines above the cursor that is whole within the last rows of the screen."""
+    for at in reversed(range(len(lines))):
+        rows -= _rows(lines[at], columns)
+        if rows < 0:
+            return at + 1
+    return 0
 
 
 def _rows(line: str, columns: int) -> int:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
@@ -69,8 +69,11 @@ class Terminal:
         """Print a warning."""
         _print(text, style="yellow")
 
-    def load(self, loading: LoadOptions) -> Engine:
+    def load(self, loading: LoadOptions, **more: Any) -> Engine:
         """Load the models and show the progress; raises what `edgespec.load` raises.
+
+        Args:
+            more: further arguments of `edgespec.load`.
 
         Raises:
             KeyboardInterrupt: on Ctrl-C, at the next report of progress. Raised by the signal handler, it
@@ -79,7 +82,7 @@ class Terminal:
         engine = None
         try:
             with self.working() as report:
-                engine = loading.load(report)
+                engine = loading.load(report, **more)
         except KeyboardInterrupt:
             if engine is not None:
                 engine.close()

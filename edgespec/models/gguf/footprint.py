@@ -10,8 +10,12 @@ from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
 SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
 USUAL_NODES = 64  # of the largest tree, by default
+USUAL_TEXT = 512  # tokens of one of many texts, prompt and answer together, where nothing else is known
 
-_HALF, _FLOAT = 2, 4  # bytes of a cached key or value element, and of an activation
+_HALF, _FLOAT = 2, 4  # bytes of an element of the mask, and of an activation
+CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32}
+"""Types of cached keys and values, and bytes of an element."""
+CACHE_BLOCK = 32  # elements of a head that a quantized type stores together
 _THREAD_BYTES = 1 << 20  # for kernels' scratch memory and the stack, for each thread
 _TOKEN_BYTES, _MERGE_BYTES = 160, 200  # for an entry in llama.cpp's vocabulary, and for a merge
 
@@ -37,7 +41,13 @@ class Footprint:
 
 
 def footprint(
-    header: GGUFHeader, *, n_cells: int, n_outputs: int, n_rows: int = USUAL_NODES, n_threads: int = 1
+    header: GGUFHeader,
+    *,
+    n_cells: int,
+    n_outputs: int,
+    n_rows: int = USUAL_NODES,
+    n_threads: int = 1,
+    kv: str = "f16",
 ) -> Footprint:
     """The memory for a model, estimated from its header.
 
@@ -45,13 +55,9 @@ def footprint(
         n_cells: of the cache.
         n_outputs: rows of logits that can be read after a pass.
         n_rows: most rows of a pass.
+        kv: type of cached keys and values, of CACHE_TYPES.
     """
     embedding = _number(header, "embedding_length", 0)
-    heads = max(_number(header, "attention.head_count", 1), 1)
-    heads_kv = _number(header, "attention.head_count_kv", heads)
-    key = _number(header, "attention.key_length", embedding // heads)
-    value = _number(header, "attention.value_length", embedding // heads)
-    cell = (header.block_count or 0) * heads_kv * (key + value) * _HALF
     hidden = _number(header, "feed_forward_length", 4 * embedding)
     # At the peak: three rows of a feed-forward block, four of the residual stream and the mask; or the
     # logits.
@@ -59,10 +65,27 @@ def footprint(
     logits = n_outputs * header.n_vocab * _FLOAT
     return Footprint(
         weights=header.tensor_bytes,
-        cache=n_cells * cell,
+        cache=n_cells * cell_bytes(header, kv),
         # Logits are in the graph and in the output buffer.
         buffers=max(rows, logits) + logits + work_bytes([header], n_rows, n_threads),
     )
+
+
+def head_sizes(header: GGUFHeader) -> tuple[int, int]:
+    """Elements of a key and of a value, of one head."""
+    usual = _number(header, "embedding_length", 0) // _heads(header)
+    key = _number(header, "attention.key_length", usual)
+    return key, _number(header, "attention.value_length", usual)
+
+
+def cell_bytes(header: GGUFHeader, kv: str = "f16") -> int:
+    """What the keys and values of one token take, estimated from the model's header.
+
+    Args:
+        kv: type of cached keys and values, of CACHE_TYPES.
+    """
+    heads_kv = _number(header, "attention.head_count_kv", _heads(header))
+    return round((header.block_count or 0) * heads_kv * sum(head_sizes(header)) * CACHE_TYPES[kv])
 
 
 def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int) -> int:
@@ -87,6 +110,10 @@ def vocabulary_bytes(header: GGUFHeader) -> int:
     merges = header.metadata.get("tokenizer.ggml.merges")
     n_merges = merges.length if isinstance(merges, ArrayInfo) else 0
     return header.n_vocab * _TOKEN_BYTES + n_merges * _MERGE_BYTES
+
+
+def _heads(header: GGUFHeader) -> int:
+    return max(_number(header, "attention.head_count", 1), 1)
 
 
 def _number(header: GGUFHeader, key: str, default: int) -> int:

@@ -128,6 +128,17 @@ class Encoder:
             tokens.insert(0, self._vocabulary.bos)
         return Encoded(text, tuple(tokens))
 
+    def begun(self, messages: Sequence[Message], answer: str) -> Encoded:
+        """A conversation with the beginning of an answer, without its thought, which the model goes on with.
+
+        Raises:
+            TemplateError, ContextLengthError: as `conversation`.
+        """
+        encoded = self.conversation(messages, config=GenerationConfig(think="off"))
+        self._vocabulary.refuse_longer(answer, self._context)
+        tokens = self._vocabulary.tokenize(answer, control=False, most=self._most)
+        return Encoded(encoded.text + answer, (*encoded.tokens, *tokens))
+
     def _for_template(
         self, messages: Sequence[Message], config: GenerationConfig
     ) -> tuple[Sequence[Message], dict[str, Any]]:

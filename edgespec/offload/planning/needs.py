@@ -42,6 +42,8 @@ class ContextOptions:
     Attributes:
         n_cells, n_outputs, n_sequences, n_threads: of every context; see runtime.context.
         exact, experts: as for loading.
+        kv: of the target's context; the drafter's is always f16.
+        adapters: bytes of LoRA adapters.
     """
 
     n_cells: int
@@ -51,6 +53,8 @@ class ContextOptions:
     gpu_layers: int = 0
     exact: bool | None = None
     experts: str = "auto"
+    kv: str = "f16"
+    adapters: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,12 @@ def measure_needs(
     sizes = dict(zip(counts, _footprints(files, options, counts), strict=True))
     if offload == "none":  # otherwise the file is mapped, or the stream plan counts the copy
         sizes = {rows: _with_second_copy(size, files) for rows, size in sizes.items()}
-    drafter = [_with_second_copy(_footprints(draft, options, [MOST_PROMPT_ROWS])[0], draft)] if draft else []
+    drafter = []
+    if draft is not None:
+        (small,) = _footprints(draft, replace(options, kv="f16"), [MOST_PROMPT_ROWS])
+        drafter = [_with_second_copy(small, draft)]
     headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
-    process += _later_bytes(headers, sizes[fewest].cache // options.n_cells)
+    process += options.adapters + _later_bytes(headers, sizes[fewest].cache // options.n_cells)
 
     def whole(rows: int) -> int:
         return bytes_needed([sizes[rows], *drafter], process)
@@ -135,12 +142,16 @@ def _process_bytes() -> int:
 def _footprints(files: ModelFiles, options: ContextOptions, row_counts: Sequence[int]) -> list[Footprint]:
     """The footprints of a model with contexts for each of these row counts."""
     header = files.headers[0]
-    shapes = [Shape(options.n_cells, n, options.n_outputs, options.n_sequences) for n in row_counts]
+    shapes = [
+        Shape(options.n_cells, n, options.n_outputs, options.n_sequences, options.kv) for n in row_counts
+    ]
     store = AllocationStore(user_cache_path("edgespec") / "allocations")
     found = store.get(header, shapes, options.gpu_layers)
     footprints = []
     for at, rows in enumerate(row_counts):
-        size = footprint(header, n_cells=options.n_cells, n_outputs=options.n_outputs, n_rows=rows)
+        size = footprint(
+            header, n_cells=options.n_cells, n_outputs=options.n_outputs, n_rows=rows, kv=options.kv
+        )
         if found is not None:
             work = work_bytes(files.headers, rows, options.n_threads)
             size = replace(size, cache=found[at].cache, buffers=found[at].buffers + work)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, TokenTree
+
+ProposedBy = Literal["model", "text", "recycled", "files", "both"]
+"""A model, the text so far, an earlier pass of the target, files, or a model and one of the others."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,16 @@ class Drafter(Protocol):
         if len(requests) > 1:
             return [TokenTree.root_only(request.text[-1]) for request in requests]
         return [self.draft(request.text, limits, request.ranking) for request in requests]
+
+    def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
+        """Who proposed each node of one of the last trees, below its root.
+
+        To be called before `learn`.
+
+        Args:
+            index: of the tree, if there were several.
+        """
+        return ["model"] * (len(tree) - 1)
 
     def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
         """See what the target said in a pass, drafted for or not. Drafters that have no use for it ignore it.

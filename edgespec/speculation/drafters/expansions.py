@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from edgespec.speculation.drafters.base import ProposedBy
+from edgespec.speculation.evidence import OTHERS, Source
 from edgespec.speculation.growth import Chances, Children, Frontier
+from edgespec.speculation.tree import TokenTree
+
+_NAMES: Mapping[Source, ProposedBy] = {
+    Source.TEXT: "text",
+    Source.FILES: "files",
+    Source.RECYCLED: "recycled",
+}
 
 
 class Expansions:
@@ -21,6 +32,17 @@ class Expansions:
             self._rows[node] = children, row, token
             self._nodes[parent, token] = node
 
+    def proposed_by(self, tree: TokenTree) -> list[ProposedBy]:
+        """Who proposed each node of the tree below its root; the model, if these are not its candidates."""
+        numbers: list[int | None] = [0]  # of the tree's nodes, as they were found
+        sources: list[ProposedBy] = []
+        for parent, token in zip(tree.parents.tolist()[1:], tree.tokens.tolist()[1:], strict=True):
+            above = numbers[parent]
+            found = self._rows.get(above) if above is not None else None
+            sources.append(_source(*found[:2], token) if found is not None else "model")
+            numbers.append(None if above is None else self._nodes.get((above, token)))
+        return sources
+
     def teach(self, chances: Chances, went_on: Sequence[int]) -> None:
         """Teach the policy which candidates the target chose.
 
@@ -34,3 +56,16 @@ class Expansions:
             children, row, after = self._rows[node]
             chances.learn(children.row(row), after, token)
             node = self._nodes.get((node, token))
+
+
+def _source(children: Children, row: int, token: int) -> ProposedBy:
+    """Who proposed a candidate in a row."""
+    (columns,) = np.nonzero(children.tokens[row] == token)
+    by_model = bool((children.logprobs[row, columns] > -np.inf).any())
+    if children.evidence is None:
+        return "model"
+    found = (children.evidence[row, columns] > OTHERS).any(axis=0)
+    others: list[ProposedBy] = [name for source, name in _NAMES.items() if found[source]]
+    if by_model:
+        return "both" if others else "model"
+    return others[0] if others else "model"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.speculation.drafters.base import Drafter, DraftRequest
+from edgespec.speculation.drafters.base import Drafter, DraftRequest, ProposedBy
 from edgespec.speculation.drafters.expansions import Expansions
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import Ranking
@@ -30,6 +30,9 @@ class _ProposedTree:
         children = self._request.ranking.filtered(frontier, children, len(self._text))
         self._expansions.add(frontier, children)
         return children
+
+    def proposed_by(self, tree: TokenTree) -> list[ProposedBy]:
+        return self._expansions.proposed_by(tree)
 
     def learn(self, text: Sequence[int]) -> None:
         if list(text[: len(self._text)]) == self._text:
@@ -67,6 +70,10 @@ class ProposingDrafter(Drafter):
 
         searches = [TreeSearch(request.text[-1], request.limits) for request in requests]
         return grow_together(searches, expand, limits)
+
+    def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
+        """Who proposed each node of one of the last trees."""
+        return self._last[index].proposed_by(tree) if index < len(self._last) else ["text"] * (len(tree) - 1)
 
     def observe(self, text: Sequence[int], tree: TokenTree, logits: FloatArray) -> None:
         observed(self._proposers, text, tree, logits)

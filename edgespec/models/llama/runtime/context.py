@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp
@@ -20,6 +21,8 @@ from edgespec.models.llama.runtime.signals import DeferredSignals
 
 FloatArray = NDArray[np.float32]
 
+_CACHE_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
+
 
 class NoRoomInCache(ContextLengthError):
     """The cache has too few free cells for a batch.
@@ -36,6 +39,9 @@ class NoRoomInCache(ContextLengthError):
 
 class Context:
     """One llama.cpp context: a key-value cache, compute buffers, and the logits of the last decode.
+
+    Args:
+        kv: type of the keys and values, of models.gguf.footprint.CACHE_TYPES.
 
     Attributes:
         n_cells: cells in the cache, one for each token.
@@ -59,6 +65,7 @@ class Context:
         n_sequences: int,
         n_threads: int,
         abort: AbortFlag | None = None,
+        kv: str = "f16",
     ) -> None:
         self.model = model
         self.n_rows = n_rows
@@ -78,6 +85,7 @@ class Context:
         params.kv_unified = True  # branches of a tree share cells
         params.swa_full = True  # sliding-window layers keep all cells, so that branches can be cut
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.type_k = params.type_v = _CACHE_TYPES[kv]
         params.n_threads = params.n_threads_batch = n_threads
         params.no_perf = True
         if abort is not None:
@@ -121,6 +129,20 @@ class Context:
 
     def _closed(self) -> BackendError:
         return forks.refusal() if self._forked else BackendError("The engine is closed.", "Load it again.")
+
+    def adapt(self, adapters: Sequence[tuple[Any, float]]) -> None:
+        """Compute with LoRA adapters from now on.
+
+        Args:
+            adapters: their handles, from `adapters.load_adapter`, and scales.
+
+        Raises:
+            BackendError: llama.cpp refuses them.
+        """
+        handles = (llama_cpp.llama_adapter_lora_p_ctypes * len(adapters))(*(handle for handle, _ in adapters))
+        scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
+        if llama_cpp.llama_set_adapters_lora(self.handle, handles, len(adapters), scales) != 0:
+            raise BackendError(f"llama.cpp refuses the LoRA adapters: {log.cause()}.")
 
     def set_threads(self, n_threads: int) -> None:
         """Compute with this many CPU threads from now on."""

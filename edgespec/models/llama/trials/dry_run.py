@@ -38,6 +38,7 @@ class Shape:
     n_rows: int
     n_outputs: int
     n_sequences: int
+    kv: str = "f16"
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ def dry_run(path: Path, shapes: Sequence[Shape], gpu_layers: int = 0) -> list[Al
                     n_outputs=shape.n_outputs,
                     n_sequences=1 if model.keeps_recurrent_state else shape.n_sequences,
                     n_threads=1,
+                    kv=shape.kv,
                 ).close()
             text = "\n".join(lines)
             cache = [float(size) for size in _CACHE.findall(text)]

@@ -1,0 +1,158 @@
+"""Results that people can post: a small file without anything that tells who or where they are.
+
+What may be in it is listed here; whatever else a document holds stays at home: paths, host and device names,
+the command line, the exact time, notes and messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import UsageError
+from edgespec.units import readable
+
+SHARED = "edgespec_bench"
+_FORMAT = 1
+_ROW = (
+    "name",
+    "tokens_per_second",
+    "tokens_per_second_min",
+    "tokens_per_second_max",
+    "tokens_per_pass",
+    "nodes_per_pass",
+    "pass_s",
+    "draft_s",
+    "wait_s",
+    "streamed_bytes_per_pass",
+    "disk_share",
+    "compute_share",
+    "peak_bytes",
+    "exact",
+    "lossy",
+    "identical",
+    "cut",
+)
+_SETTINGS = ("prompts", "repetitions", "max_tokens", "temperature", "verify")
+_LOAD = ("context", "threads", "gpu_layers", "kv", "tree", "pack", "exact")
+_MOST_BYTES = 1 << 20
+
+
+def make_share(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a document that can be posted: machine, model, settings and rows."""
+    machine, settings, disk = document["machine"], document["settings"], document["disk"]
+    return {
+        SHARED: _FORMAT,
+        "month": document["date"][:7],
+        "versions": document["versions"],
+        "machine": {
+            "cpu": machine["cpu"],
+            "cores": machine["cores"],
+            "memory_gib": round(machine["memory_bytes"] / 2**30),
+            "disk": (machine["disk"] or "").partition(" ")[0],
+            "disk_bytes_per_s": [round(speed) for speed in disk["bytes_per_s"]] if disk else [],
+            "system": machine["system"].split("-")[0],
+        },
+        "model": {"name": document["model"]["name"], "bytes": document["model"]["bytes"]},
+        "drafter": _name(document["draft"]),
+        "limits": document["limits"],
+        "settings": {
+            **{name: settings[name] for name in _SETTINGS},
+            **{name: settings["load"][name] for name in _LOAD if name in settings["load"]},
+            "adapters": len(settings["load"].get("lora", ())),
+            "own_workload": settings["workload"] is not None,
+        },
+        "rows": [{name: row[name] for name in _ROW} for row in document["rows"] if row["error"] is None],
+    }
+
+
+def read_share(path: Path) -> dict[str, Any]:
+    """A file of `bench --share`, made by anybody.
+
+    Raises:
+        UsageError: it cannot be read, or is no such file.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError("it is too large")
+        record = json.loads(path.read_bytes())
+        if record[SHARED] != _FORMAT:
+            raise ValueError("it is of another version")
+        for row in record["rows"]:
+            _speed(row)
+            str(row["name"])
+        _heading(record)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is no file of 'edgespec bench --share'.", "Make one: edgespec bench --share FILE"
+        ) from error
+    return dict(record)
+
+
+def compare(first: Mapping[str, Any], second: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Two shared results side by side, as Markdown: what they are of, and the rows that both have.
+
+    Args:
+        names: what to call them.
+    """
+    facts = [("", *names)]
+    for (title, one), (_, other) in zip(_heading(first), _heading(second), strict=True):
+        facts.append((title, one, other if other != one else "the same"))
+    rows = [("tokens/s", *names, "ratio")]
+    ours = {row["name"]: row for row in first["rows"]}
+    theirs = {row["name"]: row for row in second["rows"]}
+    for name in dict.fromkeys([*ours, *theirs]):
+        speeds = [_speed(rows_of[name]) if name in rows_of else None for rows_of in (ours, theirs)]
+        ratio = f"{speeds[1] / speeds[0]:.2f}x" if speeds[0] and speeds[1] else ""
+        rows.append((name, *(f"{speed:.2f}" if speed else "" for speed in speeds), ratio))
+    return f"{_table(facts)}\n{_table(rows)}"
+
+
+def _heading(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    machine, settings = record["machine"], record["settings"]
+    limit = record["limits"]["cap_bytes"] or record["limits"]["memory_bytes"]
+    speeds = " and ".join(f"{readable(int(speed))}/s" for speed in machine["disk_bytes_per_s"])
+    sampled = f"temperature {float(settings['temperature']):g}" if settings["temperature"] else "greedy"
+    return [
+        ("processor", f"{machine['cpu']}, {int(machine['cores'])} cores"),
+        ("memory", f"{int(machine['memory_gib'])} GiB" + (f", {readable(int(limit))} used" if limit else "")),
+        ("disk", f"{machine['disk']} {speeds}".strip()),
+        ("system", str(machine["system"])),
+        (
+            "edgespec",
+            f"{record['versions']['edgespec']}, llama-cpp-python {record['versions']['llama-cpp-python']}",
+        ),
+        ("model", f"{record['model']['name']}, {readable(int(record['model']['bytes']))}"),
+        ("drafter", str(record["drafter"])),
+        (
+            "asked",
+            f"{int(settings['prompts'])} prompts, at most {int(settings['max_tokens'])} tokens, {sampled}",
+        ),
+    ]
+
+
+def _speed(row: Mapping[str, Any]) -> float | None:
+    speed = row["tokens_per_second"]
+    return None if speed is None else float(speed)
+
+
+def _name(drafter: str) -> str:
+    """A drafter without the folder that it is in."""
+    return Path(drafter).stem if drafter.endswith(".gguf") or "/" in drafter else drafter
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    printable = [
+        ["".join(c for c in cell if c.isprintable()).replace("|", "/") for cell in line] for line in lines
+    ]
+    widths = [max(map(len, column)) for column in zip(*printable, strict=True)]
+    rule = ["-" * width for width in widths]
+    shown = [printable[0], rule, *printable[1:]]
+    return "".join(
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |\n"
+        for line in shown
+    )

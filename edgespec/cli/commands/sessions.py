@@ -1,0 +1,139 @@
+"""`edgespec sessions`: conversations that `chat --session NAME` saved."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgespec.cli.completion import complete_session
+from edgespec.cli.options.declaration import option
+from edgespec.cli.screen.formatting import count, table
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal, is_terminal
+from edgespec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgespec.engine.session_file import SavedSession
+
+app = typer.Typer(
+    name="sessions",
+    help="List, show and remove conversations that were saved with chat --session NAME.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, option(None, "--json", "Print JSON.")]
+
+
+@app.command("list", epilog="Example:\n\nedgespec sessions list")
+def list_sessions(as_json: Json = False) -> None:
+    """List the saved conversations, latest first."""
+    from edgespec.engine.session_file import saved_sessions
+    from edgespec.units import readable
+
+    found = list(saved_sessions())
+    if as_json:
+        results().record({"sessions": [_record(session) for session in found]})
+        return
+    if not found:
+        Terminal().note("No conversation was saved yet: edgespec chat --session NAME")
+        return
+    rows = [
+        (s.name, str(s.turns), s.saved[:16].replace("T", " "), readable(s.bytes), s.model, _line(s.first))
+        for s in found
+    ]
+    text = table(("NAME", "TURNS", "SAVED", "SIZE", "MODEL", "FIRST QUESTION"), rows)
+    if is_terminal(sys.stdout):
+        columns = shutil.get_terminal_size().columns
+        lines = text.splitlines()
+        text = "".join(f"{ln if len(ln) <= columns else ln[: columns - 1] + '…'}\n" for ln in lines)
+    results().text(text)
+
+
+@app.command(epilog="Examples:\n\nedgespec sessions show trip\n\nedgespec sessions show trip --json")
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME|FILE", help="Its name, or its file.", autocompletion=complete_session),
+    ],
+    as_json: Annotated[
+        bool, option(None, "--json", "Print JSON messages, as requests of the OpenAI API have them.")
+    ] = False,
+) -> None:
+    """Print a saved conversation as Markdown."""
+    from edgespec.cli.conversation.export import Transcript
+    from edgespec.engine.session_file import read_conversation
+
+    saved = read_conversation(_existing(name))
+    assert saved is not None, "the file exists"
+    model = saved.identity.get("model", "an unknown model").partition(" ")[0].removesuffix(".gguf")
+    transcript = Transcript(saved.system, saved.messages, model)
+    if as_json:
+        results().record(transcript.to_json())
+    else:
+        results().text(transcript.to_markdown())
+
+
+@app.command("rm", epilog="Example:\n\nedgespec sessions rm trip")
+def remove(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME|FILE", help="Which ones.", autocompletion=complete_session),
+    ],
+    yes: Annotated[bool, option(None, "-y --yes", "Do not ask.", variable=False)] = False,
+) -> None:
+    """Remove saved conversations, with what was kept of the model's reading of them."""
+    from edgespec.engine.session_file import SessionFile, remove_session
+
+    files = [_existing(name) for name in names]
+    if not yes:
+        if not is_terminal(sys.stdin):
+            raise UsageError(
+                "Standard input is not a terminal, so nothing can be confirmed.", "Give --yes to remove them."
+            )
+        what = ", ".join(file.stem for file in files)
+        typer.confirm(f"Remove {count(len(files), 'session')}: {what}?", abort=True, err=True)
+    for file in files:
+        session = SessionFile(str(file))  # refuses one that is open in another program
+        try:
+            freed = remove_session(session)
+        finally:
+            session.close()
+        from edgespec.units import readable
+
+        Terminal().note(f"{file.stem} was removed; {readable(freed)} are free again.")
+
+
+def _existing(name: str) -> Path:
+    """The file of a session; raises UsageError if there is none."""
+    import difflib
+
+    from edgespec.engine.session_file import session_path, sessions_folder
+
+    path = session_path(name)
+    if not path.is_file():
+        known = [file.stem for file in sessions_folder().glob("*.json")]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {close[0]}?" if close else "'edgespec sessions list' lists them."
+        raise UsageError(f"There is no session '{name}'.", hint)
+    return path
+
+
+def _record(session: SavedSession) -> dict[str, object]:
+    return {
+        "name": session.name,
+        "path": str(session.path),
+        "turns": session.turns,
+        "saved": session.saved,
+        "model": session.model,
+        "first": session.first,
+        "bytes": session.bytes,
+    }
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

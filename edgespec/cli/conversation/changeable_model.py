@@ -1,0 +1,80 @@
+"""The model of a chat, and how another one takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edgespec.errors import TemplateError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from edgespec.cli.options.loading import LoadOptions
+    from edgespec.cli.options.sampling import ChosenSampling
+    from edgespec.cli.screen.terminal import Terminal
+    from edgespec.engine.engine import Engine
+
+_FOR_ANY_TARGET = (None, "auto", "none", "lookup")  # values of --draft that name no model
+
+
+class ChangeableModel:
+    """Loads a model, and others in its place; closes the one that is loaded in the end.
+
+    Args:
+        sample: chooses the settings for a loaded model.
+
+    Attributes:
+        engine: what is loaded now.
+    """
+
+    def __init__(
+        self,
+        loading: LoadOptions,
+        terminal: Terminal,
+        sample: Callable[[LoadOptions, Engine], ChosenSampling],
+    ) -> None:
+        self._loading = loading
+        self._terminal = terminal
+        self._sample = sample
+        self.engine: Engine = terminal.load(loading)
+
+    def __enter__(self) -> ChangeableModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.engine.close()
+
+    @property
+    def sampling(self) -> ChosenSampling:
+        """The settings for the model: given ones, and what its maker recommends."""
+        return self._sample(self._loading, self.engine)
+
+    def replace_by(self, name: str) -> None:
+        """Load another model with the same options. A named drafter and adapters are not taken along.
+
+        The two are never in memory at once. If the other one cannot be loaded, this one is loaded again.
+
+        Raises:
+            EdgeSpecError: it cannot be loaded, or has no chat template.
+        """
+        from edgespec.models.gguf.header import read_header
+        from edgespec.models.hub import catalog
+
+        with self._terminal.working() as progress:
+            read_header(catalog.find(name, progress))  # before the present one is given up
+        draft = self._loading.draft if self._loading.draft in _FOR_ANY_TARGET else None
+        loading = replace(self._loading, model=name, draft=draft, lora=None)
+        self.engine.close()
+        try:
+            engine = self._terminal.load(loading)
+            if not engine.has_chat_template:
+                engine.close()
+                raise TemplateError(f"{name} has no chat template, so it cannot chat.", "Name another model.")
+        except BaseException:
+            self.engine = self._terminal.load(self._loading)
+            raise
+        self.engine, self._loading = engine, loading

@@ -1,0 +1,62 @@
+"""Conversations as files that other programs read: Markdown, or JSON messages as in the OpenAI API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import OutputError
+from edgespec.files.writing import atomic_write
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A conversation.
+
+    Attributes:
+        messages: {"role", "content"}, questions and answers in turn.
+        model: the name of the model that it is held with.
+    """
+
+    system: str | None
+    messages: Sequence[dict[str, str]]
+    model: str
+
+    def to_json(self) -> dict[str, object]:
+        """The model and the messages, as requests of the OpenAI API have them."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return {"model": self.model, "messages": [*system, *self.messages]}
+
+    def to_markdown(self) -> str:
+        """A document with a heading for every message. Answers are Markdown already, and stay as they are."""
+        parts = [f"# Conversation with {self.model}"]
+        if self.system:
+            parts += ["## System prompt", self.system]
+        for message in self.messages:
+            parts += [f"## {'Question' if message['role'] == 'user' else 'Answer'}", message["content"]]
+        return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def export_path(name: str) -> Path:
+    """The file of that name; one without an ending becomes Markdown."""
+    path = Path(name).expanduser()
+    return path if path.suffix else path.with_name(path.name + ".md")
+
+
+def export(path: Path, transcript: Transcript) -> None:
+    """Write a conversation: JSON if the name ends in .json, otherwise Markdown.
+
+    Raises:
+        OutputError: the file cannot be written; what was there before is untouched.
+    """
+    if path.suffix.lower() == ".json":
+        text = json.dumps(transcript.to_json(), ensure_ascii=False, indent=1) + "\n"
+    else:
+        text = transcript.to_markdown()
+    try:
+        with atomic_write(path) as file:
+            file.write(text.encode(errors="replace"))
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}.", "Give another name.") from error

@@ -1,0 +1,88 @@
+"""Options that take their values from a file: the configuration, or a preset."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from edgespec.errors import UsageError
+
+# Options that belong to a single run.
+_NOT_SETTINGS = {
+    "prompt",
+    "word",
+    "words",
+    "input_name",
+    "output_name",
+    "overwrite",
+    "answers",
+    "session",
+    "log",
+}
+# Options of `bench` that share a name with others but mean something else.
+_NOT_SETTINGS |= {"json_name", "html_name", "form", "tree_budgets", "model_flag"}
+_NOT_SETTINGS |= {"files", "share_name"}
+
+
+def checked_values(command: Any, given: dict[str, Any], file: Path, table: str = "") -> dict[str, Any]:
+    """Values from a file, by the parameters of a command.
+
+    Args:
+        given: by the names of options, long or short.
+        table: what stands before a name in messages.
+
+    Raises:
+        UsageError: a name is not that of an option, or a value is of the wrong kind.
+    """
+    options, others = options_of(command), other_names(command)
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        parameter = options.get(dashed(key)) or others.get(dashed(key))
+        if parameter is None:
+            raise unknown(f"{table}{key}", key, list(options), file)
+        values[parameter.name] = _checked(command, parameter, key, value, file)
+    return values
+
+
+def _checked(command: Any, parameter: Any, key: str, value: Any, file: Path) -> Any:
+    try:
+        if isinstance(value, dict):
+            raise ValueError("it is a table")
+        return parameter.process_value(typer.Context(command), value)
+    except (typer.TyperException, ValueError, TypeError) as error:
+        reason = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        raise UsageError(f"{key} is {value!r} in {file}.", reason) from error
+
+
+def unknown(shown: str, key: str, known: list[str], file: Path) -> UsageError:
+    """The error for a name in a file that is not that of an option."""
+    close = difflib.get_close_matches(dashed(key), known, n=1)
+    hint = f"Did you mean {close[0]}?" if close else "'edgespec config' lists the names."
+    return UsageError(f"There is no setting '{shown}', but {file} has it.", hint)
+
+
+def dashed(name: str) -> str:
+    """A name as options are written."""
+    return name.replace("_", "-")
+
+
+def options_of(command: Any) -> dict[str, Any]:
+    """The parameters of a command that a file may set, by the name of the option."""
+    return {
+        parameter.opts[-1].removeprefix("--"): parameter
+        for parameter in command.params
+        if parameter.name not in _NOT_SETTINGS | {"help"} and not parameter.is_eager
+    }
+
+
+def other_names(command: Any) -> dict[str, Any]:
+    """The same parameters by their other long names, such as "temp"."""
+    return {
+        name.removeprefix("--"): parameter
+        for parameter in options_of(command).values()
+        for name in parameter.opts[:-1]
+        if name.startswith("--")
+    }

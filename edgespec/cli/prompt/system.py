@@ -1,0 +1,34 @@
+"""The system prompt: given as text, or as the name of a file that holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.options.declaration import is_on_command_line, option
+from edgespec.cli.utf8 import checked, decoded
+from edgespec.errors import UsageError
+
+SystemFile = Annotated[
+    str | None,
+    option("Prompt", "--system-file", "A file with the system prompt.", metavar="FILE"),
+]
+
+
+def system_prompt(called: typer.Context, text: str | None, file: str | None) -> str | None:
+    """The system prompt of --system or --system-file; None if there is none.
+
+    Raises:
+        UsageError: both are given, the file cannot be read, or the prompt is not valid UTF-8.
+    """
+    on_line = [name for name in ("system", "system_file") if is_on_command_line(called, name)]
+    if len(on_line) == 2:
+        raise UsageError("Both --system and --system-file were given.", "Give one of them.")
+    if file is not None and on_line != ["system"] and (text is None or on_line == ["system_file"]):
+        try:
+            return decoded(Path(file).expanduser().read_bytes(), file).rstrip("\n")
+        except OSError as error:
+            raise UsageError(f"{file} cannot be read: {error.strerror}.", "Check the path.") from error
+    return None if text is None else checked(text, "The system prompt")

@@ -1,0 +1,60 @@
+"""LoRA adapters, as they are named and as their files describe them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import ModelFileError, UsageError
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.types import GGUFHeader
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter.
+
+    Attributes:
+        scale: how strongly it changes the model; 1 is as it was trained.
+    """
+
+    header: GGUFHeader
+    scale: float
+
+
+def read_adapters(names: Sequence[str], target: GGUFHeader) -> list[Adapter]:
+    """The adapters that are named as FILE or FILE:SCALE.
+
+    Raises:
+        UsageError: a scale makes no sense.
+        ModelFileError: a file is missing, damaged, no adapter, or one for another kind of model.
+    """
+    return [_read(*file_and_scale(name), target) for name in names]
+
+
+def file_and_scale(name: str) -> tuple[Path, float]:
+    """The parts of FILE or FILE:SCALE; raises UsageError if the scale makes no sense."""
+    file, colon, scale = name.rpartition(":")
+    try:
+        number = float(scale) if colon else 1.0
+    except ValueError:  # the colon belongs to the path
+        return Path(name).expanduser(), 1.0
+    if not math.isfinite(number) or abs(number) > 100:
+        raise UsageError(f"The scale of the LoRA adapter {file} is {scale}.", "It must be from -100 to 100.")
+    return Path(file if colon else name).expanduser(), number
+
+
+def _read(path: Path, scale: float, target: GGUFHeader) -> Adapter:
+    header = read_header(path)
+    kind = header.metadata.get("adapter.type")
+    if header.metadata.get("general.type") != "adapter" or kind != "lora":
+        raise ModelFileError(f"{path} is no LoRA adapter.", "Give a GGUF file that was made as one.")
+    if header.architecture != target.architecture:
+        raise ModelFileError(
+            f"The LoRA adapter {path} is for {header.architecture} models, and {target.path.name} is a "
+            f"{target.architecture} model.",
+            "Use one that was made for this model.",
+        )
+    return Adapter(header, scale)

@@ -1,0 +1,29 @@
+"""LoRA adapters: small files that change a model's weights where they are used (Hu et al., 2021)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from edgespec.errors import ModelFileError
+from edgespec.models.llama.runtime.backend import log
+from edgespec.models.llama.runtime.model import Model
+
+
+def load_adapter(model: Model, path: Path) -> Any:
+    """An adapter's handle, for `Context.adapt`; llama.cpp frees it with the model.
+
+    Raises:
+        ModelFileError: llama.cpp cannot apply it to this model.
+    """
+    log.errors.clear()
+    handle = llama_cpp.llama_adapter_lora_init(model.handle, os.fsencode(path))
+    if not handle:
+        raise ModelFileError(
+            f"The LoRA adapter '{path}' cannot be applied to '{model.path.name}': {log.cause()}.",
+            "Use one that was made for this model.",
+        )
+    return handle

@@ -1,0 +1,116 @@
+"""Quantized keys and values, and LoRA adapters: exact as ever, and refused where they cannot be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec import GenerationConfig
+from edgespec.errors import ModelFileError, UsageError
+from edgespec.generation.result import Generation
+from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.trials.dry_run import Shape, dry_run
+from tests.tiny import N_EMBD, N_LAYER, write_tiny
+
+PROMPT = "Once upon a time there was a fox who lived by the sea and"
+CONFIG = GenerationConfig(max_tokens=32)
+
+
+@pytest.fixture(scope="module")
+def tiny(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "llama", smol_path)
+
+
+def write_adapter(path: Path, *, architecture: str = "llama", kind: str = "lora", seed: int = 0) -> Path:
+    """An adapter of rank 4 for the queries of every layer of a tiny model."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", kind)
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    rng = np.random.default_rng(seed)
+    for layer in range(N_LAYER):
+        for name, shape in (("lora_a", (4, N_EMBD)), ("lora_b", (N_EMBD, 4))):
+            values = rng.standard_normal(shape).astype(np.float32) * np.float32(0.5)
+            writer.add_tensor(f"blk.{layer}.attn_q.weight.{name}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def answers(model: Path, draft: str, budget: int | None, **more: object) -> Generation:
+    options = {"context": 256, "threads": 1, "exact": True, "tree_budget": budget, **more}
+    with edgespec.load(model, draft=draft, **options) as engine:  # type: ignore[arg-type]
+        return engine.generate(PROMPT, CONFIG, raw=True)
+
+
+def test_a_quantized_cache_takes_half_the_memory(smol_path: Path) -> None:
+    half, quantized = (dry_run(smol_path, [Shape(1024, 64, 64, 64, kv)]) for kv in ("f16", "q8_0"))
+    assert half is not None
+    assert quantized is not None
+    assert quantized[0].cache == pytest.approx(half[0].cache * 34 / 64, rel=0.01)
+
+
+def test_a_quantized_cache_is_exact(short_path: Path) -> None:
+    """The text is that of plain decoding with the same cache, whatever is drafted."""
+    plain = answers(short_path, "none", None, kv="q8_0")
+    assert plain.exact
+    for draft, budget in ((str(short_path), 12), ("lookup", 8)):
+        drafted = answers(short_path, draft, budget, kv="q8_0")
+        assert drafted.tokens == plain.tokens
+        assert max(record.nodes for record in drafted.passes) > 1
+
+
+def test_a_model_whose_heads_do_not_fit_is_refused(smol_path: Path, tmp_path: Path) -> None:
+    header = read_header(smol_path)
+    assert header.architecture == "llama"
+    odd = tmp_path / "odd.gguf"
+    data = bytearray(smol_path.read_bytes())
+    # Nine heads of 64 elements become eighteen of 32, and then six of 96; only 40 would not fit.
+    key = b"llama.attention.head_count"
+    at = data.index(key + b"\x04\x00\x00\x00") + len(key) + 4
+    data[at : at + 4] = (24).to_bytes(4, "little")
+    odd.write_bytes(data)
+    with pytest.raises(UsageError, match="has heads of 24 elements, and q8_0 stores 32 together"):
+        edgespec.load(odd, draft="none", kv="q8_0")
+    with pytest.raises(UsageError, match=r"The type of keys and values is q9\. It must be f16 or q8_0\."):
+        edgespec.load(smol_path, kv="q9")
+
+
+def test_an_adapter_changes_the_text_and_keeps_it_exact(tiny: Path, tmp_path: Path) -> None:
+    lora = str(write_adapter(tmp_path / "adapter.gguf"))
+    bare = answers(tiny, "none", None)
+    adapted = answers(tiny, "none", None, lora=[lora])
+    assert adapted.tokens != bare.tokens
+    assert answers(tiny, "none", None, lora=[f"{lora}:0"]).tokens == bare.tokens
+    assert answers(tiny, "none", None, lora=[f"{lora}:0.5"]).tokens != adapted.tokens
+    other = str(write_adapter(tmp_path / "other.gguf", seed=1))
+    assert answers(tiny, "none", None, lora=[lora, other]).tokens != adapted.tokens
+    drafted = answers(tiny, str(tiny), 12, lora=[lora])  # by the model without the adapter
+    assert drafted.tokens == adapted.tokens
+
+
+def test_adapters_that_cannot_be_applied_are_refused(tiny: Path, smol_path: Path, tmp_path: Path) -> None:
+    lora = write_adapter(tmp_path / "adapter.gguf")
+    with pytest.raises(ModelFileError, match="cannot be applied to"):
+        edgespec.load(smol_path, draft="none", lora=[str(lora)])
+    with pytest.raises(ModelFileError, match="is no LoRA adapter"):
+        edgespec.load(smol_path, draft="none", lora=[str(smol_path)])
+    other = write_adapter(tmp_path / "other.gguf", architecture="qwen2")
+    with pytest.raises(ModelFileError, match=r"is for qwen2 models, and tiny\.gguf is a llama model"):
+        edgespec.load(tiny, draft="none", lora=[str(other)])
+    with pytest.raises(UsageError, match=r"The scale of the LoRA adapter .* is inf"):
+        edgespec.load(tiny, draft="none", lora=[f"{lora}:inf"])
+    with pytest.raises(ModelFileError, match="does not exist"):
+        edgespec.load(tiny, draft="none", lora=[str(tmp_path / "none.gguf")])
+
+
+def test_adapters_need_all_weights_in_memory(tiny: Path, tmp_path: Path) -> None:
+    lora = write_adapter(tmp_path / "adapter.gguf")
+    with pytest.raises(UsageError, match="LoRA adapters need all weights in memory"):
+        edgespec.load(tiny, draft="none", context=256, lora=[str(lora)], offload="stream")

@@ -1,0 +1,59 @@
+"""The metrics page of a server that answers, refuses and is left."""
+
+from __future__ import annotations
+
+import http.client
+from functools import partial
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.integration.test_serve_faults import eventually, streamed
+from tests.serving import PATIENCE_S, TEXT, Running, load, serving
+
+
+def figures(server: Running) -> dict[str, float]:
+    """All figures without labels, and the requests by outcome."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    connection.request("GET", "/metrics")
+    answer = connection.getresponse()
+    assert answer.status == 200
+    page = answer.read().decode()
+    connection.close()
+    return {
+        sample.labels.get("outcome", sample.name): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def test_what_a_server_does_is_counted(short_path: Path) -> None:
+    with serving(partial(load, short_path, 1024), parallel=4) as server:
+        assert figures(server)["answered"] == 0
+        answered = [server.post(TEXT, {"prompt": "Once upon a time", "max_tokens": 6, "n": 2})[1]]
+        answered.append(server.post(TEXT, {"prompt": "There was", "max_tokens": 5})[1])
+        assert server.post(TEXT, {"prompt": "Once", "top_p": 7})[0] == 400
+        with server.connect() as client:
+            client.send(TEXT, {"prompt": "la " * 50, "max_tokens": 900, "stream": True})
+            client.socket.recv(64)
+        eventually(lambda: figures(server)["abandoned"] == 1)
+        eventually(lambda: figures(server)["edgespec_texts_in_flight"] == 0)
+        told = figures(server)
+        assert (told["answered"], told["refused"], told["failed"]) == (2, 1, 0)
+        assert told["edgespec_up"] == 1
+        tokens = sum(answer["usage"]["completion_tokens"] for answer in answered)
+        assert told["edgespec_generated_tokens_total"] >= tokens
+        assert told["edgespec_pass_texts_total"] > told["edgespec_passes_total"], "two answers shared passes"
+        assert told["edgespec_first_token_seconds_count"] >= 3
+        assert told["edgespec_disk_read_bytes_total"] == 0, "the model is in memory"
+        assert told["edgespec_queue_length"] == 0
+
+
+def test_weights_that_are_read_from_disk_are_counted(q4_drafter_path: Path) -> None:
+    with serving(partial(streamed, q4_drafter_path, 128)) as server:
+        tokens = server.post(TEXT, {"prompt": "One two", "max_tokens": 3})[1]["usage"]["completion_tokens"]
+        told = figures(server)
+    assert told["edgespec_passes_total"] >= tokens > 0
+    assert told["edgespec_disk_read_bytes_total"] > 1e6 * told["edgespec_passes_total"]
+    assert told["edgespec_disk_read_bytes_per_second"] > 0

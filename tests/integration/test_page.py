@@ -1,0 +1,316 @@
+"""The page that `serve` shows: what it is sent with, and how it behaves in a real browser."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec.serving.limits import Limits
+from tests.browser import Browser, browsing, chromium
+from tests.serving import CHAT, Running, serving
+
+in_a_browser = pytest.mark.skipif(chromium() is None, reason="there is no Chromium here")
+
+QUESTION = "Write the same list twice: one, two, three, one, two, three."
+HOSTILE = """\
+<script>window.hacked = 1</script> <img src=x onerror="window.hacked = 1">
+
+[a](javascript:window.hacked=1) [b](https://example.com/?q=1) <https://example.com/c>
+
+`<b>` **bold *and* <i>tagged</i>** ~~gone~~
+
+```html
+<script>window.hacked = 1</script>
+```
+"""
+
+
+@pytest.fixture(scope="module")
+def server(short_path: Path, shared_cache: Path) -> Iterator[Running]:
+    def load() -> edgespec.Engine:
+        return edgespec.load(short_path, draft="lookup", tree_budget=8, context=512, threads=1, exact=True)
+
+    with serving(load, Limits(), max_tokens=40) as running:
+        yield running
+
+
+def request(
+    server: Running, method: str, path: str, body: object = None, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    content = None if body is None else json.dumps(body)
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, content, {"Content-Type": "application/json", **fields})
+    answer = connection.getresponse()
+    data = answer.read()
+    connection.close()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, data
+
+
+def streamed(server: Running, **body: object) -> list[dict[str, object]]:
+    asked = {"messages": [{"role": "user", "content": QUESTION}], "stream": True, "temperature": 0, **body}
+    status, _, data = request(server, "POST", CHAT, asked)
+    assert status == 200
+    lines = [line.removeprefix("data: ") for line in data.decode().splitlines() if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+# What it is sent with
+
+
+def test_the_page_may_run_its_own_script_and_ask_its_own_server_alone(server: Running) -> None:
+    status, headers, data = request(server, "GET", "/")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert policy.count("sha256-") == 2
+    page = data.decode()
+    for word in ("innerHTML", "insertAdjacentHTML", "document.write", "eval(", "http://", "@import"):
+        # An address is allowed where it names the language of pictures.
+        assert word not in page.replace("http://www.w3.org/2000/svg", ""), word
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://127.0.0.1:{port}", 200), ("https://evil.example", 403), ("null", 403), (None, 200)],
+)
+def test_pages_elsewhere_may_not_use_the_server(server: Running, origin: str | None, status: int) -> None:
+    headers = {} if origin is None else {"Origin": origin.format(port=server.port)}
+    found, answered, data = request(server, "GET", "/v1/models", **headers)
+    assert found == status, data
+    assert "access-control-allow-origin" not in answered
+
+
+def test_speculation_is_reported_to_those_who_ask(server: Running) -> None:
+    plain, told = streamed(server), streamed(server, speculation=True)
+    assert not any("speculation" in event for event in plain)
+
+    def text(events: list[dict[str, object]]) -> str:
+        return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])  # type: ignore[attr-defined]
+
+    assert text(told) == text(plain)
+    fields = [event["speculation"] for event in told if "speculation" in event]
+    passes, whole = fields[:-1], fields[-1]
+    trees = [one["tree"] for one in passes]  # type: ignore[index]
+    said = ["".join([*(tree["tokens"][node] for node in tree["path"][1:]), tree["next"]]) for tree in trees]
+    assert "".join(said).startswith(text(plain))
+    assert sum(one["accepted"] + 1 for one in passes) >= 40  # type: ignore[index]
+    assert whole["passes"] == len(passes)  # type: ignore[index]
+    assert max(one["nodes"] for one in passes) > 1  # type: ignore[index]
+    for one, tree in zip(passes, trees, strict=True):
+        assert len(tree["tokens"]) == len(tree["parents"]) == len(tree["by"]) == one["nodes"]  # type: ignore[index]
+        assert set(tree["by"][1:]) <= {"text", "recycled"}  # nothing else drafts here
+        assert all(tree["parents"][node] in tree["path"] for node in tree["path"][1:])
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def _browser(server: Running) -> Iterator[Browser]:
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(_browser: Browser, server: Running) -> Browser:
+    """The page, as somebody sees it who was never there."""
+    _browser.resize(1200, 800)
+    _browser.go(f"http://127.0.0.1:{server.port}/")
+    _browser.run("localStorage.clear()")
+    _browser.go(f"http://127.0.0.1:{server.port}/?again")
+    _browser.wait_for("document.querySelector('#model').textContent === 'model'")
+    _browser.troubles.clear()
+    _browser.requested.clear()
+    return _browser
+
+
+def ask(page: Browser, question: str = QUESTION) -> str:
+    page.type(question)
+    page.press("Enter")
+    page.wait_for("!running && document.querySelector('.turn.answer')")
+    return str(page.run("current.messages.at(-1).content"))
+
+
+@in_a_browser
+def test_an_answer_comes_with_its_trees_and_nothing_is_asked_of_others(
+    page: Browser, server: Running
+) -> None:
+    answer = ask(page)
+    status, told = server.post(CHAT, {"messages": [{"role": "user", "content": QUESTION}]})
+    assert status == 200
+    assert answer == told["choices"][0]["message"]["content"]
+    assert page.run("document.querySelectorAll('#bars button').length === passes.length")
+    drawn = "document.querySelectorAll('#picture .dot').length - 1"  # the last one is the model's own choice
+    assert page.run(drawn) == page.run("passes.findLast((p) => p.nodes > 1).nodes")
+    assert page.run("document.querySelector('#origin').textContent").startswith(answer)
+    assert page.run("document.querySelectorAll('#origin span:not(.own)').length") > 0
+    assert float(page.run("document.querySelector('#f-pass').textContent")) > 1
+    assert page.troubles == []
+    assert {url.split("/")[2] for url in page.requested if url.startswith("http")} == {
+        f"127.0.0.1:{server.port}"
+    }
+
+
+@in_a_browser
+def test_everything_can_be_done_by_keys(page: Browser) -> None:
+    first = ask(page, "One two three one two")
+    assert first
+    page.press("ArrowUp")  # edit
+    page.wait_for("document.activeElement.value === 'One two three one two'")
+    page.run("document.activeElement.value = ''")
+    page.type("Four")
+    page.press("Enter")
+    page.wait_for("!running")
+    assert page.run("current.messages.map((m) => m.role).join()") == "user,assistant"
+    assert page.run("current.messages[0].content") == "Four"
+    page.press("r", alt=True)  # retry
+    page.wait_for("!running")
+    assert page.run("current.messages.length") == 2
+    page.run("document.querySelector('#bars [tabindex=\"0\"]').focus()")
+    page.press("ArrowLeft")
+    at = page.run("[...document.querySelector('#bars').children].indexOf(document.activeElement)")
+    assert page.run("document.querySelector('#pass-note').textContent").startswith(f"pass {at + 1} of ")
+    page.press("t", alt=True)
+    assert page.run("document.querySelector('#tree').inert")
+    page.press("n", alt=True)
+    assert page.run("current.messages.length") == 0
+    assert page.run("document.activeElement.id") == "input"
+    page.press("?", shift=True)
+    assert page.run("document.querySelector('#keys').open")
+    page.press("Escape")
+    page.wait_for("!document.querySelector('#keys').open")
+    page.press("ArrowDown", alt=True)
+    assert page.run("current.messages[0].content") == "Four"
+    page.run("document.activeElement.blur()")
+    reached = set()
+    for _ in range(30):
+        page.press("Tab")
+        reached.add(page.run("document.activeElement.id || document.activeElement.ariaLabel"))
+    assert {
+        "new",
+        "open-settings",
+        "theme",
+        "toggle-tree",
+        "log",
+        "Edit",
+        "Retry",
+        "input",
+        "send",
+    } <= reached
+    assert page.troubles == []
+
+
+@in_a_browser
+def test_an_answer_can_be_stopped(page: Browser) -> None:
+    page.run("settings = { max_tokens: 400 }")
+    page.type("Tell me a very long story")
+    page.press("Enter")
+    page.wait_for("passes.length > 2")
+    page.press("Escape")
+    page.wait_for("!running && !document.querySelector('.busy')")
+    assert page.run("document.querySelector('.figures').textContent") == "stopped"
+    page.run("settings = {}")
+    assert ask(page, "And then?")
+
+
+@in_a_browser
+def test_conversations_stay_in_the_browser(page: Browser, server: Running) -> None:
+    first = ask(page, "First")
+    page.press("n", alt=True)
+    ask(page, "Second")
+    page.go(f"http://127.0.0.1:{server.port}/?later")
+    titles = "[...document.querySelectorAll('#sessions .open')].map((b) => b.textContent).join()"
+    assert page.run(titles) == "Second,First"
+    page.run("document.querySelectorAll('#sessions .open')[1].click()")
+    assert page.run("current.messages[1].content") == first
+    assert page.run("document.querySelector('.answer .body').textContent.length") > 0
+    page.run("document.querySelectorAll('#sessions .drop')[1].click()")
+    assert page.run(titles) == "Second"
+    page.run("document.querySelector('#toast button').click()")
+    assert page.run(titles) == "Second,First"
+
+
+@in_a_browser
+def test_a_refusal_is_shown(page: Browser) -> None:
+    page.type("word " * 600)
+    page.press("Enter")
+    notice = page.wait_for("document.querySelector('.notice')?.textContent")
+    assert "the context holds 512 tokens" in notice
+    assert ask(page, "Hi")  # what was refused is not sent again
+    assert page.run("current.messages.at(-1).error === undefined")
+
+
+@in_a_browser
+def test_markdown_becomes_elements_and_hostile_text_stays_text(page: Browser) -> None:
+    document = (
+        "# One\n\nA *b* **c** `d`\ne\n\n1. x\n   - y\n2. z\n\n> q\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n"
+    )
+    page.run("window.box = document.createElement('div')")
+    page.run(f"show(box, {json.dumps(document)})")
+    assert page.run("box.innerHTML") == (
+        "<h1>One</h1><p>A <em>b</em> <strong>c</strong> <code>d</code><br>e</p>"
+        "<ol><li>x<ul><li>y</li></ul></li><li>z</li></ol><blockquote><p>q</p></blockquote>"
+        '<table><thead><tr><th scope="col">a</th><th scope="col">b</th></tr></thead>'
+        "<tbody><tr><td>1</td><td>2</td></tr></tbody></table><hr>"
+    )
+    page.run(f"document.querySelector('#log').append(box); show(box, {json.dumps(HOSTILE)})")
+    assert page.run("box.querySelectorAll('script, img, b, i').length") == 0
+    assert page.run("[...box.querySelectorAll('a')].map((a) => a.href).join(' ')") == (
+        "https://example.com/?q=1 https://example.com/c"
+    )
+    assert page.run("window.hacked === undefined")
+    assert page.run("box.textContent").count("<script>") == 2
+    assert "<https" not in page.run("box.textContent")
+    # Piece by piece it becomes the same, and never fails on the way.
+    for text in (document, HOSTILE):
+        page.run(
+            f"(() => {{ const t = {json.dumps(text)}, a = make('div'), b = make('div'); show(a, t);"
+            " for (let n = 1; n <= t.length; n++) show(b, t.slice(0, n));"
+            " if (a.innerHTML !== b.innerHTML) throw new Error(b.innerHTML); })()"
+        )
+    assert page.troubles == []
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_fits_the_window_and_can_be_read(page: Browser, width: int, theme: str) -> None:
+    page.resize(width, 800)
+    page.run(f"setTheme('{theme}'); setSide(innerWidth > 1080); setTree(true)")
+    ask(page)
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert page.run("document.querySelector('#send').getBoundingClientRect().bottom") <= 800
+    assert page.run("document.querySelector('#picture').getBoundingClientRect().right") <= width
+    # Web Content Accessibility Guidelines 2.2, 1.4.3: text has a contrast of at least 4.5 to 1.
+    contrast = """((front, back) => {
+      const light = (name) => {
+        const probe = make("i");
+        probe.style.color = `var(--${name})`;
+        document.body.append(probe);
+        const parts = getComputedStyle(probe).color.match(/\\d+/g).slice(0, 3).map((v) => v / 255);
+        probe.remove();
+        const [r, g, b] = parts.map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+      const [a, b] = [light(front), light(back)].sort((x, y) => y - x);
+      return (a + 0.05) / (b + 0.05);
+    })"""
+    for front, back in [
+        ("ink", "bg"),
+        ("ink", "mine"),
+        ("soft", "bg"),
+        ("soft", "side"),
+        ("soft", "card"),
+        ("accent-ink", "accent"),
+        ("bad", "bg"),
+    ]:
+        assert page.run(f"{contrast}('{front}', '{back}')") >= 4.5, (front, back)
+    assert page.troubles == []

@@ -1,0 +1,201 @@
+"""Answers for asynchronous code: the same texts, and nothing is left running when somebody stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+
+import pytest
+
+from edgespec import GenerationConfig
+from edgespec.engine.requests import Event, Request, RequestQueue
+from edgespec.errors import BackendError, ContextLengthError
+from edgespec.speculation.drafters.base import NoDrafter
+from tests.unit.fakes import CONTEXT, fake_engine
+
+CONFIG = GenerationConfig(max_tokens=20)
+PROMPTS = [[n + 1, n + 2] for n in range(6)]
+
+
+def requests(*numbers: int) -> list[Request]:
+    return [Request(PROMPTS[n], CONFIG, raw=True, key=n) for n in numbers]
+
+
+def tokens_of(events: list[Event]) -> dict[int, list[int]]:
+    return {
+        event.request.key: event.chunk.generation.tokens
+        for event in events
+        if event.chunk is not None and event.chunk.generation is not None
+    }
+
+
+def expected() -> list[list[int]]:
+    engine, _ = fake_engine(NoDrafter(), 3, never_ends=True)
+    with engine:
+        return [answer.tokens for answer in engine.generate_many(PROMPTS, CONFIG, raw=True)]
+
+
+def test_the_answers_are_those_of_the_ordinary_calls() -> None:
+    engine, target = fake_engine(NoDrafter(), 3, never_ends=True)
+    told: list[int] = []
+
+    async def main() -> list[list[int]]:
+        answers = await engine.generate_many_async(
+            PROMPTS, CONFIG, raw=True, on_result=lambda index, _: told.append(index)
+        )
+        return [answer.tokens for answer in answers]
+
+    with engine:
+        assert asyncio.run(main()) == expected()
+    assert sorted(told) == list(range(6))
+    assert target.shared_passes > 0
+
+
+def test_tasks_that_ask_at_once_are_all_answered() -> None:
+    engine, _ = fake_engine(NoDrafter(), 3, never_ends=True)
+
+    async def ask(number: int) -> list[int]:
+        (answer,) = await engine.generate_many_async([PROMPTS[number]], CONFIG, raw=True)
+        return answer.tokens
+
+    async def main() -> list[list[int]]:
+        return list(await asyncio.gather(*map(ask, range(6))))
+
+    with engine:
+        assert asyncio.run(main()) == expected()
+
+
+def test_who_stops_early_leaves_a_free_engine() -> None:
+    engine, target = fake_engine(NoDrafter(), 3, never_ends=True)
+
+    async def main() -> None:
+        async with aclosing(engine.stream_many_async(requests(0, 1, 2))) as events:
+            async for _ in events:
+                break
+        passes = target.passes
+        assert target.texts == [target.own], "all places are given back"
+        assert engine._usage._open_turns() == []
+        assert passes < 20
+
+    with engine:
+        asyncio.run(main())
+        assert engine.generate(PROMPTS[0], CONFIG).tokens == expected()[0]
+
+
+def test_a_task_that_is_cancelled_ends_its_answers() -> None:
+    engine, target = fake_engine(NoDrafter(), 3, never_ends=True)
+    begun = asyncio.Event()
+
+    async def ask() -> None:
+        async with aclosing(engine.stream_many_async(requests(0, 1))) as events:
+            async for _ in events:
+                begun.set()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        # A pass does not end before the task is cancelled.
+        cancelled = asyncio.Event()
+
+        def hold() -> None:
+            if begun.is_set():
+                asyncio.run_coroutine_threadsafe(cancelled.wait(), loop).result()
+
+        target.on_pass = hold
+        task = asyncio.create_task(ask())
+        await begun.wait()
+        task.cancel()
+        cancelled.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert target.texts == [target.own]
+        (answer,) = await engine.generate_many_async([PROMPTS[0]], CONFIG, raw=True)
+        assert answer.tokens == expected()[0]
+
+    with engine:
+        asyncio.run(main())
+
+
+def test_who_gives_up_waiting_for_a_turn_does_not_wait() -> None:
+    engine, target = fake_engine(NoDrafter(), 3, never_ends=True)
+
+    async def wait_for_turn() -> None:
+        await engine.generate_many_async([PROMPTS[1]], CONFIG, raw=True)
+
+    async def main() -> None:
+        task = asyncio.create_task(wait_for_turn())
+        while engine._usage.waiting == 0:
+            await asyncio.sleep(0.001)
+        passes = target.passes
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert target.passes == passes
+
+    with engine:
+        first = engine.stream(PROMPTS[0], CONFIG)
+        next(first)
+        asyncio.run(main())
+        (*_, last) = first
+        assert last.generation is not None
+        assert last.generation.tokens == expected()[0]
+        assert engine.generate(PROMPTS[2], CONFIG).tokens == expected()[2]
+
+
+def test_requests_that_come_later_join() -> None:
+    engine, _ = fake_engine(NoDrafter(), 3, never_ends=True)
+    queue = RequestQueue()
+    queue.put(requests(0)[0])
+
+    async def main() -> dict[int, list[int]]:
+        events: list[Event] = []
+        async with aclosing(engine.stream_many_async(queue)) as stream:
+            async for event in stream:
+                if not events:
+                    queue.put(requests(4)[0])
+                    queue.close()
+                events.append(event)
+        return tokens_of(events)
+
+    with engine:
+        assert asyncio.run(main()) == {0: expected()[0], 4: expected()[4]}
+
+
+def test_who_leaves_an_idle_queue_does_not_wait() -> None:
+    engine, _ = fake_engine(NoDrafter(), 3, never_ends=True)
+    queue = RequestQueue()
+    queue.put(requests(0)[0])
+
+    async def main() -> None:
+        async with aclosing(engine.stream_many_async(queue)) as stream:
+            async for event in stream:
+                if event.is_last:
+                    break
+
+    with engine:
+        asyncio.run(main())
+        assert engine.generate(PROMPTS[0], CONFIG).tokens == expected()[0]
+
+
+def test_failures_arrive_where_the_answers_would() -> None:
+    engine, target = fake_engine(NoDrafter(), 3, never_ends=True)
+
+    def source() -> Iterator[Request]:
+        yield requests(0)[0]
+        raise OSError("the file is gone")
+
+    async def main() -> None:
+        with pytest.raises(ContextLengthError):
+            await engine.generate_many_async([[1] * CONTEXT], CONFIG, raw=True)
+        with pytest.raises(OSError, match="gone"):
+            _ = [event async for event in engine.stream_many_async(source())]
+        assert target.texts == [target.own]
+
+    with engine:
+        asyncio.run(main())
+
+    async def closed() -> None:
+        with pytest.raises(BackendError, match="closed"):
+            await engine.generate_many_async(PROMPTS, CONFIG, raw=True)
+
+    asyncio.run(closed())

@@ -1,0 +1,209 @@
+"""One engine and several threads: calls wait for one another, or share passes through a queue."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edgespec import GenerationConfig
+from edgespec.engine.engine import Engine
+from edgespec.engine.requests import Request, RequestQueue
+from edgespec.errors import BackendError, UsageError
+from edgespec.generation.result import Generation
+from edgespec.speculation.drafters.base import NoDrafter
+from tests.unit.fakes import FakeDrafter, fake_engine
+
+CONFIG = GenerationConfig(max_tokens=12)
+PATIENCE_S = 60.0
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Call(threading.Thread):
+    """A call in a thread of its own, and what became of it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self.result: Any = None
+        self.error: Exception | None = None
+        self._call = call
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._call()
+        except Exception as error:
+            self.error = error
+
+    def end(self) -> Any:
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def alone(prompt: list[int], seed: int = 5) -> list[int]:
+    engine, _ = fake_engine(NoDrafter(), seed, never_ends=True)
+    with engine:
+        return engine.generate(prompt, CONFIG).tokens
+
+
+def test_calls_wait_in_order_and_get_the_texts_that_they_get_alone() -> None:
+    engine, _ = fake_engine(FakeDrafter(5, 0.8), 5, never_ends=True)
+    order: list[int] = []
+
+    def ask(number: int) -> Generation:
+        return engine.generate([number], CONFIG, on_prefill=lambda *_: order.append(number))
+
+    with engine:
+        first = engine.stream([20], CONFIG)
+        next(first)
+        calls = []
+        for number in range(1, 6):
+            calls.append(Call(lambda number=number: ask(number)))
+            eventually(lambda number=number: engine._usage.waiting == number)
+        assert order == [], "the first answer has not ended"
+        rest = [chunk for chunk in first if chunk.generation is not None]
+        answers = [call.end() for call in calls]
+        assert order == [1, 2, 3, 4, 5]
+        assert [answer.tokens for answer in answers] == [alone([number]) for number in order]
+        assert rest[-1].generation is not None
+        assert rest[-1].generation.tokens == alone([20])
+        assert engine._usage.waiting == 0
+
+
+def test_every_kind_of_call_from_many_threads() -> None:
+    engine, target = fake_engine(FakeDrafter(5, 0.8), 5, never_ends=True)
+
+    def work(number: int) -> list[list[int]]:
+        got = []
+        for turn in range(4):
+            prompt = [1 + (number + turn) % 20]
+            if (number + turn) % 2:
+                got.append(engine.generate(prompt, CONFIG).tokens)
+            else:
+                got += [answer.tokens for answer in engine.generate_many([prompt, [3, 4]], CONFIG)]
+        return got
+
+    with engine:
+        calls = [Call(lambda number=number: work(number)) for number in range(8)]
+        for number, call in enumerate(calls):
+            expected = []
+            for turn in range(4):
+                expected.append(alone([1 + (number + turn) % 20]))
+                if (number + turn) % 2 == 0:
+                    expected.append(alone([3, 4]))
+            assert call.end() == expected
+        assert target.texts == [target.own]
+
+
+def test_a_thread_does_not_wait_for_itself() -> None:
+    engine, _ = fake_engine(NoDrafter(), 5, never_ends=True)
+    with engine:
+        mine = engine.stream([1], CONFIG)
+        next(mine)
+        other = Call(lambda: engine.generate([2], CONFIG))
+        eventually(lambda: engine._usage.waiting == 1)
+        with pytest.raises(UsageError, match="busy with another answer"):
+            engine.generate([3], CONFIG)
+        with pytest.raises(UsageError, match="busy with another answer"):
+            engine.generate_many([[3]], CONFIG)
+        assert engine._usage.waiting == 1, "those that were refused do not wait"
+        mine.close()
+        assert other.end().tokens == alone([2])
+
+
+def test_an_answer_that_is_dropped_lets_the_next_one_begin() -> None:
+    engine, _ = fake_engine(NoDrafter(), 5, never_ends=True)
+    with engine:
+        dropped = engine.stream([1], CONFIG)
+        next(dropped)
+        other = Call(lambda: engine.generate([2], CONFIG))
+        eventually(lambda: engine._usage.waiting == 1)
+        del dropped
+        gc.collect()
+        assert other.end().tokens == alone([2])
+
+
+def test_a_failing_call_lets_the_next_one_begin() -> None:
+    engine, target = fake_engine(NoDrafter(), 5, never_ends=True)
+
+    failures = [OSError("the disk is gone")]
+
+    def fail() -> None:
+        if failures:
+            raise failures.pop()
+
+    with engine:
+        failing = engine.stream([1], CONFIG)
+        next(failing)
+        other = Call(lambda: engine.generate([2], CONFIG))
+        eventually(lambda: engine._usage.waiting == 1)
+        target.on_pass = fail
+        with pytest.raises(OSError, match="gone"):
+            next(failing)
+        assert other.end().tokens == alone([2])
+
+
+def test_closing_ends_those_that_wait() -> None:
+    engine, _ = fake_engine(NoDrafter(), 5, never_ends=True)
+    first = engine.stream([1], CONFIG)
+    next(first)
+    calls = [Call(lambda: engine.generate([2], CONFIG)) for _ in range(3)]
+    eventually(lambda: engine._usage.waiting == 3)
+    engine.close()
+    for call in calls:
+        with pytest.raises(BackendError, match="closed"):
+            call.end()
+
+
+def test_threads_share_passes_through_a_queue() -> None:
+    engine, target = fake_engine(NoDrafter(), 5, never_ends=True)
+    queue = RequestQueue()
+    answers: dict[int, list[int]] = {}
+
+    def answer(engine: Engine) -> None:
+        for event in engine.stream_many(queue):
+            if event.chunk is not None and event.chunk.generation is not None:
+                answers[event.request.key] = event.chunk.generation.tokens
+
+    with engine:
+        answering = Call(lambda: answer(engine))
+        asking = [
+            Call(lambda number=number: queue.put(Request([number], CONFIG, raw=True, key=number)))
+            for number in range(1, 7)
+        ]
+        for call in asking:
+            call.end()
+        eventually(lambda: len(answers) == 6)
+        assert answering.is_alive(), "there may be more"
+        queue.put(Request([7], CONFIG, raw=True, key=7))
+        queue.close()
+        answering.end()
+        assert answers == {number: alone([number]) for number in range(1, 8)}
+        with pytest.raises(UsageError, match="closed"):
+            queue.put(Request([8]))
+    assert target.texts == [target.own]
+
+
+def test_what_is_in_the_queue_shares_every_pass() -> None:
+    engine, target = fake_engine(NoDrafter(), 5, never_ends=True)
+    queue = RequestQueue()
+    for number in range(4):
+        queue.put(Request([number + 1], CONFIG, raw=True, key=number))
+    queue.close()
+    with engine:
+        ended = [event.request.key for event in engine.stream_many(queue) if event.is_last]
+    assert sorted(ended) == [0, 1, 2, 3]
+    assert target.passes == target.shared_passes == 12

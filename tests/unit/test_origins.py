@@ -1,0 +1,81 @@
+"""Which web pages may use the server, with an application that only greets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import Message
+
+from edgespec.errors import UsageError
+from edgespec.serving.origins import checked_origin, origin_checks
+
+OURS = "https://ours.example"
+
+
+def ask(cors: str | None, method: str = "GET", **headers: str) -> tuple[int, dict[str, str]]:
+    """Status and headers of an answer."""
+
+    async def greet(_http: Any) -> PlainTextResponse:
+        return PlainTextResponse("hello")
+
+    app = Starlette(routes=[Route("/", greet)], middleware=origin_checks(cors))
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    fields = {"host": "127.0.0.1:8080"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    scope: MutableMapping[str, Any] = {
+        "type": "http",
+        "method": method,
+        "path": "/",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
+    }
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+
+def test_other_programs_and_the_own_page_are_served() -> None:
+    assert ask(None)[0] == 200
+    status, headers = ask(None, origin="http://127.0.0.1:8080")
+    assert status == 200
+    assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:9090"])
+def test_other_pages_are_refused(origin: str) -> None:
+    assert ask(None, origin=origin)[0] == 403
+    assert ask(OURS, origin=origin)[0] == 403
+    assert ask(None, "OPTIONS", origin=origin, access_control_request_method="POST")[0] == 403
+
+
+def test_the_origin_that_is_allowed_is_told_so() -> None:
+    assert ask(OURS, origin=OURS)[1]["access-control-allow-origin"] == OURS
+    asked = {"access_control_request_method": "POST", "access_control_request_headers": "content-type"}
+    status, headers = ask(OURS, "OPTIONS", origin=OURS, **asked)
+    assert (status, headers["access-control-allow-origin"]) == (200, OURS)
+    assert ask("*", origin="https://any.example")[1]["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [("https://Ours.example/", OURS), ("http://localhost:3000", "http://localhost:3000"), ("*", "*")],
+)
+def test_origins_are_taken_as_browsers_write_them(given: str, taken: str) -> None:
+    assert checked_origin(given) == taken
+
+
+@pytest.mark.parametrize("given", ["ours.example", "https://", "https://ours.example/page", "ftp://x"])
+def test_what_is_no_origin_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="It must be like"):
+        checked_origin(given)

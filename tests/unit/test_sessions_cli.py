@@ -1,0 +1,82 @@
+"""`edgespec sessions` and /export: saved conversations without their model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.conversation.export import Transcript, export, export_path
+from edgespec.cli.main import main
+from edgespec.engine.session_file import Conversation, SessionFile, sessions_folder
+from edgespec.errors import OutputError
+
+TALK = [{"role": "user", "content": "Where to?"}, {"role": "assistant", "content": "- Rome\n- Oslo"}]
+MARKDOWN = (
+    "# Conversation with talker\n\n## System prompt\n\nBe brief.\n\n"
+    "## Question\n\nWhere to?\n\n## Answer\n\n- Rome\n- Oslo\n"
+)
+
+
+@pytest.fixture
+def trip() -> Path:
+    file = SessionFile("trip")
+    file.write(Conversation({"model": "talker.gguf 0123"}, "Be brief.", TALK))
+    file.states.mkdir()
+    (file.states / "a.kv").write_bytes(b"0" * 2048)
+    file.close()
+    return file.path
+
+
+def test_listing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions", "list"]) == 0
+    heading, line = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["NAME", "TURNS", "SAVED", "SIZE", "MODEL", "FIRST", "QUESTION"]
+    assert line.startswith("trip  1      20")
+    assert line.endswith("talker.gguf  Where to?")
+    assert main(["sessions", "list", "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["sessions"]
+    assert (record["name"], record["turns"], record["path"]) == ("trip", 1, str(trip))
+    assert record["bytes"] > 2048
+
+
+def test_there_is_none_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions", "list"]) == 0
+    assert capsys.readouterr().err == "No conversation was saved yet: edgespec chat --session NAME\n"
+
+
+def test_showing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("trip", str(trip)):
+        assert main(["sessions", "show", name]) == 0
+        assert capsys.readouterr().out == MARKDOWN
+    assert main(["sessions", "show", "trip", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "model": "talker",
+        "messages": [{"role": "system", "content": "Be brief."}, *TALK],
+    }
+    assert main(["sessions", "show", "tripp"]) == 2
+    assert capsys.readouterr().err == "Error: There is no session 'tripp'.\nDid you mean trip?\n"
+
+
+def test_removing(trip: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions", "rm", "trip"]) == 2
+    assert "Give --yes to remove them." in capsys.readouterr().err
+    assert trip.exists()
+    held = SessionFile("trip")
+    assert main(["sessions", "rm", "trip", "--yes"]) == 1
+    assert "is open in another program" in capsys.readouterr().err
+    held.close()
+    assert main(["sessions", "rm", "trip", "--yes"]) == 0
+    assert "trip was removed; " in capsys.readouterr().err
+    assert list(sessions_folder().iterdir()) == []
+
+
+def test_exporting(tmp_path: Path) -> None:
+    talk = Transcript("Be brief.", TALK, "talker")
+    export(export_path(str(tmp_path / "trip")), talk)
+    assert (tmp_path / "trip.md").read_text() == MARKDOWN
+    export(tmp_path / "trip.json", talk)
+    assert json.loads((tmp_path / "trip.json").read_text()) == talk.to_json()
+    with pytest.raises(OutputError, match="cannot be written"):
+        export(tmp_path / "nowhere" / "trip.md", talk)

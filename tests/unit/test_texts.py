@@ -1,0 +1,129 @@
+"""How many texts a cache is planned for: by the memory, by what passes take, and by what was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli.batch.input_file import usual_tokens
+from edgespec.costs.curves import Curve
+from edgespec.errors import UsageError
+from edgespec.loading.load import load
+from edgespec.loading.options import LoadOptions
+from edgespec.loading.state import LoadState
+from edgespec.loading.texts import TextPlan, plan_texts
+from edgespec.measure.threads import known_threads
+from edgespec.models.gguf.footprint import SPARE_CELLS, cell_bytes
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
+from edgespec.progress import no_progress
+
+FLAT = Curve((1, 60), (0.1, 0.1))
+STEEP = Curve((1, 4, 60), (0.1, 0.1, 1.5))  # from four rows on, each takes as long as every other
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def model(smol_path: Path) -> ModelFiles:
+    return ModelFiles.of(read_header(smol_path))
+
+
+def planned(
+    model: ModelFiles, parallel: int | str | None, curve: Curve | None = None, rate: float = 0.0, **more: Any
+) -> TextPlan:
+    """The plan, where passes were measured to take so long."""
+    options: dict[str, Any] = dict.fromkeys(LoadOptions.__dataclass_fields__)
+    options |= {"draft": "none", "context": 512, "tree": "calibrated", "gpu_layers": 0, "more_cells": 0}
+    options |= {"offload": "auto", "pack": "auto", "kv": "f16", "experts": "auto"}
+    options |= {"lora": (), "parallel": parallel} | more
+    state = LoadState(LoadOptions(**options), no_progress)
+    state.options.check()
+    store = ProfileStore()
+    if curve is not None:
+        fingerprint = model.headers[0].fingerprint
+        threads = str(known_threads(fingerprint, store))
+        key = machine_identity() | {"threads": threads, "model": fingerprint, "mode": "test"}
+        store.put(key, PassProfile(curve, streamed=rate > 0, read_rate=rate))
+    return plan_texts(model, None, state, store)
+
+
+def test_a_single_text_is_planned_for_where_nobody_asks(model: ModelFiles) -> None:
+    assert planned(model, None, FLAT) == TextPlan(None, 0)
+    assert planned(model, 1, FLAT) == TextPlan(1, 0)
+
+
+def test_in_memory_the_passes_decide(model: ModelFiles) -> None:
+    assert planned(model, "auto") == TextPlan(16, 15 * 512), "nothing was measured"
+    assert planned(model, "auto", STEEP) == TextPlan(4, 3 * 512)
+    assert planned(model, "auto", FLAT) == TextPlan(60, 59 * 512)
+    assert planned(model, 10, STEEP) == TextPlan(10, 9 * 512), "what is asked for is done"
+    plan = planned(model, 10, STEEP, text_tokens=100)
+    assert plan == TextPlan(10, 9 * 100)
+    assert "22.5 KiB of cache" in plan.note
+    assert "10 texts of 100 tokens" in plan.note
+    assert planned(model, 2, text_tokens=9999).more_cells == 512, "a text is no longer than the context"
+
+
+def test_company_never_pushes_a_model_out_of_memory(model: ModelFiles) -> None:
+    alone = model.tensor_bytes + 400 * MIB
+    plan = planned(model, "auto", FLAT, memory=alone)
+    assert 1 < (plan.texts or 0) < 60
+    assert planned(model, 60, FLAT, memory=alone).more_cells < 59 * 512
+    assert planned(model, 60, FLAT, memory=alone).texts == 60, "texts wait for one another"
+
+
+def test_a_streamed_model_gives_memory_for_texts_that_gain_more(model: ModelFiles) -> None:
+    small = {"memory": 330 * MIB, "offload": "stream"}
+    plan = planned(model, "auto", FLAT, rate=1e9, **small)
+    assert plan.texts is not None
+    assert plan.texts > 1
+    slow_disk = planned(model, "auto", STEEP, rate=1e12, **small)
+    assert (slow_disk.texts or 0) <= 4, "the processor is what binds"
+    unmeasured = planned(model, 60, **small)
+    cells = cell_bytes(model.headers[0]) * unmeasured.more_cells
+    assert cells <= 330 * MIB / 8
+    assert unmeasured.texts == 60
+
+
+def test_too_little_memory_is_left_to_loading(model: ModelFiles) -> None:
+    assert planned(model, "auto", FLAT, memory=10 * MIB) == TextPlan(None, 0)
+
+
+def test_models_whose_cache_has_one_size_keep_it(model: ModelFiles) -> None:
+    header = model.headers[0]
+    recurrent = ModelFiles.of(read_header(header.path))
+    recurrent.headers[0].metadata[f"{header.architecture}.ssm.state_size"] = 16
+    assert planned(recurrent, "auto", FLAT) == TextPlan(None, 0)
+
+
+@pytest.mark.parametrize("parallel", [0, 1001, "many"])
+def test_numbers_that_cannot_be_meant(parallel: int | str) -> None:
+    with pytest.raises(UsageError, match="number of parallel texts"):
+        load(parallel=parallel)
+
+
+def test_a_loaded_engine_has_the_cells_and_the_same_text(short_path: Path) -> None:
+    with load(short_path, draft="none", exact=True, context=128) as engine:
+        expected = engine.generate("Count to ten.", raw=True).tokens
+        assert engine.target.context.n_cells >= 128 + SPARE_CELLS
+        before = engine.target.context.n_cells
+        identity = engine.target.identity
+    with load(short_path, draft="none", exact=True, context=128, parallel=9) as engine:
+        assert engine.texts == 9
+        assert engine.target.context.n_cells >= before + 8 * 128
+        assert engine.context == 128, "a text is as long as before"
+        assert engine.target.identity == identity, "and its states on disk are the same"
+        (answer,) = engine.generate_many(["Count to ten."], raw=True)
+        assert answer.tokens == expected
+
+
+def test_the_tokens_of_a_line_are_estimated_from_the_beginning_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes((b"x" * 349 + b"\n") * 5 + b"\n")
+    assert usual_tokens(str(path), 64) == 100 + 32 + 64
+    path.write_bytes(b"")
+    assert usual_tokens(str(path), 64) == 32 + 64
+    assert usual_tokens("-", 64) is None
