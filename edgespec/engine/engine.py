@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import replace
 from types import TracebackType
@@ -19,7 +19,7 @@ from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.answer_plan import AnswerPlanner
 from edgespec.engine.asynchronous import events_of_thread
 from edgespec.engine.loop import Loop, Sizer
-from edgespec.engine.requests import Event, Request, RequestList, RequestSource
+from edgespec.engine.requests import Answers, Event, Request, RequestList, RequestSource, numbered
 from edgespec.engine.shared_passes import SharedPasses
 from edgespec.engine.target import Target
 from edgespec.engine.usage import Usage
@@ -124,7 +124,7 @@ class Engine:
         self.texts = texts
         # Where every row needs experts of its own, even a small tree may cost several plain passes.
         self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
-        sizer = FixedSizer(most) if tree_budget else AdaptiveSizer(most, costs, self._first_nodes)
+        sizer = self._new_sizer(fixed=most if tree_budget else None)
         self.loop = Loop(target, drafter, sizer, plain_s=costs.verify.at(1) if costs else 0.0)
         self.load_s = self._load_s = load_s
         self._memory = memory or MemoryUse()
@@ -162,6 +162,10 @@ class Engine:
     def last_round(self) -> tuple[TokenTree, Acceptance] | None:
         """The latest tree with drafted tokens, and what was accepted of it; None before the first."""
         return self.loop.last_round
+
+    def _new_sizer(self, *, fixed: TreeLimits | None) -> Sizer:
+        """What sizes the trees: always `fixed`, or by measured cost."""
+        return FixedSizer(fixed) if fixed else AdaptiveSizer(self.limits, self._costs, self._first_nodes)
 
     def _sizer_for(self, method: Method) -> Sizer:
         if method.nodes is None or isinstance(self.loop.sizer, FixedSizer):
@@ -352,8 +356,8 @@ class Engine:
         Raises:
             EdgeSpecError: a prompt cannot be answered; see `stream`.
         """
-        answers = _Answers(on_result)
-        for event in self.stream_many(_numbered(prompts, config, raw), parallel=parallel):
+        answers = Answers(on_result)
+        for event in self.stream_many(numbered(prompts, config, raw), parallel=parallel):
             answers.take(event)
         return answers.in_order
 
@@ -379,9 +383,9 @@ class Engine:
         on_result: Callable[[int, Generation], None] = lambda index, answer: None,
     ) -> list[Generation]:
         """The same as `generate_many` for asynchronous code; may be cancelled like `stream_many_async`."""
-        answers = _Answers(on_result)
+        answers = Answers(on_result)
         async with aclosing(
-            self.stream_many_async(_numbered(prompts, config, raw), parallel=parallel)
+            self.stream_many_async(numbered(prompts, config, raw), parallel=parallel)
         ) as events:
             async for event in events:
                 answers.take(event)
@@ -410,9 +414,7 @@ class Engine:
                 f"The tree budget is {budget}.",
                 f"It must be from 1 to {self.target.max_nodes} now, or auto.",
             )
-        most = self.limits
-        fixed = FixedSizer(replace(most, budget=budget)) if budget else None
-        self.loop.sizer = fixed or AdaptiveSizer(most, self._costs, self._first_nodes)
+        self.loop.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)
 
     def close(self) -> None:
         """Free the models and their caches; may be called from any thread, and repeatedly.
@@ -536,32 +538,6 @@ class Engine:
         answer.timings.load_s, self._load_s = self._load_s, 0.0
         self.last_generation = answer
         return answer
-
-
-class _Answers:
-    """Collects the answers to numbered requests."""
-
-    def __init__(self, on_result: Callable[[int, Generation], None]) -> None:
-        self._on_result = on_result
-        self._answers: dict[int, Generation] = {}
-
-    def take(self, event: Event) -> None:
-        """Take a piece of an answer; raises why there is none."""
-        if event.error is not None:
-            raise event.error
-        if event.chunk is not None and event.chunk.generation is not None:
-            self._answers[event.request.key] = event.chunk.generation
-            self._on_result(event.request.key, event.chunk.generation)
-
-    @property
-    def in_order(self) -> list[Generation]:
-        """All answers, by number."""
-        return [self._answers[index] for index in sorted(self._answers)]
-
-
-def _numbered(prompts: Iterable[Prompt], config: GenerationConfig | None, raw: bool) -> Iterator[Request]:
-    config = config or GenerationConfig()
-    return (Request(prompt, config, raw, key=index) for index, prompt in enumerate(prompts))
 
 
 def _round_up(value: int, step: int) -> int:

@@ -133,8 +133,9 @@ class Loop:
         """
         start = time.perf_counter()
         other_rows = sum(len(chunk.tokens) for chunk in chunks)
+        alone = len(texts) == 1 and not chunks
         drafted: list[DraftedTree]
-        if len(texts) == 1 and not chunks:
+        if alone:
             drafted, places = [self._draft(texts[0])], [0]
         else:
             nodes = min((most_rows or 0) - other_rows, self._target.max_nodes)
@@ -167,7 +168,7 @@ class Loop:
             draft_steps=self.drafter.steps if places else 0,
             draft_rows=self.drafter.rows if places else 0,
         )
-        if len(texts) == 1 and not chunks:
+        if alone:
             texts[0].sizer.record(whole)
             if whole.nodes == 1:
                 self.plain_s = min(whole.seconds, 1.05 * (self.plain_s or math.inf))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.generation.result import Chunk
+from edgespec.generation.result import Chunk, Generation
 from edgespec.speculation.tree import FloatArray, TokenTree
 from edgespec.speculation.verification.base import Acceptance
 
@@ -120,3 +120,30 @@ class RequestList(RequestSource):
 
     def wait(self) -> bool:
         return False
+
+
+class Answers:
+    """Collects the answers to numbered requests."""
+
+    def __init__(self, on_result: Callable[[int, Generation], None]) -> None:
+        self._on_result = on_result
+        self._answers: dict[int, Generation] = {}
+
+    def take(self, event: Event) -> None:
+        """Take a piece of an answer; raises why there is none."""
+        if event.error is not None:
+            raise event.error
+        if event.chunk is not None and event.chunk.generation is not None:
+            self._answers[event.request.key] = event.chunk.generation
+            self._on_result(event.request.key, event.chunk.generation)
+
+    @property
+    def in_order(self) -> list[Generation]:
+        """All answers, by number."""
+        return [self._answers[index] for index in sorted(self._answers)]
+
+
+def numbered(prompts: Iterable[Prompt], config: GenerationConfig | None, raw: bool) -> Iterator[Request]:
+    """Requests whose keys are the places of their prompts."""
+    config = config or GenerationConfig()
+    return (Request(prompt, config, raw, key=index) for index, prompt in enumerate(prompts))

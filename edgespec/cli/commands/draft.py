@@ -22,35 +22,40 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+# What the commands have in common.
+Target = Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="TARGET")]
+Output = Annotated[
+    Path | None,
+    option(None, "-o --output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
+]
+Memory = Annotated[str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")]
+PassSeconds = Annotated[
+    float | None,
+    option(None, "--pass-seconds", "What a pass of the target costs. Default: measured.", metavar="S"),
+]
+Threads = Annotated[int | None, option(None, "-t --threads", "CPU threads. Default: all cores.", metavar="N")]
+Json = Annotated[bool, option(None, "--json", "Print JSON.")]
+Quiet = Annotated[bool, option(None, "--quiet", "Only results and errors.")]
+
 
 @app.command(epilog="Example:\n\nedgespec draft make llama3.3-70b --memory 24GiB")
 def make(
-    target: Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="TARGET")],
-    output: Annotated[
-        Path | None,
-        option(None, "-o --output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
-    ] = None,
-    memory: Annotated[
-        str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")
-    ] = None,
+    target: Target,
+    output: Output = None,
+    memory: Memory = None,
     size: Annotated[str | None, option(None, "--size", "The drafter's size at most.", metavar="SIZE")] = None,
     quantization: Annotated[
         list[str] | None,
         option(None, "--quantization", "Choose from these; may be repeated.", metavar="TYPE"),
     ] = None,
     keep_layers: Annotated[bool, option(None, "--keep-layers", "Requantize only.")] = False,
-    pass_seconds: Annotated[
-        float | None,
-        option(None, "--pass-seconds", "What a pass of the target costs. Default: measured.", metavar="S"),
-    ] = None,
+    pass_seconds: PassSeconds = None,
     tokens: Annotated[
         int, option(None, "--tokens", "Tokens of each of the target's answers.", metavar="N")
     ] = 64,
-    threads: Annotated[
-        int | None, option(None, "-t --threads", "CPU threads. Default: all cores.", metavar="N")
-    ] = None,
-    as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False,
-    quiet: Annotated[bool, option(None, "--quiet", "Only results and errors.")] = False,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Make a drafter: fewer bits, fewer layers, or both, whichever makes the target fastest.
 
@@ -98,7 +103,7 @@ def gain_in_words(tokens_per_second: float, gain: float) -> str:
 
 @app.command(epilog="Example:\n\nedgespec draft tune llama3.3-70b --from llama3.2-1b --minutes 60")
 def tune(
-    target: Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="TARGET")],
+    target: Target,
     start: Annotated[
         str | None,
         option(
@@ -116,20 +121,12 @@ def tune(
     minutes: Annotated[
         float, option(None, "--minutes", "Time for answering and training.", metavar="N")
     ] = 30.0,
-    output: Annotated[
-        Path | None,
-        option(None, "-o --output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
-    ] = None,
+    output: Output = None,
     quantization: Annotated[
         str | None, option(None, "--quantization", "Of the result. Default: as before.", metavar="TYPE")
     ] = None,
-    memory: Annotated[
-        str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")
-    ] = None,
-    pass_seconds: Annotated[
-        float | None,
-        option(None, "--pass-seconds", "What a pass of the target costs. Default: measured.", metavar="S"),
-    ] = None,
+    memory: Memory = None,
+    pass_seconds: PassSeconds = None,
     answers: Annotated[
         int | None,
         option(
@@ -140,11 +137,9 @@ def tune(
         ),
     ] = None,
     tokens: Annotated[int, option(None, "--tokens", "Tokens of each answer.", metavar="N")] = 128,
-    threads: Annotated[
-        int | None, option(None, "-t --threads", "CPU threads. Default: all cores.", metavar="N")
-    ] = None,
-    as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False,
-    quiet: Annotated[bool, option(None, "--quiet", "Only results and errors.")] = False,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Tune a drafter on the target's own answers, and keep it if it is the best.
 
@@ -182,7 +177,7 @@ def tune(
 
 @app.command("list", epilog="Example:\n\nedgespec draft list")
 def list_drafters(
-    as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the drafters that are known, and how well they agree with their targets."""
     from edgespec.models.hub.registry import Registry
