@@ -28,7 +28,7 @@ from tests.least_memory import load_in_least_memory
 from tests.unit.strategies import text_of, texts_of
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
-CONFIGS = [GenerationConfig(max_tokens=40), GenerationConfig(max_tokens=40, temperature=0.8, seed=3)]
+CONFIGS = [GenerationConfig(max_tokens=24), GenerationConfig(max_tokens=24, temperature=0.8, seed=3)]
 
 
 @pytest.fixture(scope="module")

@@ -130,5 +130,6 @@ def _joined(children: Children, found: Sequence[tuple[Source, Sequence[Candidate
     for (source, rows), (at, kinds) in zip(found, said, strict=True):
         knows = np.array([bool(candidates) for candidates in rows])
         evidence[there & knows[:, None], source] = OTHERS
-        evidence[(*np.divmod(np.array(at), _WIDE), source)] = kinds
+        rows_of, columns_of = np.divmod(np.array(at), _WIDE)
+        evidence[rows_of, columns_of, source] = kinds
     return Children(tokens, logprobs, evidence)
