@@ -1,7 +1,7 @@
 """Tokens per second of a target that does not fit, with a drafter, against llama.cpp in the same memory.
 
     python -m benchmarks.answers [--cap 1200] [--budgets 8 16 32] [--llama-cpp DIR]
-    python -m benchmarks.answers --alternate ahead|lookup [--drafter FILE] [--tokens 64] [--prompts 8]
+    python -m benchmarks.answers --alternate ahead|lookup [--drafter FILE] [--disk GB/s]
 
 The target is the widened SmolLM2-135M-Instruct (Q4_0) of benchmarks.streaming, the drafter the model it
 was requantized from, which agrees with it on about 3 of 4 tokens. Every answer is made in a process of its
@@ -22,6 +22,8 @@ import json
 import re
 import statistics
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ from edgespec.bench.rows.workload import balanced, own_questions
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import forget_cached
 from edgespec.models.gguf.widen import widen
+from edgespec.offload.layout import Piece
+from edgespec.offload.store_reader import StoreReader
 from edgespec.speculation.sizing import FixedSizer
 
 CONTEXT = 512
@@ -58,6 +62,9 @@ def main() -> None:
     parser.add_argument("--llama-drafts", type=int, nargs="*", default=[4, 8, 16], help="its draft lengths")
     parser.add_argument("--alternate", choices=["ahead", "lookup"], help="compare two ways only")
     parser.add_argument("--drafter", type=Path, help="the drafter of --alternate ahead")
+    parser.add_argument(
+        "--disk", type=float, help="slow the reads of --alternate to so many GB/s (10^9 bytes)"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     target = options.folder / f"smollm2-q4_0-widened-{options.target_bytes}.gguf"
@@ -123,6 +130,8 @@ def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The same questions answered in two ways in turn, which begin alternately."""
     ways = ("plain", "lookup") if options.alternate == "lookup" else ("between passes", "ahead")
     lookup = options.alternate == "lookup"
+    if options.disk:
+        slow_down(options.disk * 1e9)
     made: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     with edgespec.load(
         target,
@@ -147,6 +156,20 @@ def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
                 print(f"{way}: {len(answer.tokens)} tokens, {figures}", file=sys.stderr, flush=True)
                 made[way].append({"category": question.category, "tokens": answer.tokens, **figures})
     return {"ways": made}
+
+
+def slow_down(rate: float) -> None:
+    """Make reads of layers take as long as on a disk of `rate` bytes a second."""
+    read, lock, free_at = StoreReader.read, threading.Lock(), 0.0
+
+    def slowly(reader: StoreReader, piece: Piece, memory: memoryview) -> None:
+        nonlocal free_at
+        with lock:
+            until = free_at = max(time.perf_counter(), free_at) + piece.n_bytes / rate
+        read(reader, piece, memory)
+        time.sleep(max(until - time.perf_counter(), 0))
+
+    StoreReader.read = slowly  # type: ignore[method-assign]
 
 
 def show_alternating(row: dict[str, Any]) -> None:
