@@ -192,7 +192,7 @@ class SamplingOptions:
         greedy = self.temperature == 0 or self.verify == "greedy"
         if greedy or (self.sampling or usually) != "recommended":
             return ChosenSampling(config, sources)
-        found = _recommendation(model)
+        found = _recommendation(model, config.thinking.enabled)
         values = {name: value for name, value in found.values.items() if name not in self.given}
         config = config.with_(**values)
         if loading.exact and not config.rule.kind.invariant:
@@ -208,12 +208,12 @@ class ChosenSampling:
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
-def _recommendation(model: Path) -> Recommendation:
+def _recommendation(model: Path, thinks: bool | None) -> Recommendation:
     from edgespec.models.gguf.header import read_header
     from edgespec.models.hub.recommended import Recommendation, recommended_sampling
 
     try:
-        return recommended_sampling(read_header(model))
+        return recommended_sampling(read_header(model), thinks=thinks)
     except ModelFileError:  # only the settings are lost: the model was loaded
         return Recommendation()
 
