@@ -1,7 +1,7 @@
 """Sampling settings that a model's maker recommends: from the GGUF file, or else by the model's family.
 
-The figures are those of the makers' model cards and generation configurations; docs/models.md says where each is
-from. A GGUF file may have its own (`general.sampling.*`), which win.
+The figures are those of the makers' model cards and generation configurations: see docs/models.md. A GGUF
+file may have its own (`general.sampling.*`), which win.
 """
 
 from __future__ import annotations

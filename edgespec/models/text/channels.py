@@ -81,12 +81,13 @@ class ChannelParts:
         """Read the header of a message; sets the body to what follows it, unless more is needed."""
         begun = self._held.lstrip()
         if not any(begun.startswith(head) or head.startswith(begun) for head in _HEADS):
-            return self._enter("text", begun)
+            self._enter("text", begun)
+            return None
         at = begun.find(harmony.MESSAGE)
         if at < 0:
             known = any(begun.startswith(head) for head in _HEADS)
             if len(begun) > _LONGEST_HEADER or (final and begun and not known):
-                return self._enter("text", begun)
+                self._enter("text", begun)
             return None
         header, rest = begun[:at], begun[at + len(harmony.MESSAGE) :]
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
@@ -95,7 +96,8 @@ class ChannelParts:
             self.calls.append(ToolCall(self._call_id(index), recipient[1], ""))
             self._enter("call", rest)
             return Part(call=CallPiece(index, self.calls[index].id, recipient[1]))
-        return self._enter("thought" if channel is not None and channel[1] == "analysis" else "text", rest)
+        self._enter("thought" if channel is not None and channel[1] == "analysis" else "text", rest)
+        return None
 
     def _enter(self, body: _Body, held: str) -> None:
         self._body, self._held, self._begun = body, held, False

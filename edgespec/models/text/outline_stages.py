@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -226,15 +227,16 @@ class Free:
             return None
         permitted: BoolArray | None = None
         for trigger, steps in calls.triggers:
-            mask = self.outline.pieces.unless(
-                self.tail, trigger, lambda rest, steps=steps: self.outline.call(steps, rest) is not None
-            )
+            mask = self.outline.pieces.unless(self.tail, trigger, partial(self._fits, steps))
             if mask is not None:
                 permitted = mask if permitted is None else permitted & mask
         return permitted
 
     def after(self, token: int) -> Stage | None:
         return self.with_data(self.outline.pieces[token])
+
+    def _fits(self, steps: Sequence[Step], rest: bytes) -> bool:
+        return self.outline.call(steps, rest) is not None
 
     def with_data(self, data: bytes) -> Stage:
         """The position after more bytes; a trigger whose continuation does not fit is text like any other."""

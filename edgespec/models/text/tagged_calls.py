@@ -157,7 +157,9 @@ def parameters_of(tool: Tool) -> dict[str, Value]:
             f"The schema of the tool {tool.name} does not list its arguments as 'properties'.",
             "This model writes them one by one, so write them out there.",
         )
-    listed = {name: {} for name in schema.get("required", ())} | dict(schema.get("properties", {}))
+    listed: dict[str, Any] = {name: {} for name in schema.get("required", ())} | dict(
+        schema.get("properties", {})
+    )
     return {name: _value_of(value, schema) for name, value in listed.items()}
 
 
