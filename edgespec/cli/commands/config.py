@@ -165,9 +165,13 @@ def _print(found: dict[str, dict[str, dict[str, Any]]]) -> None:
 def _text(entry: dict[str, Any]) -> str:
     """A setting's value for people."""
     value = entry["value"]
-    if value is None:
+    if value is None or value == ():
         return str(entry.get("default", "-"))
-    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return ("no", "yes")[value]
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _forgotten() -> str:
