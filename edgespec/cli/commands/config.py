@@ -70,7 +70,8 @@ def config(
         )
         return
     typer.echo(f"File: {file}" + ("" if file.exists() else " (does not exist; --init makes it)"))
-    typer.echo(f"Models folder: {folders or 'none; models_folder in that file names one'}")
+    there = any(folder.is_dir() for folder in own_folders())
+    typer.echo(f"Models folder: {folders or 'none'}" + ("" if there else " (does not exist)"))
     _print(found)
 
 
