@@ -166,10 +166,11 @@ ANSWERS = [
     (
         GLM,
         "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>7\n</arg_value>\n<arg_key>n</arg_key>\n"
-        "<arg_value>[1, {}]</arg_value>\n<arg_key>maybe</arg_key><arg_value>7</arg_value></tool_call>"
+        '<arg_value>[1, {}, "</arg_value>"]</arg_value>\n'
+        "<arg_key>maybe</arg_key><arg_value>7</arg_value></tool_call>"
         "<tool_call>g\n</tool_call>",
         "",
-        [("f", r'{"city": "7\n", "n": [1, {}], "maybe": "7"}'), ("g", "{}")],
+        [("f", r'{"city": "7\n", "n": [1, {}, "</arg_value>"], "maybe": "7"}'), ("g", "{}")],
     ),
     (
         QWEN_CODER,

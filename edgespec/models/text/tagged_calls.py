@@ -10,30 +10,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
+from edgespec.models.text.argument_values import ANYTHING_BUT_TEXT, Value, parameters_of
 from edgespec.models.text.call_reader import CallName, CallOver
 
-_DEEPEST_REFERENCE = 10
 _SPACE = {"x-guidance": {"whitespace_pattern": r"[ \n]{0,20}"}}
 _OPTIONAL = r"\n?"
 _BREAK = f"/{_OPTIONAL}/"
-_ABOUT_TEXTS = ("minLength", "maxLength", "pattern", "format")
-_PLAIN = {"type", "title", "description", "default", "examples"}
-_TYPES = {
-    **{"null": type(None), "boolean": bool, "array": list, "object": dict},
-    **{"string": str, "integer": int, "number": float},
-}
-_FORMATS = {
-    "date": r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])",
-    "time": r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)",
-    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-    "email": r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63}){1,8}",
-    "ipv4": r"(25[0-5]|2[0-4]\d|1?\d?\d)(\.(25[0-5]|2[0-4]\d|1?\d?\d)){3}",
-}
-_FORMATS["date-time"] = f"{_FORMATS['date']}T{_FORMATS['time']}"
 
 
 @dataclass(frozen=True)
@@ -111,111 +96,6 @@ QWEN_CODER = Tags(
 GLM = Tags(("", "\n"), ("<arg_key>", "</arg_key>\n<arg_value>"), "</arg_value>\n", "</tool_call>")
 
 
-@dataclass(frozen=True)
-class Value:
-    """What an argument may be.
-
-    Attributes:
-        words: values that are written as they are, by what they are written as.
-        texts: regular expressions of texts.
-        forms: schemas of values that are written as JSON.
-        types: JSON's types of what is to be read as JSON although it might be a text.
-    """
-
-    words: Mapping[str, Any]
-    texts: tuple[str, ...] = ()
-    forms: tuple[dict[str, Any], ...] = ()
-    types: frozenset[str] = frozenset()
-
-    def read(self, text: str) -> str:
-        """The JSON of a value that was written as this text."""
-        if text in self.words:
-            return json.dumps(self.words[text])
-        try:
-            found = json.loads(text, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            return json.dumps(text)
-        if not self.texts or _type_of(found) & self.types:
-            return text.strip()
-        return json.dumps(text)
-
-    @property
-    def is_text(self) -> bool:
-        """Whether it is a text, whatever it looks like."""
-        return not self.words and not self.forms and not self.types
-
-
-def parameters_of(tool: Tool) -> dict[str, Value]:
-    """What each argument of a tool may be, in the order in which they are written.
-
-    Raises:
-        UsageError: its schema does not list them.
-    """
-    schema = tool.schema
-    if any(key in schema for key in ("$ref", "anyOf", "oneOf", "allOf", "not", "if", "patternProperties")):
-        raise UsageError(
-            f"The schema of the tool {tool.name} does not list its arguments as 'properties'.",
-            "This model writes them one by one, so write them out there.",
-        )
-    listed: dict[str, Any] = {name: {} for name in schema.get("required", ())} | dict(
-        schema.get("properties", {})
-    )
-    return {name: _value_of(value, schema) for name, value in listed.items()}
-
-
-def _value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Value:
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    if not isinstance(schema, Mapping):
-        schema = {}
-    reference = re.fullmatch(r"#/(\$defs|definitions)/([^/]+)", str(schema.get("$ref", "")))
-    if reference and depth < _DEEPEST_REFERENCE:
-        return _value_of(root.get(reference[1], {}).get(reference[2], {}), root, depth + 1)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list) and depth < _DEEPEST_REFERENCE:
-            return _joined([_value_of(option, root, depth + 1) for option in schema[key]])
-    listed = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(listed, list):
-        return Value({item if isinstance(item, str) else json.dumps(item): item for item in listed})
-    kind = schema.get("type")
-    if kind is None and not any(key in schema for key in ("properties", "items", "$ref", "allOf")):
-        return Value({}, (_text(schema),), types=frozenset(_TYPES) - {"string"})
-    kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
-    others = [name for name in kinds if name != "string"]
-    if not others and kinds:
-        return Value({}, (_text(schema),))
-    rest = {key: value for key, value in schema.items() if key not in _ABOUT_TEXTS} | definitions
-    if others:
-        rest["type"] = others if len(others) > 1 else others[0]
-    texts = (_text(schema),) if "string" in kinds else ()
-    bound = any(key in schema for key in _ABOUT_TEXTS)
-    plain = bound or set(schema) <= _PLAIN
-    return Value({}, texts, (rest,), frozenset(others or _TYPES) if plain else frozenset())
-
-
-def _joined(values: Sequence[Value]) -> Value:
-    """One of several."""
-    words = {word: item for value in values for word, item in value.words.items()}
-    texts = tuple(text for value in values for text in value.texts)
-    forms = tuple(form for value in values for form in value.forms)
-    return Value(words, texts, forms, frozenset().union(*(value.types for value in values)))
-
-
-def _text(schema: Mapping[str, Any]) -> str:
-    """The regular expression of a text; as in JSON schemas, a pattern may match anywhere unless anchored."""
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str):
-        start, end = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith(r"\$")
-        inner = pattern[start : len(pattern) - end]
-        inner = re.sub(r"(?<!\\)/", r"\\/", inner)
-        return f"{'' if start else '(?s:.*)'}(?:{inner}){'' if end else '(?s:.*)'}"
-    if schema.get("format") in _FORMATS:
-        return f"(?:{_FORMATS[schema['format']]})"
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if not least and most == "":
-        return "(?s:.*)"
-    return f"(?s:.{{{least},{most}}})"
-
-
 class TaggedCallReader:
     """Reads calls between tags; see `call_reader.CallReader`. Texts are passed on as they come."""
 
@@ -256,7 +136,7 @@ class TaggedCallReader:
         key = self._key.match(text)
         if key is None:
             return "", text
-        self._value = self._known.get(key[1], Value({}, ("",), types=frozenset(_TYPES) - {"string"}))
+        self._value = self._known.get(key[1], Value({}, ("",), types=ANYTHING_BUT_TEXT))
         self._count += 1
         self._said = ""
         before = "{" if self._count == 1 else ", "
@@ -265,9 +145,10 @@ class TaggedCallReader:
 
     def _in_value(self, value: Value, text: str) -> tuple[str, str]:
         at = text.find(self._closes)
+        while at >= 0 and not value.ends_at_tag(text[:at].removesuffix(self._last_break)):
+            at = text.find(self._closes, at + 1)
         if at >= 0:
-            said, rest = text[:at], text[at + len(self._closes) :]
-            said = said.removesuffix(self._last_break)
+            said, rest = text[:at].removesuffix(self._last_break), text[at + len(self._closes) :]
             self._value = None
             return (f'{_inner(said)}"' if value.is_text else value.read(said)), rest
         if not value.is_text:
@@ -288,16 +169,3 @@ def _spaced(mark: str) -> str:
     """A mark in a grammar; its line breaks may be left out."""
     lines = [json.dumps(line) if line else "" for line in mark.split("\n")]
     return f" {_BREAK} ".join(lines).strip()
-
-
-def _type_of(value: object) -> set[str]:
-    """JSON's names of a value's type: 1 is an integer and a number."""
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, int):
-        return {"integer", "number"}
-    return {name for name, kind in _TYPES.items() if kind is type(value)}
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
