@@ -43,19 +43,27 @@ SLOW_TO_IMPORT = [
 
 def test_columns_are_broken_between_words_and_paths_are_not() -> None:
     rows = [
-        ("/set NAME VALUE", "change a setting"),
+        ("/set NAME VALUE", "change a setting of the chat"),
         ("path", "/a/long/folder/with/a/file.json"),
         ("none", ""),
     ]
     assert in_columns(rows) == [
-        "/set NAME VALUE  change a setting",
+        "/set NAME VALUE  change a setting of the chat",
+        "path             /a/long/folder/with/a/file.json",
+        "none",
+    ]
+    assert in_columns(rows, 40) == [
+        "/set NAME VALUE  change a setting of",
+        "                 the chat",
         "path             /a/long/folder/with/a/file.json",
         "none",
     ]
     assert in_columns(rows, 30) == [
-        "/set NAME VALUE  change a",
-        "                 setting",
-        "path             /a/long/folder/with/a/file.json",
+        "/set NAME VALUE",
+        "  change a setting of the",
+        "  chat",
+        "path",
+        "  /a/long/folder/with/a/file.json",
         "none",
     ]
 
