@@ -47,9 +47,9 @@ class TinyPair:
     drafted: NDArray[np.int64]
 
 
-def write_pair(folder: Path, vocabulary_of: Path) -> TinyPair:
-    """The files of a tiny pair, in a folder."""
-    target = write_tiny(folder / "tiny.gguf", "llama", vocabulary_of, damped=0.02)
+def write_pair(folder: Path, vocabulary_of: Path, name: str = "tiny") -> TinyPair:
+    """The files of a tiny pair, in a folder; the target's is called by the name."""
+    target = write_tiny(folder / f"{name}.gguf", "llama", vocabulary_of, damped=0.001)
     tensors = {t.name: np.array(t.data).astype(np.float32) for t in gguf.GGUFReader(target).tensors}
     rng = np.random.default_rng(4)
     drafted = np.sort(rng.permutation(N_VOCAB)[: SHAPE.n_drafted]).astype(np.int64)

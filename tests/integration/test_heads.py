@@ -26,7 +26,7 @@ from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray
 from tests.least_memory import load_in_least_memory
-from tests.tiny import N_EMBD, write_tiny
+from tests.tiny import ARCHITECTURES, N_EMBD, write_tiny
 from tests.tiny_heads import LAYERS, TinyPair, tiny_head, write_pair
 
 PROMPT = [40 + 7 * i % 101 for i in range(70)]
@@ -138,11 +138,12 @@ def test_the_text_is_the_targets_own(
 
 
 def test_drawn_trees_and_the_sources_without_a_model(pair: TinyPair, engine: Engine) -> None:
-    drawn = engine.generate(PROMPT, SAMPLED.with_(verify="block", seed=1))
-    assert drawn.tokens_per_pass > 1.1
     with edgespec.load(pair.target, draft=pair.head, **{**OPTIONS, "drafter": "merged"}) as merged:
         assert merged.drafter.name == "head and text and recycled"
         assert merged.generate(PROMPT, GREEDY).tokens == engine.generate(PROMPT, GREEDY).tokens
+    with edgespec.load(pair.target, draft=pair.head, **{**OPTIONS, "exact": None}) as free:
+        drawn = free.generate(PROMPT, SAMPLED.with_(verify="block", seed=1))
+        assert drawn.tokens_per_pass > 1.1
 
 
 def test_several_texts_in_a_pass(engine: Engine) -> None:
@@ -203,7 +204,7 @@ def test_a_text_of_which_nothing_is_known_gets_a_root(engine: Engine) -> None:
 
 
 def test_heads_of_other_targets_are_refused(pair: TinyPair, smol_path: Path, tmp_path: Path) -> None:
-    other = write_tiny(tmp_path / "other.gguf", "gemma3", smol_path, damped=0.02)
+    other = write_tiny(tmp_path / "other.gguf", "gemma3", smol_path, damped=0.001)
     for changes, what in (
         ({"target_width": 64}, "it reads hidden states of 64 elements, and these have 256."),
         ({"layers": (1, 3, 6)}, "it reads the layers 1, 3, 6, of which the first is 0, and there are 6."),
@@ -218,6 +219,24 @@ def test_heads_of_other_targets_are_refused(pair: TinyPair, smol_path: Path, tmp
     # Any architecture shows its hidden states.
     with edgespec.load(other, draft=pair.head, **{**OPTIONS, "exact": False}) as engine:
         assert len(engine.generate(PROMPT, GREEDY).tokens) > 1
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "gpt-oss", "glm4moe", "deepseek2"])
+def test_architectures_show_their_hidden_states(architecture: str, smol_path: Path, tmp_path: Path) -> None:
+    tap = LayerTap(LAYERS, N_EMBD)
+    path = write_tiny(tmp_path / "tiny.gguf", architecture, smol_path)
+    sizes = {"n_cells": 256, "n_rows": 64, "n_outputs": 4, "n_sequences": 1, "n_threads": 1}
+    with Model(path, repack=False) as model:
+        context = Context(model, observers=[tap], **sizes)
+        tap.require_rows(context)
+        text = list(range(40, 60))
+        context.decode(Batch.run(text, 0, 1, "last"))
+        whole, logits = tap.rows(), context.logits().copy()
+        assert whole.shape == (20, len(LAYERS) * N_EMBD)
+        assert np.abs(whole[:, :N_EMBD] - whole[:, N_EMBD : 2 * N_EMBD]).max() > 0
+        plain = Context(model, **sizes)
+        plain.decode(Batch.run(text, 0, 1, "last"))
+        assert (plain.logits() == logits).all(), "reading on the way changes nothing"
 
 
 def test_the_budget_counts_the_head(pair: TinyPair) -> None:
@@ -255,5 +274,7 @@ def test_a_head_from_the_command_line(pair: TinyPair, capsys: pytest.CaptureFixt
     assert '"completion_tokens": 8' in capsys.readouterr().out
     assert main(["models", "pair", str(pair.target), str(pair.head)]) == 0
     assert "the head was made for a target like this one" in " ".join(capsys.readouterr().out.split())
+    assert main(["models", "show", str(pair.head)]) == 0
+    assert "for the model that it was made for" in capsys.readouterr().out
     assert main(["draft", "list"]) == 0
     assert "head (EAGLE-3)" in capsys.readouterr().out

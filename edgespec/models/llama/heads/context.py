@@ -21,8 +21,10 @@ from edgespec.models.llama.runtime.batch import EncoderBatch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.model import Model
 
-HEAD_ROWS = 32  # of a decode: the head computes the logits of all of them, wanted or not
-MOST_HEAD_SEQUENCES = 255  # llama.cpp's limit, less the one for encoding
+HEAD_ROWS = 64  # of a decode: the head computes the logits of all of them, wanted or not
+# For texts and branches; encoding takes one more. llama.cpp plans a row of logits for each sequence, and
+# aborts where they are more than the rows of a decode.
+MOST_HEAD_SEQUENCES = HEAD_ROWS - 1
 
 
 class HeadContext(Context):
