@@ -162,12 +162,12 @@ class HeadDrafter(ModelDrafter):
             if known is owner:
                 return text
         free = [text for text in self._texts if all(text is not used for _, used in self._owned)]
-        text = free[0] if free else self._opened_beside()
-        if text is None:
+        found = free[0] if free else self._opened_beside()
+        if found is None:
             return None
-        assert isinstance(text, HeadText)
-        self._owned.append((owner, text))
-        return text
+        assert isinstance(found, HeadText)
+        self._owned.append((owner, found))
+        return found
 
     def _opened_beside(self) -> DraftedText | None:
         for text in self._texts:
@@ -213,8 +213,8 @@ class HeadDrafter(ModelDrafter):
 
     def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftedText]:
         """The text in the cache for each of these, which are ready; its last tree is dropped."""
-        for text in self._texts:
-            text.forget_tree()
+        for known in self._texts:
+            known.forget_tree()
         found: list[DraftedText] = []
         for text, (tokens, ranking, count) in zip(self._ready([w[0] for w in wanted]), wanted, strict=True):
             assert text is not None, "only texts that are ready are drafted for"

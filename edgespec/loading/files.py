@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.errors import ModelFileError, UsageError
+from edgespec.loading.candidates import choose_candidate
 from edgespec.loading.state import LoadState
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head, read_head, require_fit, unusable
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.models.hub.drafter_choice import drafter_to_take
+from edgespec.models.hub.drafter_choice import drafters_that_fit
 from edgespec.models.hub.registry import Registry
 from edgespec.models.llama.heads.support import require_heads
 from edgespec.models.llama.trials.vetting import require_loadable
@@ -78,16 +79,17 @@ def _known_drafter(target: ModelFiles, state: LoadState) -> Path | None:
         f"'edgespec models remove {gone.path}' forgets it."
         for gone in Registry().missing(target.headers[0].fingerprint)
     )
-    found = drafter_to_take(
+    found = drafters_that_fit(
         target.headers[0],
         target.tensor_bytes,
         budget=min(options.memory or available_memory(), available_memory()),
         n_cells=options.n_cells,
         n_outputs=options.n_nodes,
     )
-    if found is not None:
-        state.notes.append(f"Drafting with {found.path.name}, {found.reason}.")
-        return found.path
+    if found:
+        choice = choose_candidate(found, target, state)
+        state.notes.append(f"Drafting with {choice.candidate.path.name}, {choice.reason}.")
+        return choice.candidate.path
     if options.kind is not None:
         raise UsageError(
             "No drafter is known for this target.",

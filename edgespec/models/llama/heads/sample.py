@@ -64,10 +64,11 @@ def write_head(
     return path
 
 
-def write_target(path: Path, embedding: FloatArray, rng: np.random.Generator) -> Path:
+def write_target(path: Path, embedding: FloatArray, rng: np.random.Generator, name: str = "tiny") -> Path:
     """A llama of a few layers with random weights, and a vocabulary of bytes."""
     heads, hidden = SHAPE.heads, SHAPE.hidden
     writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(name)
     writer.add_block_count(N_LAYERS)
     writer.add_context_length(SHAPE.n_context)
     writer.add_embedding_length(WIDTH)

@@ -55,11 +55,12 @@ def _compare(folder: Path) -> str:
     paths = folder / "target.gguf", folder / "head.gguf"
     write_target(paths[0], embedding, rng)
     write_head(paths[1], SHAPE, weights, add_bytes, drafted=drafted)
-    sizes = {"n_cells": 256, "n_sequences": 4, "n_threads": 1}
     tap = LayerTap(SHAPE.layers, WIDTH)
     with Model(paths[0], repack=False) as target, Model(paths[1], repack=False) as head:
-        large = Context(target, n_rows=64, n_outputs=64, observers=[tap], **sizes)
-        small = HeadContext(head, large, **sizes)
+        large = Context(
+            target, n_cells=256, n_rows=64, n_outputs=64, n_sequences=4, n_threads=1, observers=[tap]
+        )
+        small = HeadContext(head, large, n_cells=256, n_sequences=4, n_threads=1)
         large.decode(Batch.run(_TEXT, 0, 1, "last"))
         hidden = tap.rows()
         return _differences(small, HeadTwin(SHAPE, weights, embedding), hidden, drafted)

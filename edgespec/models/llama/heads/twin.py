@@ -105,7 +105,8 @@ class HeadTwin:
         inputs[: len(features)] = features
         depths = np.zeros(len(tokens), dtype=np.int64)
         sees = np.eye(len(tokens), dtype=bool)
-        logits, outputs = [], []
+        logits: list[FloatArray] = []
+        outputs: list[FloatArray] = []
         keys = np.zeros((len(tokens), self._shape.heads_kv, self._shape.head), dtype=np.float32)
         values = np.zeros_like(keys)
         for row, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
