@@ -61,6 +61,8 @@ class HeadDrafter(ModelDrafter):
         proposers: sources whose candidates are merged into the tree.
     """
 
+    reads_target = True
+
     def __init__(
         self,
         model: Model,

@@ -17,12 +17,14 @@ from edgespec.drafters.head_text import HeadText
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, PairingError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.measure.full_profile import measure_full_profile
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.heads.support import heads_fault
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
+from edgespec.progress import no_progress
 from edgespec.speculation.growth import Children, Frontier
 from edgespec.speculation.tree import FloatArray
 from tests.least_memory import load_in_least_memory
@@ -201,6 +203,14 @@ def test_a_text_of_which_nothing_is_known_gets_a_root(engine: Engine) -> None:
     again = engine.generate(PROMPT, GREEDY)
     assert again.passes[0].nodes == 1
     assert max(record.nodes for record in again.passes) > 4
+
+
+def test_a_profile_counts_the_trees_of_real_passes(engine: Engine) -> None:
+    profile = measure_full_profile(engine, 1.0, no_progress)
+    assert profile.drafts is not None
+    for yields in (profile.greedy, profile.sampled):
+        assert yields is not None
+        assert yields.tokens[max(yields.tokens)] > 1.2
 
 
 def test_heads_of_other_targets_are_refused(pair: TinyPair, smol_path: Path, tmp_path: Path) -> None:
