@@ -104,5 +104,4 @@ class HeadContext(Context):
         if not start:
             raise BackendError("llama.cpp has no features to read.")
         memory = (ctypes.c_float * (rows * self.width)).from_address(start)
-        found: FloatArray = np.frombuffer(memoryview(memory), dtype=np.float32).reshape(rows, self.width)
-        return found.copy()
+        return np.array(memory, dtype=np.float32).reshape(rows, self.width)
