@@ -150,13 +150,21 @@ class HeadDrafter(ModelDrafter):
 
     def _read_ahead(self, text: HeadText) -> None:
         """Read rows of a long text, so that their features need not be kept."""
-        text.prepare_reading()
-        others = sum(len(other.read) for other in self._texts)
-        if others + len(text.pending) > self._context.n_cells - _SPARE_CELLS:
+        room = self._context.n_cells - _SPARE_CELLS - text.n_rows
+        if room < 0:
             text.forget()
             return
+        self._leave(room, [text])
+        text.prepare_reading()
         text.read_pending(self._context.n_rows)
         text.pending = []
+
+    def _leave(self, room: int, kept: Sequence[DraftedText]) -> None:
+        """Forget all texts but these, if the others have more rows than there is room for."""
+        others = [text for text in self._texts if all(text is not one for one in kept)]
+        if sum(len(text.read) for text in others) > room:
+            for text in others:
+                text.forget()
 
     def _owned_by(self, owner: ReadText) -> HeadText | None:
         """The text in the head's cache for one of the target's; None if there is no room for another."""
@@ -185,10 +193,10 @@ class HeadDrafter(ModelDrafter):
         for known, text in list(self._owned):
             if known is owner:
                 self._owned.remove((known, text))
-                text.forget_tree()
                 if text is self._texts[0]:
                     text.forget()
                 else:
+                    text.forget_tree()
                     self._close(text)
 
     def _ready(self, texts: Sequence[Sequence[int]]) -> list[HeadText | None]:
@@ -206,12 +214,20 @@ class HeadDrafter(ModelDrafter):
     def _with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
         """The requests whose texts are ready, as far as the cache has room for them."""
         self._digest()
-        ready = self._ready([request.text for request in requests])
-        rows = sum(len(text.read) + text.readable + 1 for _, text in self._owned)
-        if rows + 2 * limits.budget > self._context.n_cells:
-            return []
-        served = [index for index, text in enumerate(ready) if text is not None]
-        return served[: self._context.n_rows]
+        ready = {
+            index: text
+            for index, text in enumerate(self._ready([request.text for request in requests]))
+            if text is not None
+        }
+        room = self._context.n_cells - 2 * limits.budget  # nodes are read that do not make it into a tree
+        served: list[int] = []
+        for index in sorted(ready, key=lambda index: ready[index].n_rows)[: self._context.n_rows]:
+            if ready[index].n_rows > room:
+                break
+            room -= ready[index].n_rows
+            served.append(index)
+        self._leave(room, [ready[index] for index in served])
+        return sorted(served)
 
     def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftedText]:
         """The text in the cache for each of these, which are ready; its last tree is dropped."""

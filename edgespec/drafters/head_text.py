@@ -90,7 +90,8 @@ class HeadText(DraftedText):
             del self.read[rows:]
 
     def forget(self) -> None:
-        """Forget everything that is known and was read."""
+        """Forget everything that is known and was read, and the last tree."""
+        self.forget_tree()
         super().forget()
         self.known, self.unread = [], 1
         self._features, self._first = self._features[:0], 0

@@ -158,6 +158,18 @@ def test_several_texts_in_a_pass(engine: Engine) -> None:
     assert len(drafter_of(engine)._texts) <= len(prompts) + 1
 
 
+def test_texts_that_do_not_fit_together(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [PROMPT, [9, *PROMPT], [8, 9, *PROMPT]]
+    expected = [engine.generate(prompt, GREEDY).tokens for prompt in prompts]
+    cells = engine.target.context.n_cells
+    monkeypatch.setattr("edgespec.drafters.head._SPARE_CELLS", cells - 110)  # room for one of them
+    monkeypatch.setattr(drafter_of(engine)._context, "n_cells", 140 + 2 * engine.limits.budget)
+    answers = engine.generate_many(prompts, GREEDY)
+    assert [answer.tokens for answer in answers] == expected
+    assert max(answer.tokens_per_pass for answer in answers) > 1.2
+    assert engine.generate(PROMPT, GREEDY).tokens == expected[0]
+
+
 def test_weights_that_are_streamed(pair: TinyPair, texts: dict[GenerationConfig, list[int]]) -> None:
     with load_in_least_memory(pair.target, **{**OPTIONS, "draft": pair.head}) as engine:
         assert engine.target.model.weights.streamed_bytes > 0
