@@ -65,9 +65,9 @@ def load(
         model: path of a GGUF file, a catalog name, or org/repo[:quant] on the Hub, which is downloaded if
             necessary; None is the default model.
         draft: path or name of a small model, preferably with the same vocabulary, or of an EAGLE-3 head that
-            was made for the target; "lookup" drafts from the text itself; "auto" takes the best drafter on this
-            machine (registered, of the same family, made, or else the text itself); "none" decodes without
-            drafting.
+            was made for the target; "lookup" drafts from the text itself; "auto" takes the best drafter on
+            this machine (registered, of the same family, made, or else the text itself); "none" decodes
+            without drafting.
         drafter: the kind: "model" or "lookup" alone, or "merged"; None merges what is available.
         context: most tokens of prompt and answer together.
         threads: CPU threads; None takes one for each physical core that this process may use, or one for each
