@@ -128,7 +128,8 @@ class Batch:
             wants.ctypes.data,
         )
         batch = llama_cpp.llama_batch.from_buffer(raw)
-        return batch, (tokens, features, positions, ids, counts, pointers, wants)
+        kept = (tokens, positions, ids, counts, pointers, wants)
+        return batch, kept if features is None else (*kept, features)
 
 
 @dataclass(frozen=True)
