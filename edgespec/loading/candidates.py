@@ -17,7 +17,7 @@ from edgespec.models.hub.drafter_choice import Candidate
 from edgespec.offload.planning.budget import memory_room, predict_memory
 from edgespec.profiles.store import Keys, ProfileStore
 
-_ENOUGH = 64  # passes after which what trees yield is known well enough
+_ENOUGH = 32  # passes after which what trees yield is known well enough
 _CLEARLY = 1.05  # times the speed, before another one than usual is taken
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,17 +42,26 @@ def pair(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     return write_pair(tmp_path_factory.mktemp("pair"), smol_path)
 
 
+def opened(target: Path, load: Callable[..., Engine] = edgespec.load, **changes: Any) -> Engine:
+    """An engine for short texts, which decodes exactly if no change says otherwise."""
+    try:
+        return load(target, **{**OPTIONS, **changes})
+    except BackendError as error:
+        if "No row rule" in error.what:
+            pytest.skip("no kernel of this machine decodes the model exactly")
+        raise
+
+
 @pytest.fixture(scope="module")
 def texts(pair: TinyPair) -> dict[GenerationConfig, list[int]]:
     """What the target says without drafts."""
-    options = {**OPTIONS, "draft": "none", "drafter": None}
-    with edgespec.load(pair.target, **options) as engine:
+    with opened(pair.target, draft="none", drafter=None) as engine:
         return {c: engine.generate(PROMPT, c.with_(max_tokens=64)).tokens for c in (GREEDY, SAMPLED)}
 
 
 @pytest.fixture(scope="module")
 def engine(pair: TinyPair) -> Iterator[Engine]:
-    with edgespec.load(pair.target, draft=pair.head, **OPTIONS) as engine:
+    with opened(pair.target, draft=pair.head) as engine:
         yield engine
 
 
@@ -140,10 +149,10 @@ def test_the_text_is_the_targets_own(
 
 
 def test_drawn_trees_and_the_sources_without_a_model(pair: TinyPair, engine: Engine) -> None:
-    with edgespec.load(pair.target, draft=pair.head, **{**OPTIONS, "drafter": "merged"}) as merged:
+    with opened(pair.target, draft=pair.head, drafter="merged") as merged:
         assert merged.drafter.name == "head and prompt lookup and recycling"
         assert merged.generate(PROMPT, GREEDY).tokens == engine.generate(PROMPT, GREEDY).tokens
-    with edgespec.load(pair.target, draft=pair.head, **{**OPTIONS, "exact": None}) as free:
+    with opened(pair.target, draft=pair.head, exact=None) as free:
         drawn = free.generate(PROMPT, SAMPLED.with_(verify="block", seed=1))
         assert drawn.tokens_per_pass > 1.1
 
@@ -171,7 +180,7 @@ def test_texts_that_do_not_fit_together(engine: Engine, monkeypatch: pytest.Monk
 
 
 def test_weights_that_are_streamed(pair: TinyPair, texts: dict[GenerationConfig, list[int]]) -> None:
-    with load_in_least_memory(pair.target, **{**OPTIONS, "draft": pair.head}) as engine:
+    with opened(pair.target, load_in_least_memory, draft=pair.head) as engine:
         assert engine.target.model.weights.streamed_bytes > 0
         answer = engine.generate(PROMPT, GREEDY)
     assert answer.tokens == texts[GREEDY][:32]
@@ -193,11 +202,10 @@ def test_a_cancelled_answer_goes_on(engine: Engine, texts: dict[GenerationConfig
 
 def test_a_text_that_was_restored_is_drafted_for_from_there_on(pair: TinyPair, steps: list[Step]) -> None:
     prompt = [*PROMPT, *PROMPT, 1]  # a whole block of saved state
-    options = {**OPTIONS, "draft": pair.head, "prompt_cache": True}
-    with edgespec.load(pair.target, **options) as engine:
+    with opened(pair.target, draft=pair.head, prompt_cache=True) as engine:
         expected = engine.generate(prompt, GREEDY).tokens
     steps.clear()
-    with edgespec.load(pair.target, **options) as engine:
+    with opened(pair.target, draft=pair.head, prompt_cache=True) as engine:
         answer = engine.generate(prompt, GREEDY)
         (text,) = [text for _, text in drafter_of(engine)._owned]
     assert answer.tokens == expected
@@ -239,7 +247,7 @@ def test_heads_of_other_targets_are_refused(pair: TinyPair, smol_path: Path, tmp
     with pytest.raises(UsageError, match=r"head\.gguf is a draft head: it writes nothing without"):
         edgespec.load(pair.head)
     # Any architecture shows its hidden states.
-    with edgespec.load(other, draft=pair.head, **{**OPTIONS, "exact": False}) as engine:
+    with opened(other, draft=pair.head, exact=False) as engine:
         assert len(engine.generate(PROMPT, GREEDY).tokens) > 1
 
 
