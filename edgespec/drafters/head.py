@@ -143,10 +143,23 @@ class HeadDrafter(ModelDrafter):
             features = self._head.encode(shown.hidden)
             text = self._owned_by(shown.owner)
             if text is not None:
+                if not text.n_rows and shown.start:
+                    self._begin_like_another(text, shown)
                 text.take(shown.tokens, shown.start, features)
             del self._shown[0]
             if text is not None and text.readable > self._context.n_rows:
                 self._read_ahead(text)
+
+    def _begin_like_another(self, text: HeadText, shown: _Shown) -> None:
+        """Let an empty text share the rows of one that begins alike, as it does in the target's cache."""
+        start = shown.start
+        alike = [
+            other
+            for _, other in self._owned
+            if start >= other.unread and other.known[:start] == shown.tokens[:start]
+        ]
+        if alike:
+            text.begin_like(min(alike, key=lambda other: other.unread), start)
 
     def _read_ahead(self, text: HeadText) -> None:
         """Read rows of a long text, so that their features need not be kept."""

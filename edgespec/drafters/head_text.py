@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.drafters.drafted_text import DraftedText
-from edgespec.models.llama.cache.text_cache import TextCache
+from edgespec.models.llama.cache.text_cache import TextCache, inherit
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.ranking import Ranking
@@ -68,6 +68,17 @@ class HeadText(DraftedText):
             self._shorten(start - first, tokens[start])
         self.known = list(tokens)
         self._features = np.concatenate([self._features, features])
+
+    def begin_like(self, source: HeadText, length: int) -> None:
+        """Share what is known of another text's first `length` tokens; this one must be empty."""
+        rows = length - source.unread + 1
+        read = min(len(source.read), rows)
+        source.forget_tree()
+        inherit(self.cache, source.cache, read)
+        self.read = source.read[:read]
+        self.known, self.unread = source.known[:length], source.unread
+        self._features = source._features[: max(rows - source._first, 0)]
+        self._first = min(source._first, rows)
 
     def _shorten(self, rows: int, token: int) -> None:
         """Keep what is known of the first rows; the text goes on with `token` behind them."""

@@ -167,6 +167,25 @@ def test_several_texts_in_a_pass(engine: Engine) -> None:
     assert len(drafter_of(engine)._texts) <= len(prompts) + 1
 
 
+def test_texts_that_begin_alike_share_what_is_known(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[int, int]] = []
+    begin = HeadText.begin
+
+    def note(self: HeadText, text: Sequence[int]) -> None:
+        begun.append((self.unread, len(text)))
+        begin(self, text)
+
+    monkeypatch.setattr(HeadText, "begin", note)
+    engine.target.rewind(0)
+    drafter_of(engine).forget()
+    prompts = [[*PROMPT, last] for last in (5, 6, 7)]
+    answers = engine.generate_many(prompts, GREEDY)
+    assert {unread for unread, _ in begun} == {1}, "all are known from their first token on"
+    assert len({length for _, length in begun}) > 3
+    monkeypatch.undo()
+    assert [answer.tokens for answer in answers] == [engine.generate(p, GREEDY).tokens for p in prompts]
+
+
 def test_texts_that_do_not_fit_together(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [PROMPT, [9, *PROMPT], [8, 9, *PROMPT]]
     expected = [engine.generate(prompt, GREEDY).tokens for prompt in prompts]
