@@ -26,6 +26,11 @@ class DraftStep:
         self.rows: list[int] = [0]
 
     @property
+    def n_outputs(self) -> int:
+        """Rows of the batch whose logits are computed; the nodes' are the last of them."""
+        return self.batch.n_outputs if self.batch is not None else 0
+
+    @property
     def reads_text(self) -> bool:
         """Whether this step reads the text up to the root, instead of nodes below it."""
         return bool(self.frontier.nodes[0] == 0)

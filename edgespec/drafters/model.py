@@ -18,6 +18,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.states import BLOCK, StateStore
 from edgespec.models.llama.cache.text_cache import (
+    TextCache,
     close_all_but,
     common_prefix,
     decode_together,
@@ -60,7 +61,10 @@ class ModelDrafter(Drafter):
 
     Attributes:
         steps, rows: draft steps of the last trees, and nodes read in them.
+        keeps_branches: whether what was read below the target's choice is of use for the next tree.
     """
+
+    keeps_branches = True
 
     def __init__(
         self,
@@ -75,13 +79,16 @@ class ModelDrafter(Drafter):
         # One vocabulary may be padded at its end; padding is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._proposers = proposers
-        self._texts = [DraftedText(open_cache(context, ordered=False), self._n_vocab)]
+        self._texts = [self._new_text(open_cache(context, ordered=False))]
         self._drafted: list[DraftedText] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
         self._store: StateStore | None = None
         self.steps = self.rows = 0
         self._ahead: Iterator[None] | None = None  # draft steps below the last tree
         self._changing = False  # a call has begun and not ended
+
+    def _new_text(self, cache: TextCache) -> DraftedText:
+        return DraftedText(cache, self._n_vocab)
 
     @property
     def root_was_known(self) -> bool:
@@ -114,7 +121,8 @@ class ModelDrafter(Drafter):
             if len(requests) > 1:
                 limits = replace(limits, width=self._context.n_outputs)
             goes_on = (
-                len(requests) == len(self._texts) == 1
+                self.keeps_branches
+                and len(requests) == len(self._texts) == 1
                 and self._texts[0].cache.max_paths > 1
                 and not searches[0].counts_steps
             )
@@ -361,7 +369,7 @@ class ModelDrafter(Drafter):
 
     def _opened(self, text: Sequence[int]) -> DraftedText:
         """A new text in the cache, which shares the longest beginning that another one has."""
-        opened = DraftedText(open_beside(self._texts[0].cache), self._n_vocab)
+        opened = self._new_text(open_beside(self._texts[0].cache))
         source = max(self._texts, key=lambda known: common_prefix(known.read, text))
         shared = common_prefix(source.read, text[:-1])
         if shared:
@@ -400,8 +408,7 @@ class ModelDrafter(Drafter):
 
     def _read(self, steps: Sequence[DraftStep]) -> list[FloatArray]:
         """Decode the rows of draft steps together; their logits are valid until the next decode."""
-        most = self._context.n_rows
-        share = most if len(steps) < 2 else max((most - self._context.n_outputs) // len(steps), 1)
+        share = self._most_pending(steps)
         for step in steps:
             step.prepare(share)
         parts = [(step.text.cache, step.batch) for step in steps if step.batch is not None]
@@ -417,7 +424,15 @@ class ModelDrafter(Drafter):
         self.steps += bool(parts)
         self.rows += sum(len(step.rows) for step in steps)
         logits = self._context.logits() if parts else np.empty((0, self._n_vocab), dtype=np.float32)
-        ends = np.cumsum([len(step.rows) for step in steps]).tolist()
-        return [
-            logits[end - len(step.rows) : end, : self._n_vocab] for step, end in zip(steps, ends, strict=True)
-        ]
+        ends = np.cumsum([step.n_outputs for step in steps]).tolist()
+        wanted = [slice(end - len(step.rows), end) for step, end in zip(steps, ends, strict=True)]
+        self._was_read(steps, wanted)
+        return [logits[rows, : self._n_vocab] for rows in wanted]
+
+    def _most_pending(self, steps: Sequence[DraftStep]) -> int:
+        """Tokens of each step's text that may be read together with the steps."""
+        most = self._context.n_rows
+        return most if len(steps) < 2 else max((most - self._context.n_outputs) // len(steps), 1)
+
+    def _was_read(self, steps: Sequence[DraftStep], rows: Sequence[slice]) -> None:
+        """Called after each decode of draft steps, with the outputs that are those of their nodes."""

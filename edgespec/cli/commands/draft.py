@@ -26,7 +26,13 @@ app = typer.Typer(
 Target = Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="TARGET")]
 Output = Annotated[
     Path | None,
-    option(None, "-o --output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
+    option(
+        None,
+        "-o --output",
+        "Where it goes. Default: EdgeSpec's data folder.",
+        variable=False,
+        metavar="FILE",
+    ),
 ]
 Memory = Annotated[str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")]
 PassSeconds = Annotated[
@@ -123,7 +129,9 @@ def tune(
     ] = 30.0,
     output: Output = None,
     quantization: Annotated[
-        str | None, option(None, "--quantization", "Of the result. Default: as before.", metavar="TYPE")
+        str | None,
+        # EDGESPEC_QUANTIZATION is that of `draft make`, which takes several.
+        option(None, "--quantization", "Of the result. Default: as before.", variable=False, metavar="TYPE"),
     ] = None,
     memory: Memory = None,
     pass_seconds: PassSeconds = None,
@@ -133,6 +141,7 @@ def tune(
             None,
             "--answers",
             "Answers to learn from, at most. Default: those of a third of the time.",
+            variable=False,
             metavar="N",
         ),
     ] = None,
@@ -173,6 +182,35 @@ def tune(
         results().text(f"{tuned.path}\n")
     for line in tuned.in_words:
         terminal.note(line)
+
+
+@app.command(epilog="Example:\n\nedgespec draft convert llama3.1-8b EAGLE3-LLaMA3.1-Instruct-8B/")
+def convert(
+    target: Target,
+    folder: Annotated[
+        Path, typer.Argument(help="Has the head's config.json and model.safetensors.", metavar="FOLDER")
+    ],
+    output: Output = None,
+    quantization: Annotated[
+        str, option(None, "--quantization", "q8_0, q4_0 or f16. Default: q8_0.", metavar="TYPE")
+    ] = "q8_0",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Convert a published EAGLE-3 head to a GGUF file, and remember it as a drafter of its target."""
+    from edgespec.drafting.head_conversion import convert_head
+    from edgespec.units import readable
+
+    terminal = Terminal(quiet=quiet)
+    with terminal.working(long=True) as progress:
+        made = convert_head(folder, target, output=output, quantization=quantization, on_progress=progress)
+    if as_json:
+        results().record(made.to_json())
+        return
+    results().text(f"{made.path}\n")
+    terminal.note(
+        f"{readable(made.n_bytes)}; a head of {made.target.name}. Draft with it: --draft {made.path}"
+    )
 
 
 @app.command("list", epilog="Example:\n\nedgespec draft list")
