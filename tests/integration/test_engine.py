@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -61,9 +61,11 @@ def test_the_drafter_reads_nothing_accepted_twice(drafted: Engine, monkeypatch: 
         read.extend(batch.positions.tolist())
         append(batch)
 
-    def watched_commit(path: int, n_tokens: int, used_paths: int, n_rows: int) -> None:
+    def watched_commit(
+        path: int, n_tokens: int, used_paths: int, n_rows: int, held: Collection[int] = ()
+    ) -> None:
         kept.extend(range(cache.length, cache.length + n_tokens))
-        commit(path, n_tokens, used_paths, n_rows)
+        commit(path, n_tokens, used_paths, n_rows, held)
 
     drafted.generate("Hello", GenerationConfig(max_tokens=2))  # so that the question replaces another text
     shared = 3  # the beginning of the chat template
