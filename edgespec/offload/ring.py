@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from edgespec.kernels.ggml import Address
 from edgespec.models.llama.runtime.abort import DecodeAborted
+from edgespec.models.llama.runtime.residency import Meanwhile
 from edgespec.offload.layout import Piece, StoredLayer
 from edgespec.offload.read_meter import ReadMeter
 from edgespec.offload.store_reader import StoreReader
@@ -41,7 +42,8 @@ class LayerRing:
         order: the streamed layers in the order that a pass uses them.
 
     Attributes:
-        waited_s: total seconds that passes have waited for layers.
+        waited_s: total seconds that passes have waited for layers, without what they did meanwhile.
+        meanwhile: what a pass does while it waits; see `Meanwhile`.
         meter: counts the reads.
     """
 
@@ -59,6 +61,7 @@ class LayerRing:
         self._next = 0  # position of the layer that will be asked for next
         self._closing = False
         self.waited_s = 0.0
+        self.meanwhile: Meanwhile | None = None
         self.meter = ReadMeter()
         self._threads = [
             threading.Thread(target=self._work, name=f"edgespec-reader-{n}", daemon=True)
@@ -89,16 +92,22 @@ class LayerRing:
             StreamError: it could not be read.
             DecodeAborted: `stop` said so.
         """
-        start = time.perf_counter()
+        start, worked_s = time.perf_counter(), 0.0
         with self._changed:
             try:
                 load = self._held.get(layer) or self._head(layer, stop)
+                works = self.meanwhile is not None
                 while load.missing and load.error is None:
                     if stop():
                         raise DecodeAborted
-                    self._changed.wait(_POLL_S)
+                    if works:
+                        began = time.perf_counter()
+                        works = self._work_meanwhile(layer)
+                        worked_s += time.perf_counter() - began if works else 0.0
+                    else:
+                        self._changed.wait(_POLL_S)
             finally:
-                self.waited_s += time.perf_counter() - start
+                self.waited_s += time.perf_counter() - start - worked_s
             if load.error is not None:
                 self._align(layer)  # the next try reads it anew
                 raise load.error
@@ -134,6 +143,18 @@ class LayerRing:
         for thread in self._threads:
             thread.join()
         self._memory.close()
+
+    def _work_meanwhile(self, layer: int) -> bool:
+        """Do something else while the readers go on with a layer. Returns whether anything was done."""
+        assert self.meanwhile is not None
+        missing = sum(piece.n_bytes for _, piece in self._jobs)
+        read_ahead_s = missing * self.meter.seconds / max(self.meter.n_bytes, 1)
+        left = 1 - self._position[layer] / len(self._order)
+        self._changed.release()
+        try:
+            return self.meanwhile(read_ahead_s, left)
+        finally:
+            self._changed.acquire()
 
     def _head(self, layer: int, stop: Callable[[], bool]) -> _Load:
         """The load of a layer, moved to the front of the queue."""
