@@ -140,7 +140,7 @@ def sizes(target: Path, _budget: int, _tokens: int) -> dict[str, Any]:
                     "least": least,
                     "fewest": pool.n_slots,
                     "n_experts": pool.n_experts,
-                    "slot_bytes": pool.slot_bytes + (16 << 10),
+                    "slot_bytes": pool.slots.slot_bytes + (16 << 10),
                 }
         except MemoryLimitError as error:
             least = (error.least or 0) + (1 << 20)
@@ -165,7 +165,7 @@ def experts(target: Path, budget: int, n_tokens: int) -> dict[str, Any]:
         pool = pool_of(engine)
         result = measured(engine, n_tokens)
         misses = oracle(passes, pool.n_slots, pool.n_experts // len(passes[-1]), result["passes"])
-        return {**result, "oracle_bytes": misses * pool.slot_bytes / result["passes"]}
+        return {**result, "oracle_bytes": misses * pool.slots.slot_bytes / result["passes"]}
 
 
 def oracle(

@@ -24,6 +24,7 @@ from edgespec.offload.experts.switch import ExpertSwitch
 from edgespec.offload.layer_switch import LayerSwitch
 from edgespec.offload.layout import Store
 from edgespec.offload.ring import LayerRing
+from edgespec.offload.slot_filler import SlotFiller
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory
 
@@ -92,8 +93,8 @@ class StreamedWeights:
     @property
     def resident_bytes(self) -> int:
         """Bytes of memory that layers take, with the ring and the pool of experts."""
-        parts = (self._resident, self._ring, self._pool)
-        return sum(part.n_bytes for part in parts if part is not None)
+        resident = self._resident.n_bytes if self._resident else 0
+        return resident + sum(slots.n_bytes for slots in self._slots)
 
     @property
     def streamed_bytes(self) -> int:
@@ -102,7 +103,7 @@ class StreamedWeights:
         """
         n_bytes = self._ring.streamed_bytes if self._ring else 0
         if self._pool is not None:
-            needed = self._n_used * len(self._store.experts) * self._pool.slot_bytes
+            needed = self._n_used * len(self._store.experts) * self._pool.slots.slot_bytes
             n_bytes += round(needed * (1 - self.experts_held))
         return n_bytes
 
@@ -119,17 +120,21 @@ class StreamedWeights:
     @property
     def waited_s(self) -> float:
         """Total seconds that passes have waited for weights."""
-        return sum(part.waited_s for part in (self._ring, self._pool) if part is not None)
+        return sum(slots.waited_s for slots in self._slots)
 
     @property
     def read_bytes(self) -> int:
         """Bytes that the ring and the pool have read."""
-        return sum(part.meter.n_bytes for part in (self._ring, self._pool) if part is not None)
+        return sum(slots.meter.n_bytes for slots in self._slots)
 
     @property
     def reading_s(self) -> float:
         """Seconds during which reads were under way."""
-        return sum(part.meter.seconds for part in (self._ring, self._pool) if part is not None)
+        return sum(slots.meter.seconds for slots in self._slots)
+
+    @property
+    def _slots(self) -> list[SlotFiller]:
+        return [part.slots for part in (self._ring, self._pool) if part is not None]
 
     @property
     def observers(self) -> Sequence[GraphObserver]:
@@ -224,6 +229,6 @@ class StreamedWeights:
         )
         for places in used.values():
             for stack, place in places.items():
-                ggml.place_stack(stack, pool.address + place, pool.slot_bytes, pool.n_slots)
+                ggml.place_stack(stack, pool.address + place, pool.slots.slot_bytes, pool.n_slots)
         n_experts = {index: self._store.experts[index].n_experts for index in used}
         self._observers.append(ExpertSwitch(pool, {i: list(p) for i, p in used.items()}, n_experts))

@@ -33,6 +33,7 @@ from edgespec.offload.planning.budget import bytes_needed, predict_memory
 from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles import updates
 from edgespec.profiles.store import ProfileStore
+from tests.hanging_reads import cancelled_while_reading
 from tests.least_memory import load_in_least_memory
 from tests.tiny import MIXTURES, N_EXPERT, N_EXPERT_USED, N_LAYER, write_tiny
 
@@ -263,28 +264,11 @@ def test_cancelling_takes_effect_while_waiting_for_an_expert(
     streamed: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = expected_of(streamed)
-    read, countdown, stuck, go_on = FileReader.read_into, [40], threading.Event(), threading.Event()
-
-    def hanging(self: FileReader, memory: memoryview, offset: int) -> int:
-        countdown[0] -= 1
-        if countdown[0] <= 0 and not go_on.is_set():
-            stuck.set()
-            assert go_on.wait(30)
-        return read(self, memory, offset)
-
-    def cancel() -> None:
-        assert stuck.wait(30)
-        streamed.cancel()
-
-    monkeypatch.setattr(FileReader, "read_into", hanging)
-    thread = threading.Thread(target=cancel)
-    thread.start()
-    answer = streamed.generate(PROMPT, CONFIG, raw=True)
-    assert not go_on.is_set()
+    answer = cancelled_while_reading(
+        streamed, monkeypatch, lambda: streamed.generate(PROMPT, CONFIG, raw=True), reads=40
+    )
     assert answer.finish_reason == "cancelled"
     assert answer.tokens == expected[: len(answer.tokens)]
-    go_on.set()
-    thread.join()
     assert streamed.generate(PROMPT, CONFIG, raw=True).tokens == expected
 
 

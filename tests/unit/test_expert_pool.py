@@ -83,7 +83,7 @@ def check(pool: ExpertPool, store: Store, content: bytes, layer: int, experts: S
     for expert, slot in zip(experts, slots.tolist(), strict=True):
         for run in stored.runs:
             at = run.offset + expert * run.distance
-            held = ctypes.string_at(pool.address + slot * pool.slot_bytes + run.at, run.n_bytes)
+            held = ctypes.string_at(pool.address + slot * pool.slots.slot_bytes + run.at, run.n_bytes)
             assert held == content[at : at + run.n_bytes]
 
 
@@ -121,8 +121,8 @@ def test_every_expert_lies_where_the_kernels_look_for_it(
         check(pool, store, content, layer, range(N_EXPERTS))
     check(pool, store, content, 0, [4, 1])
     assert pool.use.hits >= 2
-    assert pool.waited_s > 0
-    assert pool.meter.n_bytes >= pool.use.misses * (EVEN + ODD)
+    assert pool.slots.waited_s > 0
+    assert pool.slots.meter.n_bytes >= pool.use.misses * (EVEN + ODD)
 
 
 @settings(max_examples=25, deadline=None)
@@ -174,7 +174,7 @@ def test_misses_are_those_of_the_policy_and_nothing_is_read_twice(
             held = (held - set(least[:given_up])) | numbers
             check(pool, store, content, layer, sorted(needed))
             assert pool.use.misses == misses
-    assert pool.use.read_bytes == misses * BLOCK == pool.meter.n_bytes
+    assert pool.use.read_bytes == misses * BLOCK == pool.slots.meter.n_bytes
     pool.close()
     reader.close()
 
