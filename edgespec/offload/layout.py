@@ -17,7 +17,7 @@ EXPERT_PIECE_BYTES = 1 << 20
 _GAP = 64 << 10  # tensors further apart than this are read separately
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """One read: `n_bytes` from `offset` of a file to byte `at` of the layer's slot.
 
@@ -32,7 +32,7 @@ class Piece:
     checksum: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Read:
     """One read into a slot of which all bytes, or some, belong there.
 

@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -31,13 +31,14 @@ class Load:
         what: it, in its owner's numbers.
         missing: its reads that have not ended.
         under_way: those of them that have begun.
+        read_bytes: of those that have ended.
         error: why one of them failed.
     """
 
     def __init__(self, what: int, slot: int) -> None:
         self.what = what
         self.slot = slot
-        self.missing = self.under_way = 0
+        self.missing = self.under_way = self.read_bytes = 0
         self.error: BaseException | None = None
 
 
@@ -51,6 +52,8 @@ class SlotFiller:
 
     Attributes:
         lock: guards everything, what its owner keeps included.
+        most_later: what is only to be read later begins while fewer reads than this are under way. Where the
+            disk does not read in parallel, what is needed now waits behind them.
         waited_s: total seconds of waits.
         meter: counts the reads.
     """
@@ -75,6 +78,8 @@ class SlotFiller:
         self._arrived = threading.Condition(self.lock)  # a pass waits for weights
         self._jobs: deque[tuple[Load, Read]] = deque()
         self._later: deque[tuple[Load, Read]] = deque()  # after all others
+        self._under_way = 0
+        self.most_later = n_threads
         self._closing = False
         self.waited_s = 0.0
         self.meter = ReadMeter()
@@ -105,16 +110,20 @@ class SlotFiller:
         (self._later if later else self._jobs).extend(jobs)
         self._queued.notify(len(jobs))
 
-    def hurry(self, loads: Iterable[Load]) -> None:
+    def hurry(self, loads: Collection[Load]) -> None:
         """Read these before what is only to be read later."""
-        if self._later:
+        if loads and self._later:
             wanted = {id(load) for load in loads}
-            self._jobs.extend(job for job in self._later if id(job[0]) in wanted)
+            hurried = [job for job in self._later if id(job[0]) in wanted]
+            self._jobs.extend(hurried)
             self._later = deque(job for job in self._later if id(job[0]) not in wanted)
+            self._queued.notify(len(hurried))
 
     def drop(self, load: Load) -> None:
         """Do not begin any more reads of a load."""
         self._jobs = deque(job for job in self._jobs if job[0] is not load)
+        self._later = deque(job for job in self._later if job[0] is not load)
+        load.missing = load.under_way
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -150,13 +159,13 @@ class SlotFiller:
     def _work(self) -> None:
         scratch = mmap.mmap(-1, max(self._scratch_bytes, 1))  # takes memory when it is first written to
         with self.lock:
-            while True:
-                while not (self._jobs or self._later or self._closing):
+            while not self._closing:
+                if not (self._jobs or (self._later and self._under_way < self.most_later)):
                     self._queued.wait()
-                if self._closing:
-                    break
+                    continue
                 load, read = (self._jobs or self._later).popleft()
                 load.under_way += 1
+                self._under_way += 1
                 self.meter.begun()
                 self.lock.release()
                 error: BaseException | None = None
@@ -166,8 +175,10 @@ class SlotFiller:
                     error = caught
                 self.lock.acquire()
                 self.meter.ended(read.piece.n_bytes)
+                self._under_way -= 1
                 load.under_way -= 1
                 load.missing -= 1
+                load.read_bytes += read.piece.n_bytes
                 load.error = load.error or error
                 if self._on_ended(load):
                     self._arrived.notify_all()

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels.ggml import Address
 from edgespec.offload.experts.fading_counts import FadingCounts
-from edgespec.offload.layout import EXPERT_PIECE_BYTES
+from edgespec.offload.layout import EXPERT_PIECE_BYTES, Read
 from edgespec.offload.slot_filler import Load, SlotFiller
 from edgespec.offload.store_reader import StoreReader
 
 Numbers = NDArray[np.intp]
 
 _EMPTY = -1
+_GUESSES = 2  # at the experts of a layer; the more, the more of them are wrong
 
 
 class ExpertPool:
@@ -36,6 +37,7 @@ class ExpertPool:
     Attributes:
         slots: holds the experts, and reads them; loads are numbered like experts.
         use: hits and misses so far.
+        full: whether an expert has had to make room for another one.
     """
 
     def __init__(self, reader: StoreReader, layers: Iterable[int], *, n_slots: int, n_threads: int) -> None:
@@ -51,9 +53,15 @@ class ExpertPool:
         self._slot_of = np.full(len(self._experts), _EMPTY, np.int32)
         self._expert_in = np.full(self.n_slots, _EMPTY, np.intp)
         self._needed: Numbers = np.zeros(0, np.intp)  # by the layer that is being computed
+        self._absent: Numbers = self._needed  # of them, those that have no slot yet
+        self._wanted: list[Load] = []  # for them
         self._ahead: set[int] = set()  # read ahead, and not needed yet
+        self._guessed: list[Load] = []  # ahead of the next request
         self._loads: dict[int, Load] = {}
+        self._reads: dict[int, tuple[Read, ...]] = {}  # of experts that have been read before
         self.use = ExpertUse()
+        self.full = False
+        self._n_threads = n_threads
         self.slots = SlotFiller(
             reader,
             n_slots=self.n_slots,
@@ -77,16 +85,32 @@ class ExpertPool:
         """A pass begins."""
         self._counts.next_pass()
 
-    def take(
-        self, layer: int, experts: Numbers, shares: NDArray[np.float64], stop: Callable[[], bool]
-    ) -> NDArray[np.int32]:
-        """The slots of some experts of a layer, when all of them have been read.
+    def request(self, layer: int, experts: Numbers, shares: NDArray[np.float64]) -> None:
+        """Begin to read those of a layer's experts that are not in memory.
 
-        They stay there until another layer's are taken.
+        All of them stay until another layer's are requested.
 
         Args:
             experts: distinct numbers within the layer.
             shares: of the pass's rows that need each of them.
+        """
+        with self.slots.lock:
+            needed = self._needed = self._first[layer] + experts.astype(np.intp)
+            self._counts.add(needed, shares)
+            self._absent = needed[self._slot_of[needed] == _EMPTY]
+            numbers = needed.tolist()
+            self._count(numbers, self._absent.tolist())
+            self._wanted = [self._loads[n] for n in numbers if n in self._loads]
+            if self._guessed:
+                self._forget_guesses(set(numbers))
+            self.slots.hurry(self._wanted)
+            if len(self._absent):
+                self._begin_absent()
+
+    def take(self, stop: Callable[[], bool]) -> NDArray[np.int32]:
+        """The slots of the experts that were requested last, when all of them have been read.
+
+        Args:
             stop: polled while waiting; ends the wait.
 
         Raises:
@@ -94,24 +118,15 @@ class ExpertPool:
             DecodeAborted: `stop` said so.
         """
         with self.slots.waiting():
-            needed = self._needed = self._first[layer] + experts.astype(np.intp)
-            self._counts.add(needed, shares)
-            absent = needed[self._slot_of[needed] == _EMPTY]
-            self._count(needed, absent)
-            wanted = [self._loads[n] for n in needed.tolist() if n in self._loads]
-            self.slots.hurry(wanted)
-            while len(absent):
-                begun = self._begin(absent)
-                wanted += begun
-                absent = absent[len(begun) :]
-                if len(absent):  # what is read ahead holds the slots that could be given up
-                    self.slots.wait(stop)
-            while any(load.missing for load in wanted):
+            while len(self._absent):  # what is read ahead holds the slots that could be given up
                 self.slots.wait(stop)
-            for load in wanted:
+                self._begin_absent()
+            while any(load.missing for load in self._wanted):
+                self.slots.wait(stop)
+            for load in self._wanted:
                 if load.error is not None:
                     raise load.error
-            slots: NDArray[np.int32] = self._slot_of[needed]
+            slots: NDArray[np.int32] = self._slot_of[self._needed]
             return slots
 
     def read_ahead(self, layer: int) -> None:
@@ -121,17 +136,54 @@ class ExpertPool:
             numbers = np.arange(first, first + self._sizes[layer])
             absent = numbers[self._slot_of[numbers] == _EMPTY]
             likeliest = absent[np.argsort(-self._counts.worth[absent], kind="stable")]
+            self.slots.most_later = self._n_threads
             self._ahead.update(load.what for load in self._begin(likeliest, later=True))
+
+    def guess(self, layer: int, experts: Numbers) -> None:
+        """Begin to read those of a layer's experts that are not in memory, as they may be needed.
+
+        What was not begun when the layer's experts are requested is read only if it is among these.
+
+        Args:
+            experts: distinct numbers within the layer, the likeliest first.
+        """
+        with self.slots.lock:
+            numbers = self._first[layer] + experts
+            absent = numbers[self._slot_of[numbers] == _EMPTY][:_GUESSES]
+            self.slots.most_later = 1
+            self._guessed = self._begin(absent, later=True)
+            self._ahead.update(load.what for load in self._guessed)
 
     def close(self) -> None:
         """End the threads and free the memory."""
         self.slots.close()
 
-    def _count(self, needed: Numbers, absent: Numbers) -> None:
-        ahead = self._ahead.intersection(needed.tolist())
-        self._ahead -= ahead
+    def _forget_guesses(self, needed: set[int]) -> None:
+        """Give up wrong guesses that are not being read; what was read of them was read for nothing."""
+        n_bytes = 0
+        for load in self._guessed:
+            if load.what in needed or load.what not in self._ahead:
+                continue
+            self._ahead.remove(load.what)
+            if load.missing and not load.under_way:
+                n_bytes += load.read_bytes
+                self.slots.drop(load)
+                self._read_ended(load, empty=True)
+            else:
+                n_bytes += self._experts[load.what][0].n_bytes
+        self._guessed = []
+        self.use += ExpertUse(read_bytes=n_bytes)
+
+    def _begin_absent(self) -> None:
+        begun = self._begin(self._absent)
+        self._wanted += begun
+        self._absent = self._absent[len(begun) :]
+
+    def _count(self, needed: list[int], absent: list[int]) -> None:
+        ahead = self._ahead.intersection(needed) if self._ahead else ()
+        self._ahead.difference_update(ahead)
         misses = len(absent) + len(ahead)
-        n_bytes = sum(self._experts[n][0].n_bytes for n in (*absent.tolist(), *ahead))
+        n_bytes = sum(self._experts[n][0].n_bytes for n in (*absent, *ahead))
         self.use += ExpertUse(len(needed) - misses, misses, n_bytes)
 
     def _begin(self, numbers: Numbers, *, later: bool = False) -> list[Load]:
@@ -140,14 +192,20 @@ class ExpertPool:
         for expert, slot in zip(numbers.tolist(), self._spare_slots(len(numbers)).tolist(), strict=False):
             before = int(self._expert_in[slot])
             if before != _EMPTY:
+                self.full = True
                 self._slot_of[before] = _EMPTY
                 self._ahead.discard(before)
             self._slot_of[expert], self._expert_in[slot] = slot, expert
-            layer, number = self._experts[expert]
             load = self._loads[expert] = Load(expert, slot)
-            self.slots.read(load, layer.reads(number), later=later)
+            self.slots.read(load, self._reads_of(expert), later=later)
             begun.append(load)
         return begun
+
+    def _reads_of(self, expert: int) -> tuple[Read, ...]:
+        if expert not in self._reads:
+            layer, number = self._experts[expert]
+            self._reads[expert] = layer.reads(number)
+        return self._reads[expert]
 
     def _spare_slots(self, n: int) -> Numbers:
         """At most `n` slots: free ones, then those whose experts are worth least."""
@@ -161,10 +219,11 @@ class ExpertPool:
         least = np.argpartition(worth, n - 1)[:n]
         return least[np.isfinite(worth[least])]
 
-    def _read_ended(self, load: Load) -> bool:
+    def _read_ended(self, load: Load, *, empty: bool = False) -> bool:
         if load.missing:
             return False
         del self._loads[load.what]
-        if load.error is not None:
+        if empty or load.error is not None:
             self._slot_of[load.what] = self._expert_in[load.slot] = _EMPTY
+            self._ahead.discard(load.what)
         return True
