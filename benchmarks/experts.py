@@ -117,7 +117,8 @@ def report(
     )
     print(
         f"     missed bytes at the disk's speed: {1e3 * missed_s:.1f} ms;"
-        f" the same reads alone: {1e3 * alone_s:.1f} ms"
+        f" the same reads alone: {1e3 * alone_s:.1f} ms;"
+        f" {missed_s / max(ours['wait_s'], 1e-9):.2f} and {alone_s / max(ours['wait_s'], 1e-9):.2f} of the wait"
     )
     if resident:
         cost = max(ours["token_s"] - resident["token_s"], 1e-9)
