@@ -115,6 +115,7 @@ def serving(
     parallel: int = 1,
     aliases: Sequence[str] = (),
     on_request: Callable[[Entry], None] | None = None,
+    system: str | None = None,
     **defaults: Any,
 ) -> Iterator[Running]:
     """A server in this process.
@@ -125,6 +126,7 @@ def serving(
         parallel: answers at once.
         aliases: other names of the model.
         on_request: called when a request is done.
+        system: the system prompt of conversations that have none.
         defaults: settings that requests leave open.
     """
     limits = limits or Limits()
@@ -139,6 +141,7 @@ def serving(
             limits=limits,
             aliases=aliases,
             on_request=on_request,
+            system=system,
         )
         server = Server(app, limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -169,6 +172,12 @@ def started(*arguments: str | Path) -> Iterator[tuple[Running, subprocess.Popen[
             yield Running(int(match[1]), [first]), program
         finally:
             program.kill()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now, for programs that must be told one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def end_of(program: subprocess.Popen[str]) -> tuple[int, str]:

@@ -13,6 +13,7 @@ _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "ask": ("generate",),
     "benchmark": ("bench",),
     "complete": ("generate",),
+    "create": ("presets",),
     "completion": ("generate",),
     "delete": ("remove", "rm"),
     "download": ("pull",),
@@ -24,8 +25,13 @@ _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "server": ("serve",),
     "settings": ("config",),
     "start": ("serve",),
+    "stop": ("ps",),
 }
+_OPTION_WORDS = ("help", "version")  # commands elsewhere, and options here
 _OPTIONS: Mapping[str, str] = {
+    "--adapter-path": "--lora",
+    "--cache-type-k": "--kv",
+    "--cache-type-v": "--kv",
     "--ctx": "--context",
     "--ctx-size": "--context",
     "--draft-model": "--draft",
@@ -33,7 +39,9 @@ _OPTIONS: Mapping[str, str] = {
     "--format": "--output",
     "--gpu": "--gpu-layers",
     "--max-kv-size": "--context",
+    "--lora-scaled": "--lora",
     "--model-draft": "--draft",
+    "--ngl": "--gpu-layers",
     "--n-gpu-layers": "--gpu-layers",
     "--n-predict": "--max-tokens",
     "--no-draft": "--draft",
@@ -42,10 +50,13 @@ _OPTIONS: Mapping[str, str] = {
     "--num-thread": "--threads",
     "--predict": "--max-tokens",
     "--ram": "--memory",
+    "--reasoning-budget": "--think",
+    "--reasoning-effort": "--think",
     "--repetition-penalty": "--repeat-penalty",
     "--schema": "--json-schema",
     "--sys": "--system",
     "--system-prompt": "--system",
+    "--system-prompt-file": "--system-file",
     "--verify-rule": "--verify",
 }
 
@@ -70,6 +81,8 @@ def explained(error: Any) -> tuple[str, str]:
 
 
 def _command_meant(word: str, context: Any) -> str:
+    if context.parent is None and word.lower() in _OPTION_WORDS:
+        return f"Did you mean '{context.command_path} --{word.lower()}'?"
     meant = _near(word, context.command.commands, _COMMANDS.get(word.lower(), ()))
     if meant:
         return f"Did you mean '{context.command_path} {meant}'?"

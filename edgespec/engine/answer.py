@@ -16,6 +16,7 @@ from edgespec.generation.tools import CallPiece
 from edgespec.machine.probe import peak_rss
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_parts import AnswerParts, Part
+from edgespec.models.text.channels import ChannelParts
 from edgespec.models.text.stream import TextStream
 from edgespec.speculation.methods import Method
 
@@ -153,7 +154,7 @@ class AnswerBuilder:
         generation: Generation,
         vocabulary: Vocabulary,
         stop: Sequence[str],
-        parts: AnswerParts | None = None,
+        parts: AnswerParts | ChannelParts | None = None,
         shown: frozenset[int] = frozenset(),
     ) -> None:
         self.generation = generation

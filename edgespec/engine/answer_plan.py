@@ -8,14 +8,17 @@ from functools import partial
 from typing import Any
 
 from edgespec.generation.config import GenerationConfig, Grammar
+from edgespec.generation.tools import CHOICES, Tool
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
+from edgespec.models.text import harmony
 from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat
 from edgespec.models.text.answer_parts import AnswerParts, call_id
 from edgespec.models.text.call_syntax import CallSyntax
+from edgespec.models.text.channels import ChannelParts
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.grammar import Grammars
 from edgespec.models.text.outline import Outline
-from edgespec.models.text.outline_steps import Calls, Choice, Form, Step, Thought
+from edgespec.models.text.outline_steps import Calls, Choice, Form, Thought
 from edgespec.models.text.pieces import Pieces
 from edgespec.speculation.constraint import Constraint, Matcher
 
@@ -31,7 +34,7 @@ class AnswerPlan:
     """
 
     constraint: Constraint | None = None
-    parts: AnswerParts | None = None
+    parts: AnswerParts | ChannelParts | None = None
     shown: frozenset[int] = frozenset()
 
 
@@ -65,7 +68,7 @@ class AnswerPlanner:
             return AnswerPlan(self._constraint(len(prompt), config.grammar))
         shown = self._shown(form)
         opened = encoder.begins_in_thought(prompt)
-        parts = AnswerParts(thought, opened=opened, syntax=syntax, call_id=partial(call_id, tuple(prompt)))
+        parts = _parts(form, opened=opened, tools=config.tools if syntax is not None else (), prompt=prompt)
         # A model that is not to think gets a closed thought, or is told by its template.
         thinks = thought is not None and (opened or config.thinking.enabled is not False)
         if not thinks and syntax is None:
@@ -85,7 +88,7 @@ class AnswerPlanner:
 
     def _constrained(self, prompt_tokens: int, outline: Outline, config: GenerationConfig) -> Constraint:
         grammars = self._grammars
-        used = [Grammar("json_schema", form.schema) for form in _forms(outline.calls)]
+        used = [Grammar(form.kind, form.text) for form in _forms(outline.calls)]
         used += [config.grammar] if config.grammar is not None else []
 
         def forget() -> None:
@@ -112,13 +115,13 @@ class AnswerPlanner:
             self._pieces.setdefault(shown, Pieces(self._vocabulary, shown)),
             self._tokens,
             self._matcher,
-            thought=None if thought is None else _thought(thought, config, opened=opened),
+            thought=None if thought is None else _thought(thought, syntax, config, opened=opened),
             calls=None if syntax is None else _calls(syntax, config),
             whole=whole,
         )
 
-    def _matcher(self, schema: str) -> Any:
-        return self._grammars.matcher(Grammar("json_schema", schema))
+    def _matcher(self, form: Form) -> Any:
+        return self._grammars.matcher(Grammar(form.kind, form.text))
 
     def _tokens(self, text: str) -> list[int]:
         """The tokens of a text with marks, without the space that some tokenizers put first."""
@@ -129,8 +132,8 @@ class AnswerPlanner:
     def _shown(self, form: AnswerFormat) -> frozenset[int]:
         """The control tokens in the marks of a format."""
         if form not in self._marks:
-            thought, calls = form.thought, form.calls
-            marks = [calls.trigger, calls.ends, calls.name_mark]
+            thought = form.thought
+            marks = [*form.calls.marks]
             if thought is not None:
                 marks += [thought.opens, thought.closes, thought.between, *thought.introductions]
             vocabulary = self._vocabulary
@@ -141,32 +144,52 @@ class AnswerPlanner:
         return self._marks[form]
 
 
-def _thought(form: ThoughtFormat, config: GenerationConfig, *, opened: bool) -> Thought:
+def _parts(
+    form: AnswerFormat, *, opened: bool, tools: Sequence[Tool], prompt: Sequence[int]
+) -> AnswerParts | ChannelParts:
+    """What takes an answer apart."""
+    identify = partial(call_id, tuple(prompt))
+    if form.thought is not None and form.thought.again and (form.calls.in_channels or not tools):
+        return ChannelParts(opened=opened, calls_tools=bool(tools), call_id=identify)
+    syntax = form.calls if tools else None
+    return AnswerParts(form.thought, opened=opened, syntax=syntax, tools=tools, call_id=identify)
+
+
+def _thought(
+    form: ThoughtFormat, syntax: CallSyntax | None, config: GenerationConfig, *, opened: bool
+) -> Thought:
+    calls = syntax is not None and syntax.in_channels
     return Thought(
         opens=form.opens.encode(),
         closes=form.closes.encode(),
         opened=opened,
         budget=config.thinking.budget,
-        cut=form.cut,
-        between=form.between,
+        cut=form.cut(calls=calls),
+        between=form.behind(calls=calls),
         must=bool(form.introductions),
     )
 
 
 def _calls(syntax: CallSyntax, config: GenerationConfig) -> Calls:
     required = config.tool_choice != "auto"
-    named = [tool for tool in config.tools if tool.name == config.tool_choice]
+    tools = [tool for tool in config.tools if tool.name == config.tool_choice] or config.tools
+    several = config.parallel_tool_calls and config.tool_choice in CHOICES
+    more = syntax.more_triggers(tools)
     return Calls(
         trigger=syntax.trigger.encode(),
-        steps=syntax.steps(named or config.tools, several=config.parallel_tool_calls and not named),
+        steps=syntax.steps(tools, several=several),
         fed=syntax.trigger_is_json,
         first_only=syntax.first_only,
-        repeats=syntax.repeats and config.parallel_tool_calls and not named,
+        repeats=syntax.repeats and several,
         required=required,
+        more=tuple((trigger.encode(), steps) for trigger, steps in more.items()),
+        before=harmony.ASSISTANT.encode() if syntax.in_channels else b"",
     )
 
 
 def _forms(calls: Calls | None) -> list[Form]:
-    steps: list[Step] = [] if calls is None else [*calls.steps]
-    steps += [form for step in steps if isinstance(step, Choice) for _, form in step.options]
-    return [step for step in steps if isinstance(step, Form)]
+    """All forms in calls, each once."""
+    steps = [] if calls is None else [step for _, steps in calls.triggers for step in steps]
+    forms = [step for step in steps if isinstance(step, Form)]
+    forms += [form for step in steps if isinstance(step, Choice) for _, form in step.options]
+    return list(dict.fromkeys(forms))

@@ -34,6 +34,14 @@ def read_adapters(names: Sequence[str], target: GGUFHeader) -> list[Adapter]:
     return [_read(*file_and_scale(name), target) for name in names]
 
 
+def refuse_streaming() -> UsageError:
+    """The error for adapters of a model whose weights are not all in memory."""
+    return UsageError(
+        "LoRA adapters need all weights in memory, and this model's are read from disk in every pass.",
+        "Leave out --lora, merge the adapter into the model, or give more --memory.",
+    )
+
+
 def file_and_scale(name: str) -> tuple[Path, float]:
     """The parts of FILE or FILE:SCALE; raises UsageError if the scale makes no sense."""
     file, colon, scale = name.rpartition(":")

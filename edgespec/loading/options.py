@@ -119,18 +119,8 @@ class LoadOptions:
             )
 
     def check_cache(self, header: GGUFHeader) -> None:
-        """Refuse a cache type that the target's heads do not fit.
-
-        Raises:
-            UsageError: they do not.
-        """
-        sizes = head_sizes(header)
-        if self.kv != DEFAULT_KV and any(size % CACHE_BLOCK for size in sizes):
-            raise UsageError(
-                f"{header.path.name} has heads of {max(sizes)} elements, and {self.kv} stores {CACHE_BLOCK} "
-                "together.",
-                f"Leave out --kv, or take --kv {DEFAULT_KV}.",
-            )
+        """Refuse a cache type that the target's heads do not fit; raises as `check_cache`."""
+        check_cache(self.kv, header)
 
     def check_drafter(self) -> None:
         """Refuse a kind of drafter that contradicts its name.
@@ -157,3 +147,18 @@ class LoadOptions:
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
         raise UsageError(f"The {name} is {value}.", f"It must be {wanted}.")
+
+
+def check_cache(kv: str, header: GGUFHeader) -> None:
+    """Refuse a type of cached keys and values that there is not, or that a model's heads do not fit.
+
+    Raises:
+        UsageError: that is the case.
+    """
+    _require(kv in CACHE_TYPES, "type of keys and values", kv, " or ".join(CACHE_TYPES))
+    sizes = head_sizes(header)
+    if kv != DEFAULT_KV and any(size % CACHE_BLOCK for size in sizes):
+        raise UsageError(
+            f"{header.path.name} has heads of {max(sizes)} elements, and {kv} stores {CACHE_BLOCK} together.",
+            f"Leave out --kv, or take --kv {DEFAULT_KV}.",
+        )

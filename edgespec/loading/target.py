@@ -5,8 +5,9 @@ from __future__ import annotations
 from platformdirs import user_cache_path
 
 from edgespec.engine.target import Target
-from edgespec.errors import BackendError, UsageError
+from edgespec.errors import BackendError
 from edgespec.files.state import FileState
+from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
 from edgespec.loading.state import LoadState
@@ -104,10 +105,7 @@ def _routes_as_expected(context: Context) -> bool:
 def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -> Model:
     path, plan = files.paths[0], memory.plan
     if state.adapters and (plan.stream is not None or plan.paged):
-        raise UsageError(
-            "LoRA adapters need all weights in memory, and this model's are read from disk in every pass.",
-            "Leave out --lora, merge the adapter into the model, or give more --memory.",
-        )
+        raise refuse_streaming()
     if plan.stream is None:
         paged = try_paging(files) if plan.paged else None
         # Rearranged weights are a copy in memory, which the system cannot page out.

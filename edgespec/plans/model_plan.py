@@ -19,6 +19,8 @@ from edgespec.costs.planner import (
     predict_prompt,
 )
 from edgespec.errors import MemoryLimitError
+from edgespec.loading.adapters import read_adapters, refuse_streaming
+from edgespec.loading.options import check_cache
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import (
     SPARE_CELLS,
@@ -87,6 +89,7 @@ class _Planning:
         self._store = store
         self._notes: list[str] = []
         self._hits = HitRates()
+        self._adapter_bytes = 0
 
     def plan(self) -> Plan:
         request = self._request
@@ -94,16 +97,20 @@ class _Planning:
         header = model.headers[0]
         self._notes += model.notes
         files = ModelFiles(model.headers)
+        check_cache(request.kv, header)
+        self._adapter_bytes = sum(a.header.file_bytes for a in read_adapters(request.lora, header))
         room = memory_room(None)
         budget = request.memory or room
         if budget > room:
             self._notes.append(
                 f"The plan is for {readable(budget)} of memory; {readable(room)} are free now."
             )
-        target = replace(self._footprint(header), weights=files.tensor_bytes)
+        target = self._target(files)
         known = self._store.experts(header.fingerprint)
         self._hits = HitRates.measured_at(known.held, known.hit_rate) if known else HitRates()
         without_drafter = self._holding([target], files, budget)
+        if request.lora and without_drafter.streamed_bytes:
+            raise refuse_streaming()
         threads = request.threads or known_threads(header.fingerprint, self._store)
         pass_costs = PassCosts(self._store, threads, self._on_progress)
         passes, source = pass_costs.of_target(model, streams=without_drafter.streamed_bytes > 0)
@@ -147,8 +154,11 @@ class _Planning:
             ways=sorted((way.fastest for way in ways), key=lambda fastest: -fastest.tokens_per_second),
             sizes=[size for way in ways for size in way.sizes],
             advice=advise(chosen, passes, drafting, most, more),
-            batch=self._batch(header, files, without_drafter, passes),
-            prompt=self._prompt(header, chosen.holding, passes),
+            batch=self._batch(files, without_drafter, passes),
+            kv=request.kv,
+            cache_bytes=request.context * cell_bytes(header, request.kv),
+            adapter_bytes=self._adapter_bytes,
+            prompt=self._prompt(files, chosen.holding, passes),
             notes=self._notes,
             uncertain=not sure,
         )
@@ -199,28 +209,27 @@ class _Planning:
             f"{without.tokens_per_second:.2f} tokens/s."
         )
 
-    def _prompt(self, header: GGUFHeader, holding: PlannedMemory, passes: Passes) -> dict[str, PromptTime]:
+    def _prompt(self, files: ModelFiles, holding: PlannedMemory, passes: Passes) -> dict[str, PromptTime]:
         """What reading a prompt takes, bit-exact and not."""
         tokens = min(_PROMPT_TOKENS, self._request.context // 2)
         exact, longest = MOST_ROWS, MOST_PROMPT_ROWS
         if holding.streamed_bytes:
-            sizes = {n: self._footprint(header, n).buffers for n in (USUAL_NODES, *LENGTHS)}
+            sizes = {n: self._target(files, n).buffers for n in (USUAL_NODES, *LENGTHS)}
             longest = affordable_rows(sizes, holding.budget, exact=False)
             most = affordable_rows(sizes, holding.budget, exact=True)
-            differ = lengths_that_differ(user_cache_path("edgespec") / "rows", header.fingerprint)
+            differ = lengths_that_differ(user_cache_path("edgespec") / "rows", files.headers[0].fingerprint)
             exact = max((n for n in LENGTHS if n <= most and n not in differ), default=MOST_ROWS)
         return {
             "exact": predict_prompt(holding, passes, tokens, exact),
             "not_exact": predict_prompt(holding, passes, tokens, longest),
         }
 
-    def _batch(
-        self, header: GGUFHeader, files: ModelFiles, alone: PlannedMemory, passes: Passes
-    ) -> BatchPlan:
+    def _batch(self, files: ModelFiles, alone: PlannedMemory, passes: Passes) -> BatchPlan:
         """Many texts at once, without drafts: the speed for each number of them that there is room for."""
         budget, streams = alone.budget, alone.streamed_bytes > 0
-        cells = TextCells(cell_bytes(header), min(USUAL_TEXT, self._request.context))
-        one = replace(self._footprint(header), weights=files.tensor_bytes)
+        request = self._request
+        cells = TextCells(cell_bytes(files.headers[0], request.kv), min(USUAL_TEXT, request.context))
+        one = self._target(files)
         sizes: list[BatchPrediction] = []
         for texts in SIZES:
             size = replace(one, cache=one.cache + (texts - 1) * cells.text_bytes)
@@ -239,9 +248,14 @@ class _Planning:
                 least = error.least or least
         return BatchPlan(cells, 1 + cells.texts_in(budget - least), fewest_texts(sizes), sizes)
 
-    def _footprint(self, header: GGUFHeader, rows: int = USUAL_NODES) -> Footprint:
+    def _target(self, files: ModelFiles, rows: int = USUAL_NODES) -> Footprint:
+        """What the model takes, its adapters included."""
+        size = self._footprint(files.headers[0], rows, self._request.kv)
+        return replace(size, weights=files.tensor_bytes, buffers=size.buffers + self._adapter_bytes)
+
+    def _footprint(self, header: GGUFHeader, rows: int = USUAL_NODES, kv: str = "f16") -> Footprint:
         cells = self._request.context + SPARE_CELLS
-        return footprint(header, n_cells=cells, n_outputs=USUAL_NODES, n_rows=rows)
+        return footprint(header, n_cells=cells, n_outputs=USUAL_NODES, n_rows=rows, kv=kv)
 
     def _more_memory(
         self, prints: list[Footprint], files: ModelFiles, chosen: Prediction

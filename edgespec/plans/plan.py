@@ -18,6 +18,7 @@ class PlanRequest:
         memory: bytes; may be more than the machine has, to see what that would give.
         threads: None takes as many as loading would.
         streams: stream the weights even if they would fit.
+        kv, lora: as for loading.
     """
 
     model: str | None = None
@@ -27,6 +28,8 @@ class PlanRequest:
     threads: int | None = None
     temperature: float = 0.0
     streams: bool = False
+    kv: str = "f16"
+    lora: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ class Plan:
         advice: what would help most.
         prompt: how long a prompt takes to be read, "exact" and "not_exact".
         batch: many texts at once.
+        kv: type of cached keys and values.
+        cache_bytes: of the target's keys and values, for a text that fills the context.
+        adapter_bytes: of LoRA adapters.
         notes: where the figures come from, and how far they can be trusted.
         uncertain: some of them are derived, and may be off by half.
     """
@@ -82,6 +88,9 @@ class Plan:
     sizes: list[Prediction]
     advice: list[Advice]
     batch: BatchPlan
+    kv: str = "f16"
+    cache_bytes: int = 0
+    adapter_bytes: int = 0
     prompt: dict[str, PromptTime] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     uncertain: bool = False
@@ -97,6 +106,9 @@ class Plan:
             "sizes": [size.to_json() for size in self.sizes],
             "advice": [advice.to_json() for advice in self.advice],
             "batch": self.batch.to_json(),
+            "kv": self.kv,
+            "cache_bytes": self.cache_bytes,
+            "adapter_bytes": self.adapter_bytes,
             "prompt": {mode: time.to_json() for mode, time in self.prompt.items()},
             "notes": self.notes,
             "uncertain": self.uncertain,

@@ -23,12 +23,19 @@ from starlette.types import Message, Receive, Scope, Send
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
-from edgespec.serving import protocol, responses
+from edgespec.serving import protocol, response_items, responses
 from edgespec.serving.bodies import Bodies, Body, parse
 from edgespec.serving.limits import Limits
 from edgespec.serving.refusals import Refusal, ShuttingDown, refusal_for
 from edgespec.serving.request_log import GONE, Entry
-from edgespec.serving.requests import Request, check_size, nth_config, read_request, too_long
+from edgespec.serving.requests import (
+    Request,
+    check_size,
+    nth_config,
+    read_request,
+    too_long,
+    with_system,
+)
 from edgespec.serving.worker import Place, Task, Worker
 
 HALF_CLOSED = "edgespec.half_closed"
@@ -51,7 +58,7 @@ Kind = Literal["chat", "text", "response"]
 
 
 class Form(Protocol):
-    """Builds what answers one request: `protocol.Reply` or `responses.Reply`."""
+    """Builds what answers one request: `protocol.Reply` or `response_items.Reply`."""
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]: ...
     def begin(self, index: int) -> list[dict[str, Any]]: ...
@@ -78,6 +85,7 @@ class Answering:
         aliases: other names that it answers to.
         defaults: settings for what requests leave open.
         on_request: called with an entry for the log when a request is done.
+        system: the system prompt of conversations that have none; None leaves them without.
     """
 
     def __init__(
@@ -89,8 +97,10 @@ class Answering:
         *,
         aliases: Sequence[str] = (),
         on_request: Callable[[Entry], None] | None = None,
+        system: str | None = None,
     ) -> None:
         self._worker = worker
+        self._system = system
         self._model = model
         self._aliases = aliases
         self._on_request = on_request
@@ -169,7 +179,7 @@ class Answering:
         request = exchange.request
         model = request.model or self._model
         if exchange.kind == "response":
-            return responses.Reply(model=model, warnings=request.warnings)
+            return response_items.Reply(model=model, config=request.config, warnings=request.warnings)
         return protocol.Reply(
             chat=exchange.kind == "chat",
             model=model,
@@ -192,6 +202,8 @@ class Answering:
             request = read_request(
                 body, self._defaults, chat=chat, model=self._model, aliases=self._aliases, limits=limits
             )
+            if chat:
+                request = with_system(request, self._system)
             n_vocab = engine.target.model.vocabulary.n_tokens
             check_size(request.prompt, context=engine.context, n_vocab=n_vocab, limits=limits)
             tokens = engine.encoder.encode(request.prompt, raw=not chat, config=request.config)

@@ -39,6 +39,7 @@ class Application:
         limits: bounds on requests.
         cors: the origin of web pages elsewhere that may send requests; "*" is any, None is none.
         on_request: called with an entry for the log when a request is done.
+        system: the system prompt of conversations that have none; None leaves them without.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class Application:
         cors: str | None = None,
         aliases: Sequence[str] = (),
         on_request: Callable[[Entry], None] | None = None,
+        system: str | None = None,
     ) -> None:
         self._worker = worker
         self._names = (model, *aliases)
         self._open = api_key is None
         self._started = int(time.time())
         self._answering = Answering(
-            worker, model, defaults, limits or Limits(), aliases=aliases, on_request=on_request
+            worker, model, defaults, limits or Limits(), aliases=aliases, on_request=on_request, system=system
         )
         routes = [
             Route("/v1/chat/completions", _Completions(self._answering, "chat"), methods=["POST"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, UsageError
@@ -136,6 +136,14 @@ def read_request(
         model=asked if isinstance(asked, str) else "",
         warnings=warnings,
     )
+
+
+def with_system(request: Request, system: str | None) -> Request:
+    """A request for a chat with a system prompt, unless it has its own."""
+    messages: Any = request.prompt
+    if not system or any(message["role"] == "system" for message in messages):
+        return request
+    return replace(request, prompt=[{"role": "system", "content": system}, *messages])
 
 
 def check_size(prompt: Prompt, *, context: int, n_vocab: int, limits: Limits) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgespec.speculation.tree import FloatArray, IntArray
 
 _GROUP = 64  # entries per group; the maxima of groups are compared first
+_FEW = 16  # entries whose groups are gathered; for more, reading the whole row again is faster
 
 
 def top(values: FloatArray, count: int) -> tuple[FloatArray, IntArray]:
@@ -25,8 +26,11 @@ def top(values: FloatArray, count: int) -> tuple[FloatArray, IntArray]:
     """
     count = min(count, values.shape[1])
     indices = np.empty((len(values), count), dtype=np.int32)
-    for row, best in zip(values, indices, strict=True):
-        best[:] = _top_of_row(row, count)
+    found = np.zeros(len(values), dtype=np.bool_)
+    if count <= _FEW and len(values) > 1 and values.shape[1] >= 2 * count * _GROUP:
+        found = _top_in_groups(values, indices)
+    for row in np.flatnonzero(~found).tolist():
+        indices[row] = _top_of_row(values[row], count)
     return np.take_along_axis(values, indices, axis=1), indices
 
 
@@ -47,6 +51,39 @@ def log_sums(values: FloatArray, best: FloatArray, temperature: float = 1.0) -> 
         np.exp(scratch, out=scratch)
         total[0] = np.log(scratch.sum())
     return sums
+
+
+def _top_in_groups(values: FloatArray, indices: IntArray) -> NDArray[np.bool_]:
+    """Find the largest entries of many rows at once, from as many groups of each.
+
+    Args:
+        values: (rows, n).
+        indices: (rows, count) set for the rows that were found.
+
+    Returns:
+        (rows,) whether they were found. Where maxima of groups are equal or not numbers, only a look at the
+        whole row tells which entries come first.
+    """
+    n, count = values.shape[1], indices.shape[1]
+    groups = n // _GROUP  # group g has the entries g, g + groups, g + 2 * groups, ...
+    maxima = values[:, : groups * _GROUP].reshape(len(values), _GROUP, groups).max(axis=1)
+    least = np.partition(maxima, groups - count, axis=1)[:, groups - count, None]
+    large = maxima >= least
+    found: NDArray[np.bool_] = large.sum(axis=1) == count
+    if not found.all():
+        values, large, least = values[found], large[found], least[found]
+    rows = np.arange(len(values))
+    chosen = np.nonzero(large)[1].reshape(-1, 1, count)
+    members = (np.arange(_GROUP)[:, None] * groups + chosen).reshape(len(values), _GROUP * count)
+    rest = np.broadcast_to(np.arange(groups * _GROUP, n), (len(values), n % _GROUP))  # in no group
+    members = np.concatenate([members, rest], axis=1)
+    held = np.take_along_axis(values, members, axis=1)
+    # At least `count` entries of each row are as large as `least`. They are in order, and the sort is stable.
+    held_rows, places = np.nonzero(held >= least)
+    order = np.lexsort((-held[held_rows, places], held_rows))
+    best = order[np.searchsorted(held_rows, rows)[:, None] + np.arange(count)]
+    indices[found] = members[rows[:, None], places[best]]
+    return found
 
 
 def _top_of_row(row: FloatArray, count: int) -> NDArray[np.intp]:

@@ -12,8 +12,12 @@ import edgespec
 from edgespec import GenerationConfig
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.generation.result import Generation
+from edgespec.models.gguf.footprint import SPARE_CELLS
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.trials.dry_run import Shape, dry_run
+from edgespec.plans.model_plan import plan_for
+from edgespec.plans.plan import Plan, PlanRequest
+from edgespec.progress import no_progress
 from tests.tiny import N_EMBD, N_LAYER, write_tiny
 
 PROMPT = "Once upon a time there was a fox who lived by the sea and"
@@ -114,3 +118,32 @@ def test_adapters_need_all_weights_in_memory(tiny: Path, tmp_path: Path) -> None
     lora = write_adapter(tmp_path / "adapter.gguf")
     with pytest.raises(UsageError, match="LoRA adapters need all weights in memory"):
         edgespec.load(tiny, draft="none", context=256, lora=[str(lora)], offload="stream")
+
+
+def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_path: Path) -> None:
+    """What it counts for them is what loading would find: all of it, or nothing that can be run."""
+
+    def planned(model: Path, memory: int = 1 << 30, **more: object) -> Plan:
+        wish = PlanRequest(str(model), "none", memory=memory, context=1024, **more)  # type: ignore[arg-type]
+        return plan_for(wish, no_progress)
+
+    half, quantized = (planned(smol_path, kv=kv) for kv in ("f16", "q8_0"))
+    assert half.cache_bytes == 1024 * 30 * 2 * 3 * 64 * 2, (
+        "tokens, layers, keys and values, heads, elements, bytes"
+    )
+    assert quantized.cache_bytes == half.cache_bytes * 34 // 64
+    assert half.batch.cells.cell_bytes * 34 == quantized.batch.cells.cell_bytes * 64
+    saved = half.chosen.holding.needed - quantized.chosen.holding.needed
+    assert saved == pytest.approx((1024 + SPARE_CELLS) * half.cache_bytes / 1024 * 30 / 64, rel=0.01)
+
+    adapter = write_adapter(tmp_path / "adapter.gguf")
+    alone, adapted = planned(tiny), planned(tiny, lora=(f"{adapter}:0.5", str(adapter)))
+    assert adapted.adapter_bytes == 2 * adapter.stat().st_size
+    assert adapted.chosen.holding.needed == alone.chosen.holding.needed + adapted.adapter_bytes
+    assert adapted.to_json()["adapter_bytes"] == adapted.adapter_bytes
+    with pytest.raises(UsageError, match="LoRA adapters need all weights in memory"):
+        planned(smol_path, half.chosen.holding.needed, lora=(str(adapter),))
+    with pytest.raises(UsageError, match="type of keys and values"):
+        planned(tiny, kv="q4_0")
+    with pytest.raises(ModelFileError, match="adapter"):
+        planned(tiny, lora=(str(smol_path),))

@@ -28,6 +28,7 @@ TEMPLATE = templates.QWEN.replace(
     "{{- '<think>\\n' }}{%- else %}",
 )
 LOG: list[Entry] = []
+SYSTEM = "You are a sailor."
 
 
 def thinking(path: Path) -> Engine:
@@ -40,7 +41,8 @@ def thinking(path: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def server(smol_path: Path) -> Iterator[Running]:
-    with serving(lambda: thinking(smol_path), aliases=("gpt-4o", "small"), on_request=LOG.append) as server:
+    settings: dict[str, Any] = {"aliases": ("gpt-4o", "small"), "on_request": LOG.append, "system": SYSTEM}
+    with serving(lambda: thinking(smol_path), **settings) as server:
         yield server
 
 
@@ -54,6 +56,14 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
 def ask(client: openai.OpenAI, messages: Any = SKY, **more: Any) -> Any:
     create: Any = client.chat.completions.create
     return create(model="model", messages=messages, **more)
+
+
+def test_a_system_prompt_of_the_server_is_for_chats_without_one(client: openai.OpenAI) -> None:
+    plain, own, other = (
+        ask(client, [*({"role": "system", "content": text} for text in texts), *SKY], max_tokens=1)
+        for texts in ((), (SYSTEM,), ("You are a sailor, and you are brief.",))
+    )
+    assert plain.usage.prompt_tokens == own.usage.prompt_tokens < other.usage.prompt_tokens
 
 
 def test_thoughts_are_apart_from_answers(client: openai.OpenAI) -> None:
@@ -234,3 +244,48 @@ def test_responses(client: openai.OpenAI) -> None:
     )
     assert done.status == "completed"
     assert json.loads(done.output_text)["n"] in (1, 2)
+
+
+def test_responses_call_functions(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "strict": True, **WEATHER["function"]}  # type: ignore[dict-item]
+    named: Any = {"type": "function", "name": "get_weather"}
+    settings: dict[str, Any] = {"model": "model", "tools": [tool], "tool_choice": named}
+    settings |= {"max_output_tokens": 120, "extra_body": {"think": 5}}
+    asked: Any = [*ASKED]
+    whole = client.responses.create(input=asked, **settings)
+    assert whole.status == "completed"
+    assert [item.type for item in whole.output] == ["reasoning", "function_call"]
+    call: Any = whole.output[-1]
+    assert (call.name, call.status) == ("get_weather", "completed")
+    assert set(json.loads(call.arguments)) == {"city", "unit"}
+    assert (whole.tool_choice.name, whole.tools[0].name) == ("get_weather", "get_weather")  # type: ignore[union-attr]
+
+    with client.responses.stream(input=asked, **settings) as stream:
+        events = list(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(event.delta for event in deltas) == call.arguments
+    assert len(deltas) > 1
+    done = next(event for event in events if event.type == "response.function_call_arguments.done")
+    assert done.arguments == call.arguments
+    final = events[-1].response  # type: ignore[union-attr]
+    assert (events[-1].type, final.status) == ("response.completed", "completed")
+    streamed: Any = final.output[-1]
+    assert (streamed.call_id, streamed.arguments) == (call.call_id, call.arguments)
+    added = [event.item.type for event in events if event.type == "response.output_item.added"]
+    assert added == ["reasoning", "function_call"]
+
+    # The items go back as they came, with the result.
+    told: Any = [*asked, *(item.to_dict() for item in whole.output)]
+    told.append({"type": "function_call_output", "call_id": call.call_id, "output": "Rain"})
+    answer = client.responses.create(
+        model="model",
+        input=told,
+        tools=[tool],
+        tool_choice="none",
+        max_output_tokens=8,
+        reasoning={"effort": "none"},
+    )
+    assert [item.type for item in answer.output] == ["message"]
+    assert answer.output_text
+    assert answer.output[-1].status == "incomplete"  # type: ignore[union-attr]

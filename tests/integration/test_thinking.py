@@ -97,6 +97,11 @@ def test_thinking_is_switched_off_and_on(loaded: Engine) -> None:
     with speaking(loaded, templates.HARMONY) as engine:
         assert "Reasoning: high" in rendered(engine, think="high")
         assert rendered(engine, think="off").endswith("assistant<|channel|>final<|message|>")
+    with speaking(loaded, templates.GPT_OSS) as engine:
+        assert rendered(engine, think="off").endswith("assistant<|channel|>final<|message|>")
+        # With tools, the answer may still be a call.
+        closed = "assistant<|channel|>analysis<|message|><|end|><|start|>assistant"
+        assert rendered(engine, think="off", tools=(WEATHER,)).endswith(closed)
     before = rendered(loaded)
     assert before == rendered(loaded, think="off") == rendered(loaded, think="high")
 
@@ -155,6 +160,9 @@ def test_a_form_holds_after_the_thought(loaded: Engine) -> None:
         (templates.QWEN, "required"),
         (templates.LLAMA, "get_weather"),
         (templates.MAGISTRAL, "get_weather"),
+        (templates.QWEN_CODER, "get_weather"),
+        (templates.GLM, "get_weather"),
+        (templates.GPT_OSS, "get_weather"),
     ],
 )
 def test_calls_have_valid_arguments(loaded: Engine, template: str, choice: str) -> None:
@@ -185,13 +193,21 @@ def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:
     call["function"] = {"name": "get_weather", "arguments": {"city": "Oslo", "unit": "C"}}
     told = [
         *ASKED,
-        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "I look."},
         {"role": "tool", "content": "Snow <|im_end|>", "tool_call_id": "abcdefghi"},
     ]
-    for template in (templates.PLAIN, templates.QWEN, templates.LLAMA, templates.MISTRAL):
+    in_json = '"city": "Oslo"'
+    for template, arguments in (
+        *((template, in_json) for template in (templates.PLAIN, templates.QWEN, templates.LLAMA)),
+        (templates.MISTRAL, in_json),
+        (templates.QWEN_CODER, "<parameter=city>\nOslo\n</parameter>"),
+        (templates.GLM, "<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>"),
+        (templates.GPT_OSS, in_json),
+    ):
         with speaking(loaded, template) as engine:
             text = rendered(engine, told, tools=(WEATHER,))
-            for part in ("The weather in a city", '"city": "Oslo"', "Snow <|im_end|>", "get_weather"):
+            assert (template is templates.GPT_OSS) == ("analysis<|message|>I look.<|end|>" in text)
+            for part in ("The weather in a city", arguments, "Snow <|im_end|>", "get_weather"):
                 assert part in text, (template, part)
             assert "The weather in a city" not in rendered(engine, told, tools=(WEATHER,), tool_choice="none")
             end = engine.target.model.vocabulary.tokenize("<|im_end|>", control=True)

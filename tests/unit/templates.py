@@ -101,5 +101,123 @@ MAGISTRAL = MISTRAL + (
     "{%- for tool in tools or [] %}{{ '[TOOL_CALLS]' + tool.function.name + '[ARGS]' }}{%- endfor %}"
 )
 
-# Tools in XML, which has no syntax of its own here.
-QWEN_CODER = "{%- if tools %}{{ '<tool_call>\\n<function=name>\\n<parameter=x>\\n' }}{%- endif %}" + _TURNS
+# Tools and calls in XML, an argument between tags.
+QWEN_CODER = """\
+{%- if tools %}
+{{- '<|im_start|>system\\n# Tools\\n\\n<tools>' }}
+{%- for tool in tools %}
+{%- if tool.function is defined %}{%- set tool = tool.function %}{%- endif %}
+{{- '\\n<function>\\n<name>' + tool.name + '</name>\\n<description>' + tool.description + '</description>' }}
+{{- '\\n<parameters>' }}
+{%- for name, fields in tool.parameters.properties | items %}
+{{- '\\n<parameter>\\n<name>' + name + '</name>\\n<type>' + fields.type | string + '</type>\\n</parameter>' }}
+{%- endfor %}
+{{- '\\n</parameters>\\n</function>' }}
+{%- endfor %}
+{{- '\\n</tools>\\n\\nTo call a function, reply in this format:\\n\\n<tool_call>\\n<function=example>\\n' }}
+{{- '<parameter=one>\\nvalue\\n</parameter>\\n</function>\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' and message.tool_calls %}
+{{- '<|im_start|>assistant\\n' + message.content }}
+{%- for call in message.tool_calls %}
+{{- '\\n<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- for name, value in call.function.arguments | items %}
+{{- '<parameter=' + name + '>\\n' }}
+{{- value if value is string else value | tojson }}
+{{- '\\n</parameter>\\n' }}
+{%- endfor %}
+{{- '</function>\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' %}
+{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response>\\n<|im_end|>\\n' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+# Thoughts that can be switched off; calls with a name, then keys and values between tags.
+GLM = """\
+[gMASK]<sop>
+{%- if tools -%}
+<|system|>
+# Tools
+<tools>
+{% for tool in tools %}
+{{ tool | tojson(ensure_ascii=False) }}
+{% endfor %}
+</tools>
+For each function call, output:
+<tool_call>{function-name}
+<arg_key>{arg-key}</arg_key>
+<arg_value>{arg-value}</arg_value>
+</tool_call>
+{%- endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'user' -%}<|user|>
+{{ m.content }}{{- '/nothink' if (enable_thinking is defined and not enable_thinking) else '' -}}
+{%- elif m.role == 'assistant' -%}<|assistant|>
+<think></think>
+{{ m.content.split('</think>')[-1] }}
+{%- for tc in m.tool_calls or [] -%}
+{{ '\\n<tool_call>' + tc.function.name }}
+{% for k, v in tc.function.arguments.items() %}
+<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>
+{% endfor %}
+</tool_call>
+{%- endfor -%}
+{%- elif m.role == 'tool' -%}<|observation|>
+<tool_response>
+{{ m.content }}
+</tool_response>
+{%- else -%}<|system|>
+{{ m.content }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|assistant|>{{- '\\n<think></think>' if (enable_thinking is defined and not enable_thinking) else '' -}}
+{%- endif -%}"""
+
+# Messages in channels, with tools and calls.
+GPT_OSS = """\
+{%- set effort = reasoning_effort or 'medium' -%}
+{{- '<|start|>system<|message|>Reasoning: ' + effort }}
+{{- '\\n\\n# Valid channels: analysis, commentary, final.' }}
+{%- if tools %}{{- "\\nCalls to these tools must go to the commentary channel: 'functions'." }}{%- endif %}
+{{- '<|end|>' }}
+{%- if tools %}
+{{- '<|start|>developer<|message|># Tools\\n\\n## functions\\n\\nnamespace functions {\\n\\n' }}
+{%- for tool in tools %}
+{{- '// ' + tool.function.description + '\\ntype ' + tool.function.name + ' = (_: {\\n' }}
+{%- for name, spec in tool.function.parameters.properties | items %}
+{{- name + ': ' + spec.type | string + ',\\n' }}
+{%- endfor %}
+{{- '}) => any;\\n\\n' }}
+{%- endfor %}
+{{- '} // namespace functions<|end|>' }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' and message.tool_calls %}
+{%- set call = message.tool_calls[0].function %}
+{%- if message.content and message.thinking %}{{- raise_exception('both content and thinking') }}{%- endif %}
+{%- if message.content or message.thinking %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + (message.content or message.thinking) + '<|end|>' }}
+{%- endif %}
+{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+{{- call.arguments | tojson }}
+{{- '<|call|>' }}
+{%- set last.name = call.name %}
+{%- elif message.role == 'assistant' %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+{%- elif message.role == 'tool' %}
+{{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' }}
+{{- message.content | tojson + '<|end|>' }}
+{%- else %}
+{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""

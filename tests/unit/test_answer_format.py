@@ -19,6 +19,8 @@ from tests.unit import templates
         (templates.SEED, ("<seed:think>", "</seed:think>"), ""),
         # `message.thinking` is an attribute, and not a switch.
         (templates.HARMONY, ("<|channel|>analysis<|message|>", "<|end|>"), ""),
+        (templates.GPT_OSS, ("<|channel|>analysis<|message|>", "<|end|>"), ""),
+        (templates.GLM, ("<think>", "</think>"), "enable_thinking"),
     ],
 )
 def test_thoughts_are_recognized(template: str, marks: tuple[str, str], switch: str) -> None:
@@ -26,7 +28,7 @@ def test_thoughts_are_recognized(template: str, marks: tuple[str, str], switch: 
     assert thought is not None
     assert (thought.opens, thought.closes) == marks
     assert thought.switch == switch
-    assert thought.knows_effort == (template is templates.HARMONY)
+    assert thought.knows_effort == (template in (templates.HARMONY, templates.GPT_OSS))
     assert thought.knows_budget == (template is templates.SEED)
 
 
@@ -42,7 +44,10 @@ def test_most_models_do_not_think(template: str) -> None:
         (templates.LLAMA, "Llama 3"),
         (templates.MISTRAL, "Mistral"),
         (templates.MAGISTRAL, "Mistral with [ARGS]"),
-        (templates.QWEN_CODER, "generic"),
+        (templates.QWEN_CODER, "Qwen3-Coder"),
+        (templates.GLM, "GLM"),
+        (templates.GPT_OSS, "gpt-oss"),
+        (templates.HARMONY, "generic"),
         (templates.PLAIN, "generic"),
         (templates.R1, "generic"),
     ],

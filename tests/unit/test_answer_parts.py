@@ -9,14 +9,41 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.generation.tools import ToolCall
-from edgespec.models.text.answer_format import ThoughtFormat, answer_format
+from edgespec.generation.tools import Tool, ToolCall
+from edgespec.models.text.answer_format import ThoughtFormat
 from edgespec.models.text.answer_parts import AnswerParts, call_id
-from edgespec.models.text.call_syntax import GENERIC, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, CallSyntax
-from tests.unit import templates
+from edgespec.models.text.call_syntax import (
+    GENERIC,
+    GLM,
+    HARMONY,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    QWEN_CODER,
+    CallSyntax,
+)
+from edgespec.models.text.channels import ChannelParts
 
 THINK = ThoughtFormat("<think>", "</think>")
-HARMONY = answer_format(templates.HARMONY).thought
+TOOLS = (
+    Tool(
+        "f",
+        parameters=json.dumps(
+            {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "n": {"type": "array"},
+                    "any": {},
+                    "maybe": {"type": ["string", "null"]},
+                    "unit": {"enum": ["C", 7]},
+                },
+            }
+        ),
+    ),
+    Tool("g"),
+)
 PARIS, ROME = '{"city": "Paris}]"}', '{"city": "Ro\\"me", "n": [1, {}]}'
 
 
@@ -28,7 +55,9 @@ def taken_apart(
     syntax: CallSyntax | None = None,
 ) -> tuple[str, str, list[tuple[str, str]]]:
     """Thought, text and calls; what was streamed and what was kept must agree."""
-    parts = AnswerParts(thought, opened=opened, syntax=syntax)
+    parts: AnswerParts | ChannelParts = AnswerParts(thought, opened=opened, syntax=syntax, tools=TOOLS)
+    if syntax is HARMONY:
+        parts = ChannelParts(opened=opened, calls_tools=True)
     found = [part for piece in pieces for part in parts.push(piece)] + parts.flush()
     streamed: dict[int, tuple[str, str, str]] = {}
     for part in found:
@@ -60,17 +89,41 @@ def test_thoughts(text: str, opened: bool, reasoning: str, said: str) -> None:
     assert taken_apart(list(text), THINK, opened=opened) == (reasoning, said, [])
 
 
+ANALYSIS = "<|channel|>analysis<|message|>Hm, <b>so</b>.\n<|end|>"
+CALLED = "<|channel|>commentary to=functions.f"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "reasoning", "said", "calls"),
     [
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Blue.",
-        "<|channel|>analysis<|message|>Hm.<|end|><|channel|>final<|message|>Blue.",
+        (f"{ANALYSIS}<|start|>assistant<|channel|>final<|message|>Blue.", "Hm, <b>so</b>.", "Blue.", []),
+        (f"{ANALYSIS}<|channel|>final<|message|>Blue.\n", "Hm, <b>so</b>.", "Blue.\n", []),
+        ("<|channel|>final<|message|>Blue.", "", "Blue.", []),
+        ("Blue < <|b|>.", "", "Blue < <|b|>.", []),
+        (
+            f"{ANALYSIS}<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+            f"<|start|>assistant{ANALYSIS}"
+            f"<|start|>assistant{CALLED} <|constrain|>json<|message|>{PARIS}<|call|>",
+            "Hm, <b>so</b>.\n\nHm, <b>so</b>.",
+            "I look.",
+            [("f", PARIS)],
+        ),
+        (f" to=functions.f<|channel|>commentary json<|message|>{ROME}", "", "", [("f", ROME)]),
+        (f"{CALLED}<|message|>{PARIS[:9]}", "", "", [("f", PARIS[:9])]),
+        (f"{CALLED} <|const", "", "", []),
+        ("<|channel|>analysis<|message|>Hm <|en", "Hm <|en", "", []),
     ],
 )
-def test_channels(text: str) -> None:
+def test_channels(text: str, reasoning: str, said: str, calls: list[tuple[str, str]]) -> None:
     for pieces in ([text], list(text)):
-        assert taken_apart(pieces, HARMONY) == ("Hm.", "Blue.", [])
-    assert taken_apart(["<|channel|>final<|mess", "age|>Blue."], HARMONY) == ("", "Blue.", [])
+        assert taken_apart(pieces, syntax=HARMONY) == (reasoning, said, calls)
+
+
+def test_calls_are_text_where_there_are_no_tools() -> None:
+    parts = ChannelParts()
+    found = [*parts.push(f"{CALLED}<|message|>{PARIS}<|call|>"), *parts.flush()]
+    assert "".join(part.text for part in found) == PARIS
+    assert not parts.calls
 
 
 ANSWERS = [
@@ -101,6 +154,30 @@ ANSWERS = [
         "Well.",
         [("f", PARIS), ("g_2", ROME)],
     ),
+    (
+        QWEN_CODER,
+        'Sure.\n<tool_call>\n<function=f>\n<parameter=city>\nNew\n <b>"York"</b>\n\n</parameter>\n'
+        "<parameter=any>\n7\n</parameter>\n<parameter=maybe>\nnull\n</parameter>\n"
+        "<parameter=unit>\n7\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n"
+        "</tool_call>",
+        "Sure.",
+        [("f", r'{"city": "New\n <b>\"York\"</b>\n", "any": 7, "maybe": null, "unit": 7}'), ("g", "{}")],
+    ),
+    (
+        GLM,
+        "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>7\n</arg_value>\n<arg_key>n</arg_key>\n"
+        '<arg_value>[1, {}, "</arg_value>"]</arg_value>\n'
+        "<arg_key>maybe</arg_key><arg_value>7</arg_value></tool_call>"
+        "<tool_call>g\n</tool_call>",
+        "",
+        [("f", r'{"city": "7\n", "n": [1, {}, "</arg_value>"], "maybe": "7"}'), ("g", "{}")],
+    ),
+    (
+        QWEN_CODER,
+        "<tool_call>\n<function=f>\n<parameter=city>\nPar\n</para",
+        "",
+        [("f", '{"city": "Par')],
+    ),
     (HERMES, f'<tool_call>\n{{"name": "f", "arguments": {PARIS[:9]}', "", [("f", PARIS[:9])]),
     (HERMES, '<tool_call>\n{"name": "f", "argu', "", []),
     (HERMES, "a < b <tool_cal", "a < b <tool_cal", []),
@@ -117,10 +194,41 @@ def test_calls(syntax: CallSyntax, text: str, said: str | None, calls: list[tupl
 
 
 @given(
-    st.sampled_from([None, *{syntax.name: syntax for syntax, *_ in ANSWERS}.values()]),
+    st.sampled_from([None, HARMONY, *{syntax.name: syntax for syntax, *_ in ANSWERS}.values()]),
     st.lists(
         st.sampled_from(
-            ["<think>", "</think>", "<tool_call>", "\n", " ", "Hm", "<", "{", '{"name":', "[TOOL_CALLS]"]
+            [
+                *(
+                    "<think>",
+                    "</think>",
+                    "<tool_call>",
+                    "\n",
+                    " ",
+                    "Hm",
+                    "<",
+                    "{",
+                    '{"name":',
+                    "[TOOL_CALLS]",
+                ),
+                *(
+                    "f",
+                    ">",
+                    "<function=f>",
+                    "<parameter=city>",
+                    "</parameter>",
+                    "</function>",
+                    "</tool_call>",
+                ),
+                *(
+                    "<arg_key>any</arg_key>",
+                    "<arg_value>",
+                    "</arg_value>",
+                    "<|channel|>",
+                    "analysis",
+                    "final",
+                ),
+                *("<|message|>", "<|end|>", "<|start|>", "to=functions.f"),
+            ]
         )
     ),
     st.booleans(),

@@ -44,25 +44,6 @@ def outline(result: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-@pytest.fixture
-def answers(tmp_path: Path) -> Path:
-    return tmp_path / "out.jsonl"
-
-
-@pytest.fixture
-def run(engine: TalkingEngine, tmp_path: Path, answers: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a batch over lines; gives the exit code and standard error."""
-
-    def batch(lines: list[Any], *flags: str) -> tuple[int, str]:
-        prompts = write_lines(tmp_path / "in.jsonl", *lines)
-        engine.asked.clear()
-        engine.loaded_with = {}
-        code = main(["generate", *flags, "--input", str(prompts), "--output", str(answers)])
-        return code, capsys.readouterr().err
-
-    return batch
-
-
 def test_requests_and_lines_of_our_own_in_one_file(
     engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str], smol_path: Path
 ) -> None:

@@ -12,28 +12,9 @@ import pytest
 
 from edgespec.cli.main import main
 from edgespec.engine.requests import Event, RequestList
-from tests.unit.talking import ANSWER, TalkingEngine, records, write_lines
+from tests.unit.talking import ANSWER, TalkingEngine, records
 
 Run = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def answers(tmp_path: Path) -> Path:
-    return tmp_path / "out.jsonl"
-
-
-@pytest.fixture
-def run(engine: TalkingEngine, tmp_path: Path, answers: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a batch over lines; gives the exit code and standard error. Nothing is loaded yet afterwards."""
-
-    def batch(lines: list[Any], *flags: str) -> tuple[int, str]:
-        prompts = write_lines(tmp_path / "in.jsonl", *lines)
-        engine.asked.clear()
-        engine.loaded_with = {}
-        code = main(["generate", *flags, "--input", str(prompts), "--output", str(answers)])
-        return code, capsys.readouterr().err
-
-    return batch
 
 
 TWO = [{"id": "a", "prompt": "Q"}, {"id": "b", "prompt": "R"}]

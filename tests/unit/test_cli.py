@@ -43,19 +43,27 @@ SLOW_TO_IMPORT = [
 
 def test_columns_are_broken_between_words_and_paths_are_not() -> None:
     rows = [
-        ("/set NAME VALUE", "change a setting"),
+        ("/set NAME VALUE", "change a setting of the chat"),
         ("path", "/a/long/folder/with/a/file.json"),
         ("none", ""),
     ]
     assert in_columns(rows) == [
-        "/set NAME VALUE  change a setting",
+        "/set NAME VALUE  change a setting of the chat",
+        "path             /a/long/folder/with/a/file.json",
+        "none",
+    ]
+    assert in_columns(rows, 40) == [
+        "/set NAME VALUE  change a setting of",
+        "                 the chat",
         "path             /a/long/folder/with/a/file.json",
         "none",
     ]
     assert in_columns(rows, 30) == [
-        "/set NAME VALUE  change a",
-        "                 setting",
-        "path             /a/long/folder/with/a/file.json",
+        "/set NAME VALUE",
+        "  change a setting of the",
+        "  chat",
+        "path",
+        "  /a/long/folder/with/a/file.json",
         "none",
     ]
 
@@ -136,6 +144,29 @@ def test_every_option_has_its_environment_variable_unless_the_docs_except_it() -
                 first = option.envvar if isinstance(option.envvar, str) else option.envvar[0]
                 assert first == "EDGESPEC_" + flag.removeprefix("--").replace("-", "_").upper()
     assert found == without
+
+
+def test_an_option_has_the_same_names_everywhere_and_a_variable_one_meaning() -> None:
+    names: dict[str, set[str]] = {}  # by each short or other form, the options that it stands for
+    forms: dict[str, set[tuple[str, ...]]] = {}
+    shapes: dict[str, set[tuple[object, ...]]] = {}
+    for words, command in leaves(typer.main.get_command(app), ()):
+        for option in command.params:
+            if option.param_type_name != "option" or option.name == "help":
+                continue
+            flag = option.opts[-1]
+            for form in option.opts:
+                names.setdefault(form, set()).add(flag)
+            if (" ".join(words), flag) != ("draft tune", "--answers"):  # generate's is also --n, as elsewhere
+                forms.setdefault(flag, set()).add(tuple(option.opts))
+            if option.envvar is not None and (words, flag) != (
+                ("bench",),
+                "--tree-budget",
+            ):  # one or more rows
+                shapes.setdefault(flag, set()).add((option.metavar, option.multiple, option.is_flag))
+    assert {form: flags for form, flags in names.items() if len(flags) > 1} == {}
+    assert {flag: found for flag, found in forms.items() if len(found) > 1} == {}
+    assert {flag: found for flag, found in shapes.items() if len(found) > 1} == {}
 
 
 def test_variables_reach_the_options_of_every_command(
@@ -366,6 +397,11 @@ def test_wrong_sizes(text: str) -> None:
         ("generate -p Hi --memory 12", "The size 12 has no unit.\nWrite 12GiB or 12MiB; 12B is bytes."),
         ("generat", "There is no command 'generat'.\nDid you mean 'edgespec generate'?"),
         ("ls", "There is no command 'ls'.\nDid you mean 'edgespec list'?"),
+        ("help", "There is no command 'help'.\nDid you mean 'edgespec --help'?"),
+        ("stop", "There is no command 'stop'.\nDid you mean 'edgespec ps'?"),
+        ("chat --ngl 9", "There is no option --ngl here.\nDid you mean --gpu-layers?"),
+        ("chat --cache-type-k q8_0", "There is no option --cache-type-k here.\nDid you mean --kv?"),
+        ("chat --memory 12", "The size 12 has no unit.\nWrite 12GiB or 12MiB; 12B is bytes."),
         ("models rm x", "There is no command 'rm'.\nDid you mean 'edgespec models remove'?"),
         ("qwen3-8b", "There is no command 'qwen3-8b'.\nTo chat with a model: edgespec chat qwen3-8b"),
         ("xyzzy", "There is no command 'xyzzy'.\nSee 'edgespec --help'."),

@@ -114,6 +114,8 @@ def test_editing_replaces_the_question(
     assert err == [">>> Hi there", "The question stays as it is."]
     assert [message["content"] for message in session.messages] == ["Hi there", ANSWER]
     assert typed("/edit")[1] == ["There is no question to edit."]
+    *_, session = typed("Hi", "/edit Ahoy")
+    assert [message["content"] for message in session.messages] == ["Ahoy", ANSWER]
 
 
 def test_going_on_extends_the_answer(typed: Any, engine: TalkingEngine) -> None:

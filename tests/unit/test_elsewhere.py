@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from platformdirs import user_data_path
 
 from edgespec.cli.main import main
 from edgespec.cli.prompt.arguments import is_model
@@ -135,6 +136,22 @@ def test_folders_of_ones_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert catalog.find("other.gguf") == other
     assert find_elsewhere("twin") is None
     assert is_model("other")
+
+
+def test_without_a_folder_of_ones_own_there_is_one_in_the_data_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_MODELS_FOLDER", "")  # so that it is put back after this test
+    monkeypatch.delenv("EDGESPEC_MODELS_FOLDER")
+    folder = user_data_path("edgespec") / "models"
+    assert main(["config"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == f"Models folder: {folder} (does not exist)"
+    path = gguf(folder / "dropped.gguf")
+    assert catalog.find("dropped") == path
+    assert main(["config"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == f"Models folder: {folder}"
+    monkeypatch.setenv("EDGESPEC_MODELS_FOLDER", str(home / "elsewhere"))
+    assert find_elsewhere("dropped") is None
 
 
 def test_a_name_that_is_nearly_right(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import llguidance
@@ -15,9 +17,20 @@ from hypothesis import strategies as st
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.models.text.answer_parts import AnswerParts
-from edgespec.models.text.call_syntax import GENERIC, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, CallSyntax
+from edgespec.models.text.call_syntax import (
+    GENERIC,
+    GLM,
+    HARMONY,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    QWEN_CODER,
+    CallSyntax,
+)
+from edgespec.models.text.channels import ChannelParts
 from edgespec.models.text.outline import Outline
-from edgespec.models.text.outline_steps import Calls, Thought
+from edgespec.models.text.outline_steps import Calls, Form, Thought
 from edgespec.models.text.pieces import Pieces
 from edgespec.speculation.constraint import Constraint
 
@@ -49,7 +62,7 @@ CITY = Tool(
     ),
 )
 TIME = Tool("time", parameters='{"type": "object", "properties": {}, "additionalProperties": false}')
-SYNTAXES = (HERMES, GENERIC, LLAMA, MISTRAL, MISTRAL_NAMED)
+SYNTAXES = (HERMES, GENERIC, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, GLM, HARMONY)
 
 
 class Words:
@@ -73,22 +86,44 @@ TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(WORDS))
 ENDS = np.arange(N_VOCAB) == END
 
 
-def matcher(schema: str) -> Any:
-    return llguidance.LLMatcher(TOKENIZER, llguidance.LLMatcher.grammar_from_json_schema(schema))
+def matcher(form: Form) -> Any:
+    source = (
+        llguidance.LLMatcher.grammar_from_json_schema(form.text)
+        if form.kind == "json_schema"
+        else llguidance.LLMatcher.grammar_from_lark(form.text)
+    )
+    found = llguidance.LLMatcher(TOKENIZER, source)
+    assert not found.is_error(), found.get_error()
+    return found
+
+
+def taken_apart(syntax: CallSyntax, text: str, tools: Sequence[Tool] = (CITY, TIME)) -> Any:
+    """An answer's parts, and what has taken it apart."""
+    parts = (
+        ChannelParts(calls_tools=True)
+        if syntax.in_channels
+        else AnswerParts(None, syntax=syntax, tools=tools)
+    )
+    return parts.push(text) + parts.flush(), parts
 
 
 def thought(budget: int | None = None, *, opened: bool = True) -> Thought:
     return Thought(b"<think>", b"</think>", opened, budget, "\n</think>\n\n", "\n\n")
 
 
-def calls(syntax: CallSyntax, *, required: bool = False, several: bool = True) -> Calls:
+def calls(
+    syntax: CallSyntax, *tools: Tool, required: bool = False, several: bool = True, before: bytes = b""
+) -> Calls:
+    tools = tools or (CITY, TIME)
     return Calls(
         syntax.trigger.encode(),
-        syntax.steps([CITY, TIME], several=several),
+        syntax.steps(tools, several=several),
         fed=syntax.trigger_is_json,
         first_only=syntax.first_only,
         repeats=syntax.repeats and several,
         required=required,
+        more=tuple((mark.encode(), steps) for mark, steps in syntax.more_triggers(tools).items()),
+        before=before,
     )
 
 
@@ -109,17 +144,27 @@ def follow(form: Outline, text: bytes | str) -> list[str]:
     ]
 
 
-def walk(form: Outline, seed: int, most: int = 400, bias: bytes = b"") -> list[int]:
-    """Random permitted tokens up to the end; where bytes of `bias` may follow, they do."""
+def walk(
+    form: Outline, seed: int, most: int = 400, bias: bytes = b"", marks: Sequence[bytes] = ()
+) -> list[int]:
+    """Random permitted tokens up to the end.
+
+    Args:
+        bias: bytes that come as soon as they may.
+        marks: texts that come where they may, at random.
+    """
     law = random.Random(seed)
     text: list[int] = []
     rules = constraint(form)
     liked = list(bias)
     for _ in range(most):
         permitted = rules.permitted(text)
+        if not liked and marks and law.random() < 0.6:
+            liked = list(law.choice(marks))
         if liked and permitted[liked[0]]:
             text.append(liked.pop(0))
             continue
+        liked = liked if bias else []
         choices = np.flatnonzero(permitted)
         printable = [t for t in choices if t == END or t > END or 32 <= t < 127 or t == 10]
         closing = [t for t in printable if t == END or WORDS.tokens[t][:1] in (b"]", b"}")]
@@ -152,7 +197,7 @@ def test_a_budget_of_nothing_closes_at_once() -> None:
 
 
 def test_a_form_begins_after_the_thought() -> None:
-    form = outline(thought=thought(), whole=lambda: matcher('{"const": 7}'))
+    form = outline(thought=thought(), whole=lambda: matcher(Form('{"const": 7}')))
     assert "END" not in follow(form, "Let me see")
     assert follow(form, "Hm</think>") == ["\n"]
     assert follow(form, "Hm</think>\n\n") == ["7"]
@@ -165,7 +210,7 @@ def test_a_form_begins_after_the_thought() -> None:
 
 
 def test_a_thought_may_be_left_out_before_a_form() -> None:
-    form = outline(thought=thought(opened=False), whole=lambda: matcher('{"const": 7}'))
+    form = outline(thought=thought(opened=False), whole=lambda: matcher(Form('{"const": 7}')))
     assert sorted(follow(form, "")) == ["7", "<"]
     assert follow(form, "<t") == ["h"]
     assert follow(form, "7") == ["END"]
@@ -193,9 +238,7 @@ def test_tokens_that_run_on_behind_a_trigger_must_fit() -> None:
 def test_whatever_is_permitted_is_a_valid_call(syntax: CallSyntax, required: bool, seed: int) -> None:
     form = outline(calls=calls(syntax, required=required))
     text = spelled(walk(form, seed, bias=b"" if required else syntax.trigger.encode()))
-    parts = AnswerParts(None, syntax=syntax)
-    parts.push(text)
-    parts.flush()
+    _, parts = taken_apart(syntax, text)
     assert parts.calls
     for call in parts.calls:
         arguments = json.loads(call.arguments)
@@ -207,8 +250,7 @@ def test_whatever_is_permitted_is_a_valid_call(syntax: CallSyntax, required: boo
 def test_a_single_call_is_followed_by_nothing(syntax: CallSyntax) -> None:
     form = outline(calls=calls(syntax, required=True, several=False))
     for seed in range(5):
-        parts = AnswerParts(None, syntax=syntax)
-        said = parts.push(spelled(walk(form, seed))) + parts.flush()
+        said, parts = taken_apart(syntax, spelled(walk(form, seed)))
         assert len(parts.calls) == 1
         assert not any(part.text for part in said)
 
@@ -249,9 +291,126 @@ def test_definitions_of_schemas_are_found() -> None:
         return Tool(name, parameters=json.dumps(schema))
 
     for syntax in SYNTAXES:
-        steps = syntax.steps([tool("f", "a"), TIME], several=False)
-        form = outline(calls=Calls(syntax.trigger.encode(), steps, fed=syntax.trigger_is_json, required=True))
-        texts = {spelled(walk(form, seed)) for seed in range(6)}
-        assert any('"a"' in text for text in texts)
+        tools = (tool("f", "a"), TIME)
+        form = outline(calls=calls(syntax, *tools, required=True, several=False))
+        found = [taken_apart(syntax, spelled(walk(form, seed)), tools)[1].calls[0] for seed in range(6)]
+        assert any(json.loads(call.arguments) == {"x": "a"} for call in found)
     with pytest.raises(UsageError, match="define 'thing' differently"):
         HERMES.steps([tool("f", "a"), tool("g", "b")], several=False)
+
+
+VALUES: dict[str, Any] = {
+    "text": {"type": "string"},
+    "short": {"type": "string", "minLength": 1, "maxLength": 4},
+    "letters": {"type": "string", "pattern": "^[a-f]{2,3}$"},
+    "slashed": {"type": "string", "pattern": "a/b"},
+    "day": {"type": "string", "format": "date"},
+    "word": {"enum": ["C", "F", 7, None, "a::=b"]},
+    "number": {"type": "integer", "minimum": 3, "maximum": 40},
+    "flag": {"type": "boolean"},
+    "list": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+    "maybe": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+    "either": {"type": ["string", "integer"], "maxLength": 2},
+    "linked": {"$ref": "#/$defs/kind"},
+    "inner": {"type": "object", "properties": {"k": {"$ref": "#/$defs/kind"}}, "additionalProperties": False},
+}
+
+
+MARKS = (b"\n</parameter>", b"</arg_value>", b"a/b", b"}", b"]", b'"')
+
+
+def fits(value: object, name: str) -> bool:
+    """Whether an argument has the schema that VALUES gives it, said in another way."""
+    checks: dict[str, Any] = {
+        "text": lambda v: isinstance(v, str),
+        "short": lambda v: isinstance(v, str) and 1 <= len(v) <= 4,
+        "letters": lambda v: re.fullmatch("[a-f]{2,3}", v),
+        "slashed": lambda v: "a/b" in v,
+        "day": lambda v: re.fullmatch(r"\d{4}-\d\d-\d\d", v),
+        "word": lambda v: v in ("C", "F", 7, None, "a::=b"),
+        "number": lambda v: type(v) is int and 3 <= v <= 40,
+        "flag": lambda v: isinstance(v, bool),
+        "list": lambda v: len(v) <= 2 and all(isinstance(item, str) and len(item) <= 3 for item in v),
+        "maybe": lambda v: v is None or len(v) <= 3,
+        "either": lambda v: type(v) is int or len(v) <= 2,
+        "linked": lambda v: v in ("a", "b"),
+        "inner": lambda v: v == {} or v["k"] in ("a", "b"),
+    }
+    return bool(checks[name](value))
+
+
+@pytest.mark.parametrize("syntax", [QWEN_CODER, GLM])
+@settings(max_examples=40, deadline=None)
+@given(
+    names=st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=4),
+    optional=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_arguments_between_tags_fit_their_schemas(
+    syntax: CallSyntax, names: list[str], optional: bool, seed: int
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {name: VALUES[name] for name in names},
+        "required": names[:1] if optional else names,
+        "$defs": {"kind": {"enum": ["a", "b"]}},
+    }
+    tools = (Tool("f", parameters=json.dumps(schema)), TIME)
+    form = outline(calls=calls(syntax, *tools, required=True, several=False))
+    found = taken_apart(syntax, spelled(walk(form, seed, most=3000, marks=MARKS)), tools)[1].calls
+    assert len(found) == 1
+    arguments = json.loads(found[0].arguments)
+    if found[0].name == "f":
+        assert set(schema["required"]) <= set(arguments) <= set(names)
+    for name, value in arguments.items():
+        assert fits(value, name), (name, value)
+
+
+def test_what_cannot_stand_between_tags_is_said() -> None:
+    listed = Tool("f", parameters='{"type": "object", "anyOf": [{"required": ["a"]}]}')
+    with pytest.raises(UsageError, match="does not list its arguments"):
+        QWEN_CODER.steps([listed], several=False)
+    odd = Tool("f", parameters='{"type": "object", "properties": {"a>b": {}}}')
+    with pytest.raises(UsageError, match="is named 'a>b'"):
+        GLM.steps([odd], several=False)
+
+
+@pytest.mark.parametrize(
+    ("begun", "before"),
+    [
+        ("<|channel|>commentary to", ""),
+        ("Let me see.<|end|><|start|>assistant to", ""),
+        ("<|channel|>analysis to", ""),
+        (" to", "<|start|>assistant"),  # which the prompt ends with
+    ],
+)
+def test_a_name_may_stand_before_the_channel_and_behind_it(begun: str, before: str) -> None:
+    form = outline(calls=calls(HARMONY, before=before.encode()))
+    assert follow(form, begun) == ["="]
+    assert sorted(follow(form, f"{begun}=functions.")) == ["t", "w"]
+    behind = f"{begun}=functions.weather"
+    assert "<" in follow(form, behind)
+    kind = "<|channel|>commentary json" if "assistant" in before + begun else " <|constrain|>json"
+    said = f'{behind}{kind}<|message|>{{"city":"Oslo"}}'
+    assert follow(form, said) == ["END"]
+    _, parts = taken_apart(HARMONY, said)
+    assert [(call.name, call.arguments) for call in parts.calls] == [("weather", '{"city":"Oslo"}')]
+
+
+def test_a_call_may_follow_a_thought_in_channels() -> None:
+    analysis = Thought(
+        b"<|channel|>analysis<|message|>",
+        b"<|end|>",
+        opened=False,
+        budget=3,
+        cut="<|end|><|start|>assistant",
+        between="<|start|>assistant",
+        must=True,
+    )
+    form = outline(thought=analysis, calls=calls(HARMONY, required=True))
+    assert follow(form, "") == ["<"]
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    assert follow(form, thought) == ["<"]
+    assert follow(form, f"{thought}<|channel|>commentary to=functions.t") == ["i"]
+    free = outline(thought=analysis, calls=calls(HARMONY))
+    assert len(follow(free, thought)) == N_VOCAB

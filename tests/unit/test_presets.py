@@ -46,6 +46,15 @@ def test_a_preset_goes_before_the_configuration_file(
     assert engine.asked[-1][1].temperature == 0.3
 
 
+def test_a_preset_is_served(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    presets.write("far", {"model": str(own_folder / "far.gguf"), "system": "Ahoy.", "temperature": 0.9})
+    assert main(["serve", "--preset", "far", "--port", "0"]) == 1
+    assert f"{own_folder / 'far.gguf'} does not exist" in capsys.readouterr().err
+    presets.write("hot", {"temperature": -1})
+    assert main(["serve", "--preset", "hot"]) == 2
+    assert "temperature is -1" in capsys.readouterr().err
+
+
 def test_a_preset_names_a_model_that_an_argument_replaces(
     engine: TalkingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.models.hub.recommended import Recommendation, recommended_sampling
+from edgespec.models.hub.recommended import FAMILIES, Recommendation, recommended_sampling
 
 
 def header(architecture: str, name: str = "", template: str = "", **sampling: Any) -> GGUFHeader:
@@ -37,6 +37,10 @@ def header(architecture: str, name: str = "", template: str = "", **sampling: An
         ("llama", "Meta Llama 3.1 8B Instruct", "", (0.6, 0.9, 0)),
         ("llama", "Llama-3.2-1B-Instruct", "", (0.6, 0.9, 0)),
         ("gemma3", "Gemma 3 4b It", "", (1.0, 0.95, 64)),
+        ("gemma3n", "Gemma 3n E4B It", "", (1.0, 0.95, 64)),
+        ("glm4moe", "GLM 4.5 Air", "", (0.6, 0.95, 0)),
+        ("glm4moe", "GLM 4.6", "", (1.0, 0.95, 0)),
+        ("qwen3next", "Qwen3 Coder Next", "", (1.0, 0.95, 40)),
         ("llama", "Mistral Small 24B Instruct 2501", "", (0.15, 1.0, 0)),
         ("llama", "Mistral 7B Instruct v0.3", "", (0.7, 1.0, 0)),
         ("gpt-oss", "Gpt Oss 20b", "", (1.0, 1.0, 0)),
@@ -49,6 +53,32 @@ def test_families(architecture: str, name: str, template: str, values: tuple[flo
     assert found.sources["temperature"].startswith("recommended for ")
 
 
+def test_a_model_that_is_told_not_to_think_is_sampled_otherwise() -> None:
+    hybrid = header("qwen3", "Qwen3 8B", "{% if enable_thinking %}")
+    for thinks, values in ((None, (0.6, 0.95)), (True, (0.6, 0.95)), (False, (0.7, 0.8))):
+        found = recommended_sampling(hybrid, thinks=thinks).values
+        assert (found["temperature"], found["top_p"]) == values
+        assert found["presence_penalty"] == 1.5, "as its maker advises for quantized files"
+
+
+def test_the_docs_have_the_figures_and_where_they_come_from() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    table = page.partition("| Family | Settings | Source |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+    words = {"repeat_penalty": "repeat penalty", "presence_penalty": "presence penalty"}
+    usual = {"top_p": 1.0, "top_k": 0}
+    told = {
+        family.name: ", ".join(
+            f"{words.get(name, name)} {value:g}"
+            for name, value in family.values.items()
+            if value != usual.get(name)
+        )
+        for family in FAMILIES
+    }
+    assert {name: settings for name, settings, _ in rows} == told
+    assert all(source for *_, source in rows)
+
+
 @pytest.mark.parametrize("name", ["OpenLlama 3B v2", "Somebody's Merge", "Qwen3.5 4B", ""])
 def test_what_is_not_known_is_left_alone(name: str) -> None:
     assert recommended_sampling(header("llama", name)) == Recommendation()
@@ -58,7 +88,7 @@ def test_the_file_comes_before_the_family() -> None:
     found = recommended_sampling(header("qwen3", "Qwen3 8B", temp=0.30000001192092896, top_k=-1))
     assert found.values == {"temperature": 0.3, "top_p": 0.8, "top_k": 0}
     assert found.sources["temperature"] == found.sources["top_k"] == "from the model file"
-    assert found.sources["top_p"] == "recommended for Qwen 3, not thinking"
+    assert found.sources["top_p"] == "recommended for Qwen 3 Instruct"
 
 
 def test_nonsense_in_the_file_is_passed_over() -> None:
@@ -72,7 +102,7 @@ def recommended(monkeypatch: pytest.MonkeyPatch) -> None:
         {"temperature": 0.6, "top_p": 0.95, "repeat_penalty": 1.05},
         dict.fromkeys(("temperature", "top_p", "repeat_penalty"), "recommended for X"),
     )
-    monkeypatch.setattr("edgespec.cli.options.sampling._recommendation", lambda _model: found)
+    monkeypatch.setattr("edgespec.cli.options.sampling._recommendation", lambda _model, _thinks: found)
 
 
 @pytest.mark.usefixtures("recommended")

@@ -9,7 +9,7 @@ import pytest
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.serving.refusals import Refusal
-from edgespec.serving.requests import Request, read_request
+from edgespec.serving.requests import Request, read_request, with_system
 from edgespec.serving.responses import as_chat
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -115,3 +115,54 @@ def test_a_response_is_asked_for_as_a_chat_is() -> None:
     assert (request.config.max_tokens, request.config.think) == (9, "low")
     assert request.config.grammar is not None
     assert request.warnings == ("The field 'something' is not known here, and was ignored.",)
+
+
+def test_calls_of_functions_are_part_of_the_answer_before_them() -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+    called = {"type": "function_call", "id": "fc_1", "status": "completed", "name": "f", "arguments": "{}"}
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
+    told = [
+        {"role": "user", "content": "Hi"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        thought,
+        {**called, "call_id": "a"},
+        {**called, "call_id": "b", "arguments": '{"x": 1}'},
+        {"type": "function_call_output", "call_id": "a", "output": "1"},
+        {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "2"}]},
+    ]
+    asked = {"input": told, "tools": [tool], "parallel_tool_calls": False, "store": False}
+    asked["include"] = ["reasoning.encrypted_content"]
+
+    def read_response(**more: Any) -> Request:
+        return read_request(as_chat(asked | more), GenerationConfig(), chat=True, model="m")
+
+    request = read_response(tool_choice={"type": "function", "name": "f"})
+    assert [message["role"] for message in request.prompt] == ["user", "assistant", "tool", "tool"]  # type: ignore[index,call-overload]
+    answer: Any = request.prompt[1]
+    assert (answer["content"], answer["reasoning_content"]) == ("I look.", "Hm")
+    assert [call["function"]["arguments"] for call in answer["tool_calls"]] == [{}, {"x": 1}]
+    assert [message["content"] for message in request.prompt[2:]] == ["1", "2"]  # type: ignore[index,call-overload]
+    assert [tool.name for tool in request.config.tools] == ["f"]
+    assert (request.config.tool_choice, request.config.parallel_tool_calls) == ("f", False)
+    assert request.warnings == ()
+    assert read_response().config.tool_choice == "auto"
+    assert not read_response(tool_choice="none").config.offers_tools
+    for wrong_body, message in (
+        ({"tools": [{"type": "web_search"}]}, "kind 'web_search' is not supported"),
+        ({"tools": {"f": 1}}, "tools"),
+        ({"tool_choice": {"type": "function", "name": "g"}}, "'g', which is not one of the tools"),
+        ({"include": ["file_search_call.results"]}, "Including more output"),
+        ({"input": [{"type": "computer_call"}]}, "kind 'computer_call'"),
+        ({"input": [{"type": "function_call_output", "output": "1"}]}, "result of a call is wrong"),
+        ({"input": [{**called, "call_id": "a", "arguments": "{"}]}, "not a JSON object"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            read_response(**wrong_body)
+
+
+def test_a_system_prompt_is_for_chats_that_have_none() -> None:
+    ours = {"role": "system", "content": "Ahoy."}
+    assert with_system(read(), "Ahoy.").prompt == [ours, *HI]
+    assert with_system(read(), None).prompt == HI
+    own = read(messages=[{"role": "developer", "content": "Be brief."}, *HI])
+    assert with_system(own, "Ahoy.") == own

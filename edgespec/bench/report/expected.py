@@ -31,6 +31,8 @@ def expected(spec: RowSpec, temperature: float) -> float | None:
                 threads=load.get("threads") or default_threads(),
                 temperature=temperature,
                 streams=spec.place == "stream",
+                kv=load.get("kv") or "f16",
+                lora=tuple(load.get("lora") or ()),
             )
         )
     except EdgeSpecError:

@@ -115,7 +115,9 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any], names: Sequence
 def _heading(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     machine, settings = record["machine"], record["settings"]
     limit = record["limits"]["cap_bytes"] or record["limits"]["memory_bytes"]
-    speeds = " and ".join(f"{readable(int(speed))}/s" for speed in machine["disk_bytes_per_s"])
+    prompts = int(settings["prompts"])
+    measured = [f"{readable(int(speed))}/s" for speed in machine["disk_bytes_per_s"]]
+    speeds = f"{measured[0]} before, {measured[1]} after" if len(measured) == 2 else ", ".join(measured)
     sampled = f"temperature {float(settings['temperature']):g}" if settings["temperature"] else "greedy"
     return [
         ("processor", f"{machine['cpu']}, {int(machine['cores'])} cores"),
@@ -130,7 +132,8 @@ def _heading(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("drafter", str(record["drafter"])),
         (
             "asked",
-            f"{int(settings['prompts'])} prompts, at most {int(settings['max_tokens'])} tokens, {sampled}",
+            f"{prompts} prompt{'s' if prompts != 1 else ''}, "
+            f"at most {int(settings['max_tokens'])} tokens, {sampled}",
         ),
     ]
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from edgespec.cli.batch.openai_format import CANCELLED
+from edgespec.errors import OutputError
 
 Key = tuple[str | int, int]  # the id of a line and the index of the answer; negative as in `refused_key`
+
+_START = b'{"id": '  # how every result begins
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,31 @@ class EarlierResult:
 def refused_key(identifier: str | int, line: int) -> Key:
     """The key of a line that was refused because an earlier line has the same id."""
     return identifier, -line
+
+
+def read_results(path: Path, hint: str) -> Iterator[tuple[int, EarlierResult | None]]:
+    """The results in a file, each with its position in bytes; None for a last line that is incomplete.
+
+    Args:
+        hint: what to do if the file holds something else.
+
+    Raises:
+        OutputError: it does.
+    """
+    at = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n") and line[: len(_START)] == _START[: len(line)]:
+                yield at, None
+                return
+            try:
+                result = read_record(json.loads(line))
+            except (ValueError, OverflowError, RecursionError, TypeError, LookupError) as error:
+                raise OutputError(
+                    f"{path} holds something other than results on line {number}.", hint
+                ) from error
+            yield at, result
+            at += len(line)
 
 
 def read_record(record: Any) -> EarlierResult:

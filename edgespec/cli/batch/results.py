@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,13 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edgespec.cli.batch.records import EarlierResult, Key, read_record
+from edgespec.cli.batch.records import EarlierResult, Key, read_record, read_results
 from edgespec.cli.origin import compact
 from edgespec.cli.screen.results import ResultStream
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
-
-_START = b'{"id": '  # how every result begins
 
 
 class ResultFile:
@@ -147,18 +144,8 @@ class ResultFile:
 
     def _earlier_results(self) -> Iterator[tuple[int, EarlierResult]]:
         """The results in the file, each with its position; removes an incomplete last line."""
-        at = 0
-        with self._path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n") and line[: len(_START)] == _START[: len(line)]:
-                    os.truncate(self._path, at)
-                    return
-                try:
-                    result = read_record(json.loads(line))
-                except (ValueError, OverflowError, RecursionError, TypeError, LookupError) as error:
-                    raise OutputError(
-                        f"{self._path} holds something other than results on line {number}.",
-                        "Give another name to --output, or move that file away.",
-                    ) from error
-                yield at, result
-                at += len(line)
+        for at, result in read_results(self._path, "Give another name to --output, or move that file away."):
+            if result is None:
+                os.truncate(self._path, at)
+                return
+            yield at, result

@@ -24,10 +24,11 @@ from edgespec.cli.batch.job import Job
 from edgespec.cli.batch.job_queue import JobQueue
 from edgespec.cli.batch.lines import read_jobs
 from edgespec.cli.batch.progress import Progress
-from edgespec.cli.batch.records import Key, refused_key
+from edgespec.cli.batch.records import Key
 from edgespec.cli.batch.results import ResultFile
 from edgespec.cli.batch.resume import EarlierAnswers
-from edgespec.cli.batch.wanted import WantedResult
+from edgespec.cli.batch.shard import Shard
+from edgespec.cli.batch.wanted import WantedResult, results_of
 from edgespec.cli.interrupt import Interruption, cancelling
 from edgespec.cli.options.loading import LoadOptions
 from edgespec.cli.origin import ModelMark, Origin, model_mark
@@ -57,6 +58,7 @@ class BatchRun:
         parallel: most answers at once; None for as many as the memory and the passes are good for.
         ordered: write results in the order of the input.
         overwrite: answer lines again whose answers in the file were made differently.
+        shard: which of the input's lines to answer.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class BatchRun:
         parallel: int | None = None,
         ordered: bool = True,
         overwrite: bool = False,
+        shard: Shard | None = None,
     ) -> None:
         self._config = config
         self._terminal = terminal
@@ -82,6 +85,7 @@ class BatchRun:
         self._raw = raw
         self._parallel = parallel
         self._ordered = ordered
+        self._shard = shard or Shard()
         self._earlier = EarlierAnswers(file, terminal, overwrite=overwrite)
         self._model = ModelMark()
         self._answered = self._skipped = self._failed = 0
@@ -114,8 +118,8 @@ class BatchRun:
             self._terminal.thinking(engine, self._config)
             if not self._model.mark:
                 self._model = model_mark(loading.model)
-            self._progress = Progress(count_lines(input_name))
-            jobs = JobQueue(read_jobs(lines, self._config), waits=not is_file(lines))
+            self._progress = Progress(self._shard.lines(count_lines(input_name)))
+            jobs = JobQueue(self._jobs(lines), waits=not is_file(lines))
             interruption = self._answer_all(jobs, engine)
             if interruption:
                 place = f"at line {self._progress.line}. " if self._progress.line else ""
@@ -155,7 +159,7 @@ class BatchRun:
                 continue
             origin = self._origin(job)
             self._progress.begun(job.line)
-            for key, indices in self._results_of(job):
+            for key, indices in results_of(job, self._answers):
                 self._keys.append(key)
                 if origin is not None and self._earlier.has(job.line, key, origin):
                     self._skipped += 1
@@ -207,22 +211,14 @@ class BatchRun:
     def _wanted(self, input_name: str) -> Iterator[tuple[int, Key, Origin]]:
         """Line, key and origin of every result of an input."""
         with open_input(input_name) as lines:
-            for job in read_jobs(lines, self._config):
+            for job in self._jobs(lines):
                 origin = self._origin(job)
                 if origin is not None:
-                    for key, _ in self._results_of(job):
+                    for key, _ in results_of(job, self._answers):
                         yield job.line, key, origin
 
-    def _results_of(self, job: Job) -> Iterable[tuple[Key, range]]:
-        """The key of each result of a line, and the indices of the answers in it."""
-        answers = job.answers or self._answers
-        if job.duplicate_of:
-            return [(refused_key(job.identifier, job.line), range(1))]
-        if job.error:
-            return [((job.identifier, 0), range(1))]
-        if job.endpoint is not None:
-            return [((job.identifier, 0), range(answers))]
-        return (((job.identifier, index), range(index, index + 1)) for index in range(answers))
+    def _jobs(self, lines: Iterable[bytes]) -> Iterator[Job]:
+        return self._shard.jobs(read_jobs(lines, self._config))
 
     def _origin(self, job: Job) -> Origin | None:
         """The origin of the line's answers; None if the line is invalid."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.cli.batch import openai_format, own_format
 from edgespec.cli.batch.job import Job
-from edgespec.cli.batch.records import Key
+from edgespec.cli.batch.records import Key, refused_key
 from edgespec.cli.origin import Origin
 from edgespec.engine.requests import Request
 from edgespec.errors import EdgeSpecError
@@ -71,3 +72,19 @@ class WantedResult:
         self.closed = True
         for request in self.requests:
             request.cancelled = True
+
+
+def results_of(job: Job, answers: int) -> Iterable[tuple[Key, range]]:
+    """The key of each result of a line, and the indices of the answers in it.
+
+    Args:
+        answers: to lines without an "n".
+    """
+    answers = job.answers or answers
+    if job.duplicate_of:
+        return [(refused_key(job.identifier, job.line), range(1))]
+    if job.error:
+        return [((job.identifier, 0), range(1))]
+    if job.endpoint is not None:
+        return [((job.identifier, 0), range(answers))]
+    return (((job.identifier, index), range(index, index + 1)) for index in range(answers))

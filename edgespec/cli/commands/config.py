@@ -70,7 +70,8 @@ def config(
         )
         return
     typer.echo(f"File: {file}" + ("" if file.exists() else " (does not exist; --init makes it)"))
-    typer.echo(f"Models folder: {folders or 'none; models_folder in that file names one'}")
+    there = any(folder.is_dir() for folder in own_folders())
+    typer.echo(f"Models folder: {folders or 'none'}" + ("" if there else " (does not exist)"))
     _print(found)
 
 
@@ -165,9 +166,13 @@ def _print(found: dict[str, dict[str, dict[str, Any]]]) -> None:
 def _text(entry: dict[str, Any]) -> str:
     """A setting's value for people."""
     value = entry["value"]
-    if value is None:
+    if value is None or value == ():
         return str(entry.get("default", "-"))
-    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return ("no", "yes")[value]
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _forgotten() -> str:

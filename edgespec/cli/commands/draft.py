@@ -26,7 +26,13 @@ app = typer.Typer(
 Target = Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="TARGET")]
 Output = Annotated[
     Path | None,
-    option(None, "-o --output", "Where it goes. Default: EdgeSpec's data folder.", variable=False),
+    option(
+        None,
+        "-o --output",
+        "Where it goes. Default: EdgeSpec's data folder.",
+        variable=False,
+        metavar="FILE",
+    ),
 ]
 Memory = Annotated[str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")]
 PassSeconds = Annotated[
@@ -123,7 +129,9 @@ def tune(
     ] = 30.0,
     output: Output = None,
     quantization: Annotated[
-        str | None, option(None, "--quantization", "Of the result. Default: as before.", metavar="TYPE")
+        str | None,
+        # EDGESPEC_QUANTIZATION is that of `draft make`, which takes several.
+        option(None, "--quantization", "Of the result. Default: as before.", variable=False, metavar="TYPE"),
     ] = None,
     memory: Memory = None,
     pass_seconds: PassSeconds = None,
@@ -133,6 +141,7 @@ def tune(
             None,
             "--answers",
             "Answers to learn from, at most. Default: those of a third of the time.",
+            variable=False,
             metavar="N",
         ),
     ] = None,

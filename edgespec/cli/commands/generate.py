@@ -16,6 +16,7 @@ import typer
 from edgespec.cli.batch.own_format import MOST_ANSWERS
 from edgespec.cli.batch.results import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
+from edgespec.cli.batch.shard import Shard
 from edgespec.cli.conversation.attach import Attachments, after_files, read_attachments
 from edgespec.cli.conversation.thoughts import Thoughts
 from edgespec.cli.interrupt import cancelling
@@ -108,6 +109,15 @@ def generate(
         bool,
         option(_PANEL, "--unordered", "Results of --input as they are finished, in any order."),
     ] = False,
+    shard: Annotated[
+        str | None,
+        option(
+            _PANEL,
+            "--shard",
+            "Answer every N-th line of --input from the K-th; 'edgespec merge' joins the parts.",
+            metavar="K/N",
+        ),
+    ] = None,
     raw: Annotated[bool, option(_PANEL, "--raw", "Go on with the text; no chat template.")] = False,
     model: NamedModel = None,
     *,
@@ -129,6 +139,9 @@ def generate(
         raise UsageError(f"--parallel is {parallel}.", "It must be 1 or more.")
     if overwrite and (input_name is None or output_name is None):
         raise UsageError("--overwrite is for batches.", "Give it together with --input and --output.")
+    if shard is not None and input_name is None:
+        raise UsageError("--shard is for batches.", "Give it together with --input.")
+    part = None if shard is None else Shard.parse(shard)
     model, prompt = model_and_prompt(
         words_of(word, words),
         model=model,
@@ -157,6 +170,7 @@ def generate(
                 parallel=parallel,
                 ordered=not unordered,
                 overwrite=overwrite,
+                shard=part,
             )
             batch.run(input_name, loading)
         else:

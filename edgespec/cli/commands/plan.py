@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgespec.costs.planner import Prediction, PromptTime
     from edgespec.plans.plan import BatchPlan, Plan
 
-_LOADED = {"model", "draft", "memory", "context", "threads"}
+_LOADED = {"model", "draft", "memory", "context", "threads", "kv", "lora"}
 _SAMPLED = {"temperature"}
 _LEFT_OUT = ({f.name for f in fields(LoadOptions)} - _LOADED) | (
     {f.name for f in fields(SamplingOptions)} - _SAMPLED
@@ -59,6 +59,8 @@ def plan(
         context,
         load.get("threads"),
         config.temperature,
+        kv=load.get("kv", "f16"),
+        lora=tuple(load.get("lora", ())),
     )
     with terminal.working() as progress:
         found = plan_for(request, progress)
@@ -80,6 +82,9 @@ def _report(plan: Plan) -> str:
             rows.append(("experts in memory", _experts(holding.experts)))
     else:
         rows.append(("stays in memory", f"all of it; {readable(holding.needed)} are needed"))
+    rows.append(("the context", f"{readable(plan.cache_bytes)} of keys and values as {plan.kv}"))
+    if plan.adapter_bytes:
+        rows.append(("LoRA adapters", readable(plan.adapter_bytes)))
     if chosen.nodes > 1:
         rows.append(("drafter", chosen.drafter))
         rows.append(("tree", f"{chosen.nodes} nodes, {chosen.tokens_per_pass:.1f} tokens a pass"))

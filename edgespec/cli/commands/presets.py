@@ -69,7 +69,7 @@ def save(
     loading: LoadOptions,
     sampling: SamplingOptions,
 ) -> None:
-    """Save the options that are given under a name: those of chat and generate."""
+    """Save the options that are given under a name: those of chat, generate and serve."""
     loading = flag.on(loading, called)
     sampling.config_for(loading)  # refuses what could not be used
     loading.arguments()

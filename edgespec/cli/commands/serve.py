@@ -17,13 +17,15 @@ from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.values import parse_size
+from edgespec.cli.presets import Preset
+from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
 
 _PANEL = "Server"
 
 
-@with_options
+@partial(with_options, leave_out=("as_json",))
 def serve(
     called: typer.Context,
     host: Annotated[str, option(_PANEL, "--host", "Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
@@ -47,7 +49,9 @@ def serve(
     ] = 8,
     name: Annotated[
         str | None,
-        option(_PANEL, "--name", "What clients call the model.", metavar="NAME"),
+        option(
+            _PANEL, "--name", "What clients call the model. Default: the name of its file.", metavar="NAME"
+        ),
     ] = None,
     alias: Annotated[
         list[str] | None,
@@ -71,6 +75,12 @@ def serve(
         str | None,
         option(_PANEL, "--cors", "Origin whose web pages may use the API; * is any.", metavar="ORIGIN"),
     ] = None,
+    system: Annotated[
+        str | None,
+        option("Prompt", "--system", "The system prompt of chats that have none.", metavar="TEXT"),
+    ] = None,
+    system_file: SystemFile = None,
+    preset: Preset = None,
     *,
     flag: ModelFlag,
     loading: LoadOptions,
@@ -81,6 +91,7 @@ def serve(
     loading = flag.on(loading, called)
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
+    system = system_prompt(called, system, system_file)
     if not 0 <= port <= 65535:
         raise UsageError(f"The port is {port}.", "It must be from 0 to 65535.")
     if not 0 <= queue <= 10_000:
@@ -138,6 +149,7 @@ def serve(
                 cors=cors,
                 aliases=tuple(dict.fromkeys(alias or ())),
                 on_request=requests.add,
+                system=system,
             )
             server = Server(app, limits, verbose=output.verbose)
             bound = listener.getsockname()

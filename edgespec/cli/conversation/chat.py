@@ -120,6 +120,7 @@ class Chat:
         )
         if answer.passes and not answer.text.strip() and not interruption:
             self.terminal.note("The answer was complete already.")
+            return interruption
         self._report(answer, to_go_on)
         return interruption
 

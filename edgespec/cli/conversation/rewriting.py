@@ -31,11 +31,15 @@ class Rewriting:
             self._chat.say("The answer will be the same; /set temperature 0.7 without a seed varies it.")
         self._chat.answer(question)
 
-    def edit(self, _rest: str) -> None:
-        """Change the last question in an editor, and have that answered instead."""
+    def edit(self, rest: str) -> None:
+        """Have another question answered instead of the last one, which an editor opens if none is given."""
         question = self._last_question
         if question is None:
             self._chat.say("There is no question to edit.")
+            return
+        if rest:
+            self._take_back(question)
+            self._chat.answer(rest)
             return
         with with_shell_modes():
             changed = edited(question)

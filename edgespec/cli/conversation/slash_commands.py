@@ -70,7 +70,9 @@ class SlashCommands:
             "/clear": Command("", "start over; what is saved stays as it is", self._clear),
             "/undo": Command("", "take back the last question and its answer", rewriting.undo),
             "/retry": Command("", "answer the last question again (/regenerate)", rewriting.retry),
-            "/edit": Command("", "change the last question in an editor, and ask that", rewriting.edit),
+            "/edit": Command(
+                "[TEXT]", "ask TEXT instead of the last question, or change it in an editor", rewriting.edit
+            ),
             "/continue": Command("", "go on with an answer that was cut off or stopped", rewriting.go_on),
             "/model": Command(
                 "[NAME]", "go on with another model, or list those here", models.change, complete_model

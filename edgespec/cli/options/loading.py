@@ -124,7 +124,7 @@ class LoadOptions:
         option(
             "Model",
             "--prompt-cache/--no-prompt-cache",
-            "Keep read prompts on disk, so that a beginning is read once.",
+            "Keep read prompts on disk, so that a beginning is read once. Default: no.",
             show_default=False,
         ),
     ] = None
@@ -143,7 +143,7 @@ class LoadOptions:
         option(
             "Speculation",
             "--drafter",
-            "Kind of drafter, where --draft leaves it open.",
+            "Kind of drafter, where --draft leaves it open. Default: what the model allows.",
             metavar="model|lookup|merged",
         ),
     ] = None

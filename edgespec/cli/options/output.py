@@ -12,6 +12,6 @@ from edgespec.cli.options.declaration import option
 class OutputOptions:
     """What is printed besides the answer."""
 
-    as_json: Annotated[bool, option("Output", "--json", "Print answers as JSON objects.")] = False
+    as_json: Annotated[bool, option("Output", "--json", "Print JSON objects.")] = False
     quiet: Annotated[bool, option("Output", "--quiet", "Only results and errors.")] = False
     verbose: Annotated[bool, option("Output", "--verbose", "More on what happens.")] = False

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _DEFAULTS = GenerationConfig()
 _SAMPLING = ("recommended", "greedy")
-RECOMMENDABLE = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")  # see models.hub.recommended
+RECOMMENDABLE = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty")
+"""Settings that `models.hub.recommended` may have a value for."""
 _NO_LIMIT = -1  # of --max-tokens, as in llama.cpp and ollama
 
 
@@ -99,10 +100,16 @@ class SamplingOptions:
     ] = None
     presence_penalty: Annotated[
         float | None,
-        option("Sampling", "--presence-penalty", "Taken off once for earlier use. Default: 0.", metavar="X"),
+        option(
+            "Sampling",
+            "--presence-penalty",
+            "Taken off once for earlier use. Default: 0, or as recommended.",
+            metavar="X",
+        ),
     ] = None
     seed: Annotated[
-        int | None, option("Sampling", "-s --seed", "Makes sampled text repeatable.", metavar="N")
+        int | None,
+        option("Sampling", "-s --seed", "Makes sampled text repeatable. Default: random.", metavar="N"),
     ] = _DEFAULTS.seed
     stop: Annotated[
         list[str] | None,
@@ -169,9 +176,10 @@ class SamplingOptions:
         """The settings, checked against the options for loading.
 
         Raises:
-            UsageError: a value is out of its range, or --exact and --verify contradict each other.
+            UsageError: a value of either is out of its range, or --exact and --verify contradict each other.
         """
         config = self.config()
+        loading.arguments()
         if loading.exact and not config.rule.kind.invariant:
             raise exact_contradicts(self.verify)
         return config
@@ -192,7 +200,7 @@ class SamplingOptions:
         greedy = self.temperature == 0 or self.verify == "greedy"
         if greedy or (self.sampling or usually) != "recommended":
             return ChosenSampling(config, sources)
-        found = _recommendation(model)
+        found = _recommendation(model, config.thinking.enabled)
         values = {name: value for name, value in found.values.items() if name not in self.given}
         config = config.with_(**values)
         if loading.exact and not config.rule.kind.invariant:
@@ -208,12 +216,12 @@ class ChosenSampling:
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
-def _recommendation(model: Path) -> Recommendation:
+def _recommendation(model: Path, thinks: bool | None) -> Recommendation:
     from edgespec.models.gguf.header import read_header
     from edgespec.models.hub.recommended import Recommendation, recommended_sampling
 
     try:
-        return recommended_sampling(read_header(model))
+        return recommended_sampling(read_header(model), thinks=thinks)
     except ModelFileError:  # only the settings are lost: the model was loaded
         return Recommendation()
 

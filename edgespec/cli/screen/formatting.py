@@ -128,8 +128,13 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"{line}\n" for line in text)
 
 
+_NARROW = 20  # columns for texts
+
+
 def in_columns(rows: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
     """Lines with a name and a text each; texts are wrapped to the right of the names.
+
+    Where little room is left there, they are below the names.
 
     Args:
         width: of the window; None does not wrap, for pipes.
@@ -140,10 +145,22 @@ def in_columns(rows: Sequence[tuple[str, str]], width: int | None = None) -> lis
     if width is None:
         return [f"{name:<{margin}}{text}".rstrip() for name, text in rows]
     lines: list[str] = []
+    if width - margin < _NARROW:
+        for name, text in rows:
+            lines.append(name)
+            lines += textwrap.wrap(
+                text,
+                width - 1,
+                initial_indent="  ",
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        return lines
     for name, text in rows:
         lines += textwrap.wrap(
             text,
-            max(width - 1, margin + 12),
+            width - 1,
             initial_indent=f"{name:<{margin}}",
             subsequent_indent=" " * margin,
             break_long_words=False,  # paths are copied

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from platformdirs import user_data_path
+
 from edgespec.models.hub.names import ModelFile, group_files, label_of
 
 FOLDERS = "EDGESPEC_MODELS_FOLDER"  # of one's own; several are separated as in PATH
@@ -89,9 +91,11 @@ def display_name(path: Path) -> str:
 
 
 def own_folders() -> list[Path]:
-    """The folders that EDGESPEC_MODELS_FOLDER names."""
-    names = os.environ.get(FOLDERS, "").split(os.pathsep)
-    return [path for name in names if name.strip() and (path := _expanded(name.strip()))]
+    """The folders that EDGESPEC_MODELS_FOLDER names, or else `models` in EdgeSpec's data folder."""
+    names = os.environ.get(FOLDERS)
+    if names is None:
+        return [user_data_path("edgespec") / "models"]
+    return [path for name in names.split(os.pathsep) if name.strip() and (path := _expanded(name.strip()))]
 
 
 def _of_folders() -> Iterator[ElsewhereModel]:

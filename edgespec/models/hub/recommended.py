@@ -1,7 +1,7 @@
 """Sampling settings that a model's maker recommends: from the GGUF file, or else by the model's family.
 
-The figures are those of the makers' model cards and generation configurations. A GGUF file may have its own
-(`general.sampling.*`), which win.
+The figures are those of the makers' model cards and generation configurations: see docs/models.md. A GGUF
+file may have its own (`general.sampling.*`), which win.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ class Recommendation:
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
-def recommended_sampling(header: GGUFHeader) -> Recommendation:
-    """What is recommended for the model with this header."""
-    name, by_family = _of_family(header)
+def recommended_sampling(header: GGUFHeader, *, thinks: bool | None = None) -> Recommendation:
+    """What is recommended for the model with this header.
+
+    Args:
+        thinks: whether it is told to think, where it can be told; None leaves that to its template.
+    """
+    name, by_family = _of_family(header, thinks)
     in_file = _of_file(header)
     sources = dict.fromkeys(by_family, f"recommended for {name}") | dict.fromkeys(
         in_file, "from the model file"
@@ -65,7 +69,7 @@ def _of_file(header: GGUFHeader) -> dict[str, float]:
     return found
 
 
-def _of_family(header: GGUFHeader) -> tuple[str, Mapping[str, float]]:
+def _of_family(header: GGUFHeader, thinks: bool | None) -> tuple[str, Mapping[str, float]]:
     words = [
         header.architecture,
         *(header.metadata.get(f"general.{key}") for key in _NAMED),
@@ -73,8 +77,8 @@ def _of_family(header: GGUFHeader) -> tuple[str, Mapping[str, float]]:
     ]
     text = " / ".join(str(word) for word in words if word).lower()
     template = str(header.metadata.get("tokenizer.chat_template", ""))
-    for family in _FAMILIES:
-        if re.search(family.pattern, text) and family.fits(text, template):
+    for family in FAMILIES:
+        if re.search(family.pattern, text) and family.fits(text, template, thinks):
             return family.name, family.values
     return "", {}
 
@@ -82,44 +86,69 @@ def _of_family(header: GGUFHeader) -> tuple[str, Mapping[str, float]]:
 _NAMED = ("basename", "name", "finetune")
 
 
-def _always(_text: str, _template: str) -> bool:
+def _always(_text: str, _template: str, _thinks: bool | None) -> bool:
     return True
 
 
-def _thinks(text: str, template: str) -> bool:
-    """Whether a Qwen 3 model thinks unless it is told not to."""
-    return "thinking" in text or "enable_thinking" in template
+def _is_hybrid(_text: str, template: str, _thinks: bool | None) -> bool:
+    """Whether a Qwen 3 model can be told to think or not."""
+    return "enable_thinking" in template
+
+
+def _hybrid_thinks(text: str, template: str, thinks: bool | None) -> bool:
+    return _is_hybrid(text, template, thinks) and thinks is not False
+
+
+def _only_thinks(text: str, _template: str, _thinks: bool | None) -> bool:
+    return "thinking" in text
 
 
 @dataclass(frozen=True)
-class _Family:
+class Family:
+    """What is recommended for the models of a family.
+
+    Attributes:
+        name: as people know it.
+        pattern: what is searched in the model's architecture and names, in small letters.
+        values: by their names in GenerationConfig.
+        fits: by these names, its chat template, and whether it is told to think.
+    """
+
     name: str
     pattern: str
     values: Mapping[str, float]
-    fits: Callable[[str, str], bool] = _always
+    fits: Callable[[str, str, bool | None], bool] = _always
 
 
 def _values(temperature: float, top_p: float = 1.0, top_k: int = 0, **more: float) -> dict[str, float]:
     return {"temperature": temperature, "top_p": top_p, "top_k": top_k, **more}
 
 
+_QWEN3 = r"qwen.?3(?![.\d])"
+
 # The first that fits counts: distilled models are named after both of their parents.
-_FAMILIES = (
-    _Family("DeepSeek R1", r"deepseek.?r1|r1.?distill", _values(0.6, 0.95)),
-    _Family("gpt-oss", r"gpt.?oss", _values(1.0)),
-    _Family("QwQ", r"\bqwq", _values(0.6, 0.95, 40)),
-    _Family("Qwen 3 Coder", r"qwen.?3.?coder", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
-    _Family("Qwen 3, thinking", r"qwen.?3(?![.\d])", _values(0.6, 0.95, 20), _thinks),
-    _Family("Qwen 3, not thinking", r"qwen.?3(?![.\d])", _values(0.7, 0.8, 20)),
-    _Family("Qwen 2.5 Coder", r"qwen.?2\.5.?coder", _values(0.7, 0.8, 20, repeat_penalty=1.1)),
-    _Family("Qwen 2.5", r"qwen.?2\.5", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
-    _Family("SmolLM3", r"smollm.?3", _values(0.6, 0.95)),
-    _Family("SmolLM2", r"smollm", _values(0.2, 0.9)),
-    _Family("Llama 3", r"llama.?3(\.\d)?\b", _values(0.6, 0.9)),
-    _Family("Gemma 3", r"gemma.?3", _values(1.0, 0.95, 64)),
-    _Family("Magistral", r"magistral", _values(0.7, 0.95)),
-    _Family("Mistral Small", r"mistral.?small", _values(0.15)),
-    _Family("Mistral Nemo", r"mistral.?nemo", _values(0.3)),
-    _Family("Mistral", r"mistral|mixtral|ministral", _values(0.7)),
-    _Family("Phi 4, reasoning", r"phi.?4.*reasoning", _values(0.8, 0.95, 50)),
+FAMILIES = (
+    Family("DeepSeek R1", r"deepseek.?r1|r1.?distill", _values(0.6, 0.95)),
+    Family("gpt-oss", r"gpt.?oss", _values(1.0)),
+    Family("QwQ", r"\bqwq", _values(0.6, 0.95, 40)),
+    Family("Qwen 3 Coder Next", r"qwen.?3.?coder.?next", _values(1.0, 0.95, 40)),
+    Family("Qwen 3 Coder", r"qwen.?3.?coder", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
+    Family("Qwen 3, told to think", _QWEN3, _values(0.6, 0.95, 20, presence_penalty=1.5), _hybrid_thinks),
+    Family("Qwen 3, told not to think", _QWEN3, _values(0.7, 0.8, 20, presence_penalty=1.5), _is_hybrid),
+    Family("Qwen 3 Thinking", _QWEN3, _values(0.6, 0.95, 20), _only_thinks),
+    Family("Qwen 3 Instruct", _QWEN3, _values(0.7, 0.8, 20)),
+    Family("Qwen 2.5 Coder 32B", r"qwen.?2\.5.?coder.?32b", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
+    Family("Qwen 2.5 Coder", r"qwen.?2\.5.?coder", _values(0.7, 0.8, 20, repeat_penalty=1.1)),
+    Family("Qwen 2.5", r"qwen.?2\.5", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
+    Family("GLM 4.5", r"glm.?4\.5", _values(0.6, 0.95)),
+    Family("GLM 4.6 and 4.7", r"glm.?4\.[67]", _values(1.0, 0.95)),
+    Family("SmolLM3", r"smollm.?3", _values(0.6, 0.95)),
+    Family("SmolLM2", r"smollm", _values(0.2, 0.9)),
+    Family("Llama 3", r"llama.?3(\.\d)?\b", _values(0.6, 0.9)),
+    Family("Gemma 3 and 4", r"gemma.?[34](?!\d)", _values(1.0, 0.95, 64)),
+    Family("Magistral", r"magistral", _values(0.7, 0.95)),
+    Family("Mistral Small", r"mistral.?small", _values(0.15)),
+    Family("Mistral Nemo", r"mistral.?nemo", _values(0.3)),
+    Family("Mistral", r"mistral|mixtral|ministral", _values(0.7)),
+    Family("Phi 4, reasoning", r"phi.?4.*reasoning", _values(0.8, 0.95, 50)),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from edgespec.models.text import harmony
 from edgespec.models.text.call_syntax import CallSyntax, syntax_of
 
 
@@ -20,6 +21,7 @@ class ThoughtFormat:
         opens, closes: the marks around a thought.
         between: what follows the closing mark, where the answer has to begin in a certain way.
         introductions: marks that may stand before the answer and are no part of it.
+        again: what begins the next message, where thoughts, calls and answers are messages of their own.
         switch: the template's variable that turns thinking on and off; empty if it has none.
         knows_effort: whether it has a variable `reasoning_effort`.
         knows_budget: whether it has a variable `thinking_budget`.
@@ -29,21 +31,26 @@ class ThoughtFormat:
     closes: str
     between: str = "\n\n"
     introductions: tuple[str, ...] = ()
+    again: str = ""
     switch: str = ""
     knows_effort: bool = False
     knows_budget: bool = False
 
-    @property
-    def cut(self) -> str:
-        """What ends a thought whose budget is spent."""
-        return f"{self.closes}{self.between}" if self.introductions else f"\n{self.closes}{self.between}"
+    def behind(self, *, calls: bool) -> str:
+        """What stands between a thought and what follows it, a call perhaps."""
+        return self.again if self.again and calls else self.between
 
-    @property
-    def skipped(self) -> str:
-        """What is put before an answer that is to have no thought."""
-        if self.introductions:
+    def cut(self, *, calls: bool) -> str:
+        """What ends a thought whose budget is spent; a call may follow."""
+        space = "" if self.again else "\n"
+        return f"{space}{self.closes}{self.behind(calls=calls)}"
+
+    def skipped(self, *, calls: bool) -> str:
+        """What is put before an answer that is to have no thought, and may be a call."""
+        if self.again and not calls:
             return self.introductions[-1]
-        return f"{self.opens}\n\n{self.closes}{self.between}"
+        space = "" if self.again else "\n\n"
+        return f"{self.opens}{space}{self.closes}{self.behind(calls=calls)}"
 
 
 @dataclass(frozen=True)
@@ -72,10 +79,7 @@ _MARKS = (
     ("<reasoning>", "</reasoning>"),
 )
 _SWITCHES = ("enable_thinking", "thinking")
-# gpt-oss (the Harmony format): every message has a channel.
-_FINAL = "<|channel|>final<|message|>"
-_NEXT_FINAL = f"<|start|>assistant{_FINAL}"
-_ANALYSIS = "<|channel|>analysis<|message|>"
+_NEXT_FINAL = f"{harmony.ASSISTANT}{harmony.FINAL}"
 _OPENS, _CLOSES = re.compile(r"\{[{%]"), re.compile(r"[%}]\}")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
@@ -89,8 +93,17 @@ def answer_format(template: str) -> AnswerFormat:
 def _thought(template: str, code: str) -> ThoughtFormat | None:
     effort, budget = _uses(code, "reasoning_effort"), _uses(code, "thinking_budget")
     switch = next((name for name in _SWITCHES if _uses(code, name)), "")
-    if "<|channel|>" in template and "<|message|>" in template and "analysis" in template:
-        return ThoughtFormat(_ANALYSIS, "<|end|>", _NEXT_FINAL, (_NEXT_FINAL, _FINAL), switch, effort, budget)
+    if harmony.is_harmony(template):
+        return ThoughtFormat(
+            harmony.ANALYSIS,
+            harmony.END,
+            _NEXT_FINAL,
+            (_NEXT_FINAL, harmony.FINAL),
+            harmony.ASSISTANT,
+            switch,
+            effort,
+            budget,
+        )
     for opens, closes in _MARKS:
         # Some templates know only the closing mark, by which they cut earlier thoughts off.
         if closes in template:

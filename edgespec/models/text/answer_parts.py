@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from edgespec.generation.tools import CallPiece, ToolCall
+from edgespec.generation.tools import CallPiece, Tool, ToolCall
 from edgespec.models.text.answer_format import ThoughtFormat
+from edgespec.models.text.call_reader import CallName, CallOver, CallReader
 from edgespec.models.text.call_syntax import CallSyntax
 
 _ID_LENGTH = 9  # what Mistral's templates insist on
@@ -33,6 +33,7 @@ class AnswerParts:
         thought: how thoughts are marked; None if there are none.
         opened: the prompt has opened one.
         syntax: how tools are called; None if no call is to be recognized.
+        tools: those that may be called.
         call_id: gives the id of a call by its index.
 
     Attributes:
@@ -46,14 +47,16 @@ class AnswerParts:
         *,
         opened: bool = False,
         syntax: CallSyntax | None = None,
+        tools: Sequence[Tool] = (),
         call_id: Callable[[int], str] = lambda index: call_id("", index),
     ) -> None:
         self.calls: list[ToolCall] = []
         self._thought = thought
         self._syntax = syntax
+        self._tools = tools
         self._call_id = call_id
         self._held = ""  # not certain yet
-        self._call: _CallReader | None = None
+        self._call: CallReader | None = None
         self._said = False  # the answer has text
         self._take = self._in_thought if thought and opened else self._at_start if thought else self._in_text
 
@@ -160,17 +163,17 @@ class AnswerParts:
         return Part(text=said) if said else None
 
     def _begin_call(self, syntax: CallSyntax) -> None:
-        self._call = _CallReader(syntax)
+        self._call = syntax.reader(self._tools)
         self._take = self._in_call
 
     def _in_call(self, final: bool) -> Part | None:
         assert self._call is not None
         read, self._held = self._call.read(self._held)
-        if isinstance(read, _Over):
+        if isinstance(read, CallOver):
             self._call = None
             self._take = self._in_text
             return None
-        if isinstance(read, _Name):
+        if isinstance(read, CallName):
             index = len(self.calls)
             self.calls.append(ToolCall(self._call_id(index), read.name, ""))
             return Part(call=CallPiece(index, self.calls[index].id, read.name))
@@ -189,69 +192,6 @@ class AnswerParts:
             end = len(self._held[:end].rstrip())
         said, self._held = self._held[:end], self._held[end:]
         return said
-
-
-@dataclass(frozen=True)
-class _Name:
-    """The name in the head of a call."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class _Over:
-    """The call is complete."""
-
-
-class _CallReader:
-    """Reads the calls behind one trigger, a piece of their arguments at a time."""
-
-    def __init__(self, syntax: CallSyntax) -> None:
-        self._syntax = syntax
-        self._head = syntax.head
-        self._in_arguments = False
-        self._had_arguments = False
-        self._depth = 0
-        self._quoted = self._escaped = False
-
-    def read(self, text: str) -> tuple[_Name | _Over | str, str]:
-        """What comes first in a text, "" if more of it is needed, and the rest of the text."""
-        if self._in_arguments:
-            size = self._size_of_arguments(text)
-            return text[:size], text[size:]
-        match = self._head.match(text)
-        # A head that ends with the text may still grow by space.
-        if match and match.end() < len(text):
-            self._in_arguments = True
-            name = match[1]
-            return _Name(json.loads(name) if name.startswith('"') else name), text[match.end() :]
-        if self._had_arguments and self._syntax.repeats:
-            ends = self._syntax.ends.strip()
-            at = text.find(ends)
-            if at >= 0:
-                return _Over(), text[at + len(ends) :]
-        return "", text
-
-    def _size_of_arguments(self, text: str) -> int:
-        """How much of the text is part of the arguments, which end where their brackets close."""
-        for at, character in enumerate(text):
-            if self._quoted:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._quoted = False
-            elif character == '"':
-                self._quoted = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    self._in_arguments, self._had_arguments = False, True
-                    return at + 1
-        return len(text)
 
 
 def call_id(prompt: str | Sequence[int], index: int) -> str:

@@ -13,7 +13,10 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
+from edgespec.models.text import harmony, tagged_calls
+from edgespec.models.text.call_reader import CallReader, JsonCallReader
 from edgespec.models.text.outline_steps import Choice, Fixed, Form, Step
+from edgespec.models.text.tagged_calls import TaggedCallReader, Tags
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class CallSyntax:
         name_mark: where the name stands before the arguments instead of within JSON, what is between them.
         arguments: what JSON calls the arguments.
         in_template: the template shows the tools and earlier calls itself.
+        tags: what stands around names and values, where arguments are not JSON as a whole.
+        in_channels: a call is a message of its own, with its name in the header (`harmony`).
     """
 
     name: str
@@ -43,18 +48,35 @@ class CallSyntax:
     name_mark: str = ""
     arguments: str = "arguments"
     in_template: bool = True
+    tags: Tags | None = None
+    in_channels: bool = False
 
     @property
     def repeats(self) -> bool:
         """Whether another call may follow, with a trigger of its own."""
-        return bool(self.ends or self.name_mark)
+        return bool(self.ends or self.name_mark or self.tags)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts in it that may be control tokens."""
+        if self.in_channels:
+            return harmony.MARKS
+        own = (self.trigger, self.ends, self.name_mark)
+        return tuple(mark for mark in (*own, *(self.tags.marks if self.tags else ())) if mark)
 
     def steps(self, tools: Sequence[Tool], *, several: bool) -> tuple[Step, ...]:
         """What has to follow the trigger.
 
         Args:
             several: whether an answer may call more than one.
+
+        Raises:
+            UsageError: the arguments of a tool cannot be spelled.
         """
+        if self.in_channels:
+            return (harmony.step_of({tool.name: tool.parameters for tool in tools}, self.trigger),)
+        if self.tags is not None:
+            return (Form(self.tags.grammar(tools), "grammar"),)
         if self.name_mark:
             return (
                 Choice(tuple((Fixed(tool.name + self.name_mark), Form(tool.parameters)) for tool in tools)),
@@ -71,8 +93,21 @@ class CallSyntax:
             *([Fixed(self.ends)] if self.ends else []),
         )
 
+    def more_triggers(self, tools: Sequence[Tool]) -> dict[str, tuple[Step, ...]]:
+        """Other texts with which a call may begin, and what has to follow each."""
+        if not self.in_channels:
+            return {}
+        schemas = {tool.name: tool.parameters for tool in tools}
+        return {trigger: (harmony.step_of(schemas, trigger),) for trigger in harmony.MORE_TRIGGERS}
+
+    def reader(self, tools: Sequence[Tool]) -> CallReader:
+        """What reads the calls behind a trigger."""
+        if self.tags is not None:
+            return TaggedCallReader(self.tags, tools)
+        return JsonCallReader(self._head, self.ends, repeats=self.repeats)
+
     @property
-    def head(self) -> re.Pattern[str]:
+    def _head(self) -> re.Pattern[str]:
         """What stands before the arguments of a call; group 1 is the name, in quotes if it is JSON."""
         if self.name_mark:
             return re.compile(rf"\s*([\w.-]+){re.escape(self.name_mark)}\s*")
@@ -96,6 +131,9 @@ HERMES = CallSyntax("Hermes", "<tool_call>", lead="\n", ends="\n</tool_call>")
 LLAMA = CallSyntax("Llama 3", '{"name":', first_only=True, trigger_is_json=True, arguments="parameters")
 MISTRAL = CallSyntax("Mistral", "[TOOL_CALLS]", is_list=True)
 MISTRAL_NAMED = CallSyntax("Mistral with [ARGS]", "[TOOL_CALLS]", name_mark="[ARGS]")
+QWEN_CODER = CallSyntax("Qwen3-Coder", "<tool_call>", tags=tagged_calls.QWEN_CODER)
+GLM = CallSyntax("GLM", "<tool_call>", tags=tagged_calls.GLM)
+HARMONY = CallSyntax("gpt-oss", harmony.TRIGGER, in_channels=True)
 GENERIC = CallSyntax("generic", "<tool_call>", lead="\n", ends="\n</tool_call>", in_template=False)
 
 
@@ -105,8 +143,13 @@ def syntax_of(template: str, *, knows_tools: bool) -> CallSyntax:
         return GENERIC
     if "[TOOL_CALLS]" in template:
         return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
-    # Some families put XML between the same marks, for example Qwen 3 Coder and GLM.
-    if "<tool_call>" in template and not re.search(r"<function=|<arg_key>|<parameter=", template):
+    if harmony.is_harmony(template) and "functions." in template:
+        return HARMONY
+    if "<tool_call>" in template:
+        if "<arg_key>" in template and "<arg_value>" in template:
+            return GLM
+        if "<function=" in template and "<parameter=" in template:
+            return QWEN_CODER
         return HERMES
     if re.search(r"ipython|<\|python_tag\|>", template) and re.search(r"[\"']parameters\\?[\"']", template):
         return LLAMA

@@ -150,6 +150,8 @@ class Encoder:
             messages = without_tools(messages, tools)
         elif tools:
             variables["tools"] = [tool.definition for tool in tools]
+        if self.format.calls.in_channels:
+            messages = [_with_thought_by_its_name(message) for message in messages]
         thought, think = self.format.thought, config.thinking
         if thought is not None:
             if thought.switch and think.enabled is not None:
@@ -167,7 +169,9 @@ class Encoder:
         if thought is None or thought.switch or config.thinking.enabled is not False:
             return []
         opened = text.rstrip().endswith(thought.opens)
-        return [Segment(thought.cut.lstrip() if opened else thought.skipped, literal=False)]
+        calls = config.offers_tools and self.format.calls.in_channels
+        closed = thought.cut(calls=calls).lstrip() if opened else thought.skipped(calls=calls)
+        return [Segment(closed, literal=False)]
 
     def answered(self, encoded: Encoded, text: str, tokens: Sequence[int]) -> Encoded | None:
         """The encoding with an answer behind it; None if the tokens do not spell the text."""
@@ -180,6 +184,14 @@ class Encoder:
         """End the template's process."""
         if self._template is not None:
             self._template.close()
+
+
+def _with_thought_by_its_name(message: Message) -> Message:
+    """The message as gpt-oss' template takes it: a thought before a call is `thinking`."""
+    thought = message.get("reasoning_content")
+    if not thought or message.get("content") or not message.get("tool_calls"):
+        return message
+    return {**message, "thinking": thought}
 
 
 def _texts(value: Any) -> Iterator[str]:

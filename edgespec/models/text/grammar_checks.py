@@ -60,6 +60,8 @@ def is_plain(grammar: Grammar) -> bool:
         return False
     if grammar.kind == "json_schema":
         return _is_plain_schema(text)
+    if "%json" in text:  # whose schemas are not looked at here
+        return False
     if _depth(_NESTED, text) > _PLAIN_REFERENCES or not _counts_are_small([text]):
         return False
     return grammar.kind == "regex" or text.count("\n") <= _PLAIN_REFERENCES

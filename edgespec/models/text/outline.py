@@ -35,7 +35,7 @@ class Outline:
     Args:
         pieces: what tokens spell.
         tokenize: the tokens of a text in which marks are marks.
-        matcher: gives the matcher of a JSON schema, at its beginning.
+        matcher: gives the matcher of a form, at its beginning.
         whole: gives the matcher of the form of the whole answer, at its beginning; None for free text.
         calls: the tools that it may call; not together with `whole`.
     """
@@ -44,7 +44,7 @@ class Outline:
         self,
         pieces: Pieces,
         tokenize: Callable[[str], list[int]],
-        matcher: Callable[[str], FormMatcher],
+        matcher: Callable[[Form], FormMatcher],
         *,
         thought: Thought | None = None,
         calls: Calls | None = None,
@@ -110,13 +110,19 @@ class Outline:
         if self.whole is not None:
             return self._in_form(self.whole(), (), data)
         if self.calls is not None and self.calls.required:
-            return self.literal(self.calls.trigger.decode(), data, lambda rest: self.call(rest))
-        return Free(self, b"", at_start=True).with_data(data)
+            steps = self.calls.steps
+            return self.literal(self.calls.trigger.decode(), data, lambda rest: self.call(steps, rest))
+        before = self.calls.before if self.calls is not None else b""
+        return Free(self, before, at_start=True).with_data(data)
 
-    def call(self, data: bytes) -> Stage | None:
-        """The position within a call, after its trigger and these bytes; None if they do not fit."""
+    def call(self, steps: Sequence[Step], data: bytes) -> Stage | None:
+        """The position within a call, after its trigger and these bytes; None if they do not fit.
+
+        Args:
+            steps: those behind the trigger.
+        """
         assert self.calls is not None
-        return self.follow(self.calls.steps, (self.calls.trigger if self.calls.fed else b"") + data)
+        return self.follow(steps, (self.calls.trigger if self.calls.fed else b"") + data)
 
     def follow(self, steps: Sequence[Step], data: bytes) -> Stage | None:
         """The position at the beginning of these steps, after bytes of them; None if they do not fit."""
@@ -128,9 +134,14 @@ class Outline:
         if isinstance(step, Fixed):
             return self.literal(step.text, data, lambda more: self.follow(rest, more))
         if isinstance(step, Form):
-            return self._in_form(self.matcher(step.schema), rest, data, delimited=True)
-        options = [(tuple(self.tokenize(fixed.text)), (form, *rest)) for fixed, form in step.options]
-        return None if data else Choosing(self, options)
+            return self._in_form(self.matcher(step), rest, data, delimited=True)
+        said = data.decode("utf-8", "replace")
+        options = [
+            (tuple(self.tokenize(fixed.text[len(said) :])), (form, *rest))
+            for fixed, form in step.options
+            if fixed.text.startswith(said) and len(said) < len(fixed.text)
+        ]
+        return Choosing(self, options) if options else None
 
     def literal(self, text: str, data: bytes, then: Callable[[bytes], Stage | None]) -> Stage | None:
         """The position in a fixed text, after bytes of it and perhaps of what follows.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,7 +52,7 @@ class Frame(Protocol):
     @property
     def bound(self) -> bool: ...
     def answer(self, data: bytes = b"") -> Stage | None: ...
-    def call(self, data: bytes) -> Stage | None: ...
+    def call(self, steps: Sequence[Step], data: bytes) -> Stage | None: ...
     def follow(self, steps: Sequence[Step], data: bytes) -> Stage | None: ...
     def literal(self, text: str, data: bytes, then: Callable[[bytes], Stage | None]) -> Stage | None: ...
 
@@ -224,12 +225,18 @@ class Free:
         calls = self.outline.calls
         if calls is None or (calls.first_only and not self.at_start):
             return None
-        return self.outline.pieces.unless(
-            self.tail, calls.trigger, lambda rest: self.outline.call(rest) is not None
-        )
+        permitted: BoolArray | None = None
+        for trigger, steps in calls.triggers:
+            mask = self.outline.pieces.unless(self.tail, trigger, partial(self._fits, steps))
+            if mask is not None:
+                permitted = mask if permitted is None else permitted & mask
+        return permitted
 
     def after(self, token: int) -> Stage | None:
         return self.with_data(self.outline.pieces[token])
+
+    def _fits(self, steps: Sequence[Step], rest: bytes) -> bool:
+        return self.outline.call(steps, rest) is not None
 
     def with_data(self, data: bytes) -> Stage:
         """The position after more bytes; a trigger whose continuation does not fit is text like any other."""
@@ -237,14 +244,16 @@ class Free:
         if calls is None or (calls.first_only and not self.at_start):
             return self
         text = (self.tail + data).lstrip() if calls.first_only else self.tail + data
-        at = text.find(calls.trigger)
-        if at == 0 or (at > 0 and not calls.first_only):
-            call = self.outline.call(text[at + len(calls.trigger) :])
-            if call is not None:
-                return call
+        for trigger, steps in calls.triggers:
+            at = text.find(trigger)
+            if at == 0 or (at > 0 and not calls.first_only):
+                call = self.outline.call(steps, text[at + len(trigger) :])
+                if call is not None:
+                    return call
         if calls.first_only:
             return replace(self, tail=text, at_start=calls.trigger.startswith(text))
-        return replace(self, tail=text[-(len(calls.trigger) - 1) :])
+        longest = max(len(trigger) for trigger, _ in calls.triggers)
+        return replace(self, tail=text[-(longest - 1) :])
 
     def undo(self) -> None:
         pass

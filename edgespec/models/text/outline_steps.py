@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -14,13 +15,15 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Form:
-    """JSON that fits a schema.
+    """JSON that fits a schema, or a text that fits a grammar.
 
     Attributes:
-        schema: as text.
+        text: of the schema or grammar.
+        kind: which of them it is, as `generation.config.Grammar` names it.
     """
 
-    schema: str
+    text: str
+    kind: Literal["json_schema", "grammar"] = "json_schema"
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Calls:
         first_only: it counts only at the beginning.
         repeats: the text is free again after a call.
         required: the answer has to begin with one.
+        more: other triggers, and the steps behind each.
+        before: what the prompt ends with that a trigger may begin with.
     """
 
     trigger: bytes
@@ -74,3 +79,10 @@ class Calls:
     first_only: bool = False
     repeats: bool = True
     required: bool = False
+    more: tuple[tuple[bytes, tuple[Step, ...]], ...] = ()
+    before: bytes = b""
+
+    @property
+    def triggers(self) -> tuple[tuple[bytes, tuple[Step, ...]], ...]:
+        """Every trigger, and the steps behind it."""
+        return ((self.trigger, self.steps), *self.more)

@@ -99,31 +99,32 @@ def _joined(children: Children, found: Sequence[tuple[Source, Sequence[Candidate
     if not found:
         return children
     width, listed = children.tokens.shape
-    known = children.proposed
-    places: list[dict[int, int]] = []  # of each node: token -> column
-    for row in range(width):
-        columns = np.flatnonzero(known[row])
-        place = dict(zip(children.tokens[row, columns].tolist(), columns.tolist(), strict=True))
-        used = listed
-        for _, rows in found:
-            for token in rows[row]:
-                if token not in place:
-                    place[token] = used
-                    used += 1
-        places.append(place)
-    columns_in_all = max(listed, *(max(place.values(), default=-1) + 1 for place in places))
-    more = ((0, 0), (0, columns_in_all - listed))
+    further: list[tuple[int, int, int]] = []  # row, column and token of each candidate that is not listed
+    said: list[tuple[int, int, int, int]] = []  # row, column, source and class of evidence
+    used = [listed] * width  # columns of each row
+    by_row = zip(children.tokens.tolist(), children.proposed.tolist(), strict=True)
+    for row, (in_row, proposed) in enumerate(by_row):
+        places = {token: column for column, token in enumerate(in_row) if proposed[column]}
+        for source, rows in found:
+            for token, kind in rows[row].items():
+                column = places.setdefault(token, used[row])
+                if column == used[row]:
+                    further.append((row, column, token))
+                    used[row] += 1
+                said.append((row, column, source, kind))
+    more = ((0, 0), (0, max(used, default=listed) - listed))
     tokens = np.pad(children.tokens, more)
-    logprobs = np.pad(children.logprobs, more, constant_values=-np.inf)
-    evidence = np.full((width, columns_in_all, len(Source)), NOTHING, dtype=np.int8)
+    if further:
+        rows_of, columns_of, further_tokens = np.array(further).T
+        tokens[rows_of, columns_of] = further_tokens
+    evidence = np.full((*tokens.shape, len(Source)), NOTHING, dtype=np.int8)
     if children.evidence is not None:
         evidence[:, :listed] = children.evidence
-    for row, place in enumerate(places):
-        for token, column in place.items():
-            tokens[row, column] = token
-        for source, rows in found:
-            if rows[row]:
-                evidence[row, list(place.values()), source] = OTHERS
-                for token, kind in rows[row].items():
-                    evidence[row, place[token], source] = kind
-    return Children(tokens, logprobs, evidence)
+    there = np.arange(tokens.shape[1]) < np.array(used)[:, None]
+    there[:, :listed] = children.proposed
+    for source, rows in found:
+        knows = np.array([bool(candidates) for candidates in rows])
+        evidence[there & knows[:, None], source] = OTHERS
+    rows_of, columns_of, sources, kinds = np.array(said).T
+    evidence[rows_of, columns_of, sources] = kinds
+    return Children(tokens, np.pad(children.logprobs, more, constant_values=-np.inf), evidence)

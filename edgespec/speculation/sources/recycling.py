@@ -67,12 +67,17 @@ class Successors:
         for order in reversed(range(ORDERS)):
             keys = _keys(before, last, order)
             rows = _places(keys)
-            for at in np.flatnonzero(self._keys[order, rows] == keys).tolist():
-                known = self._classes[order, rows[at]] > 0
-                tokens = self._tokens[order, rows[at], known].tolist()
-                for token, kind in zip(tokens, self._classes[order, rows[at], known].tolist(), strict=True):
-                    found[at].setdefault(token, kind)
-        return [dict(list(candidates.items())[:MOST_CANDIDATES]) for candidates in found]
+            known = np.flatnonzero(self._keys[order, rows] == keys)
+            tokens = self._tokens[order, rows[known]].tolist()
+            classes = self._classes[order, rows[known]].tolist()
+            for at, successors, kinds in zip(known.tolist(), tokens, classes, strict=True):
+                candidates = found[at]
+                for token, kind in zip(successors, kinds, strict=True):
+                    if len(candidates) == MOST_CANDIDATES:
+                        break
+                    if kind and token not in candidates:
+                        candidates[token] = kind
+        return list(found)
 
 
 class _Followed(Proposals):

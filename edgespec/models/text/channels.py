@@ -1,0 +1,143 @@
+"""Takes answers in channels apart (the Harmony format of gpt-oss; see `harmony`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from edgespec.generation.tools import CallPiece, ToolCall
+from edgespec.models.text import harmony
+from edgespec.models.text.answer_parts import Part, call_id
+
+_HEADS = (harmony.CHANNEL, harmony.START, "to=functions.")
+_ENDS = (harmony.END, harmony.CALL, harmony.RETURN, harmony.START)
+_LONGEST_HEADER = 400  # characters; longer ones are text
+_RECIPIENT = re.compile(r"to=functions\.([\w.-]+)", re.ASCII)
+_CHANNEL = re.compile(re.escape(harmony.CHANNEL) + r"\s*(\w+)", re.ASCII)
+
+_Body = Literal["", "thought", "text", "call"]
+
+
+class ChannelParts:
+    """Takes the characters of an answer, and gives its parts as soon as they are certain.
+
+    The interface is that of `answer_parts.AnswerParts`. Messages to the user are one text, thoughts are one
+    thought, with blank lines in between. What has no header is text.
+
+    Args:
+        opened: the prompt has opened a thought.
+        calls_tools: whether calls are to be recognized.
+        call_id: gives the id of a call by its index.
+
+    Attributes:
+        calls: the calls so far; the last one may be incomplete.
+    """
+
+    def __init__(
+        self,
+        *,
+        opened: bool = False,
+        calls_tools: bool = False,
+        call_id: Callable[[int], str] = lambda index: call_id("", index),
+    ) -> None:
+        self.calls: list[ToolCall] = []
+        self._calls_tools = calls_tools
+        self._call_id = call_id
+        self._held = ""  # not certain yet
+        self._body: _Body = "thought" if opened else ""  # empty within a header
+        self._begun = False  # the body has something other than space
+        self._has: set[_Body] = set()  # what the answer has so far
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the answer is in a thought."""
+        return self._body == "thought"
+
+    def push(self, text: str) -> list[Part]:
+        """Take more characters; returns the parts that have become certain."""
+        self._held += text
+        return list(self._parts(final=False))
+
+    def flush(self) -> list[Part]:
+        """End the answer; returns the rest."""
+        return list(self._parts(final=True))
+
+    def _parts(self, *, final: bool) -> Iterator[Part]:
+        while True:
+            if not self._body:
+                part = self._header(final)
+                if part is not None:
+                    yield part
+                if not self._body:
+                    return
+            part = self._of_body(final)
+            if part is not None:
+                yield part
+            if self._body:
+                return
+
+    def _header(self, final: bool) -> Part | None:
+        """Read the header of a message; sets the body to what follows it, unless more is needed."""
+        begun = self._held.lstrip()
+        if not any(begun.startswith(head) or head.startswith(begun) for head in _HEADS):
+            self._enter("text", begun)
+            return None
+        at = begun.find(harmony.MESSAGE)
+        if at < 0:
+            known = any(begun.startswith(head) for head in _HEADS)
+            if len(begun) > _LONGEST_HEADER or (final and begun and not known):
+                self._enter("text", begun)
+            return None
+        header, rest = begun[:at], begun[at + len(harmony.MESSAGE) :]
+        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        if recipient is not None and self._calls_tools:
+            index = len(self.calls)
+            self.calls.append(ToolCall(self._call_id(index), recipient[1], ""))
+            self._enter("call", rest)
+            return Part(call=CallPiece(index, self.calls[index].id, recipient[1]))
+        self._enter("thought" if channel is not None and channel[1] == "analysis" else "text", rest)
+        return None
+
+    def _enter(self, body: _Body, held: str) -> None:
+        self._body, self._held, self._begun = body, held, False
+
+    def _of_body(self, final: bool) -> Part | None:
+        body = self._body
+        found = [at for at in map(self._held.find, _ENDS) if at >= 0]
+        if found:
+            at = min(found)
+            said, self._held = self._held[:at].rstrip(), self._held[at:]
+            mark = next(mark for mark in _ENDS if self._held.startswith(mark))
+            self._held = self._held.removeprefix("" if mark == harmony.START else mark)
+            self._body = ""
+        else:
+            said = self._certain(final)
+        if not self._begun:
+            said = said.lstrip()
+        if not said:
+            return None
+        between = "\n\n" if not self._begun and body in self._has and body != "call" else ""
+        self._begun = True
+        self._has.add(body)
+        if body == "thought":
+            return Part(reasoning=between + said)
+        if body == "text":
+            return Part(text=between + said)
+        last = self.calls[-1]
+        self.calls[-1] = ToolCall(last.id, last.name, last.arguments + said)
+        return Part(call=CallPiece(len(self.calls) - 1, arguments=said))
+
+    def _certain(self, final: bool) -> str:
+        """What is certainly not part of a mark or of the space before it; it is held no longer."""
+        end = len(self._held)
+        if not final:
+            for mark in _ENDS:
+                sizes = range(min(len(mark) - 1, len(self._held)), 0, -1)
+                size = next((n for n in sizes if mark.startswith(self._held[-n:])), 0)
+                end = min(end, len(self._held) - size)
+            end = len(self._held[:end].rstrip())
+        elif self._body == "thought":
+            end = len(self._held.rstrip())
+        said, self._held = self._held[:end], self._held[end:]
+        return said
