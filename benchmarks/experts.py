@@ -111,6 +111,7 @@ def report(
         f" hit rate {ours['hit_rate']:.3f}, guesses {'pay' if ours['guesses_pay'] else 'do not pay'}"
     )
     missed_s, alone_s = ours["missed_bytes"] / disk, ours["alone_s"]
+    wait_s = max(ours["wait_s"], 1e-9)
     print(
         f"     missed {ours['missed_bytes'] / 1e6:.1f} MB a token, the oracle"
         f" {ours['oracle_bytes'] / 1e6:.1f} MB; read {ours['read_bytes'] / 1e6:.1f} MB"
@@ -118,7 +119,7 @@ def report(
     print(
         f"     missed bytes at the disk's speed: {1e3 * missed_s:.1f} ms;"
         f" the same reads alone: {1e3 * alone_s:.1f} ms;"
-        f" {missed_s / max(ours['wait_s'], 1e-9):.2f} and {alone_s / max(ours['wait_s'], 1e-9):.2f} of the wait"
+        f" {missed_s / wait_s:.2f} and {alone_s / wait_s:.2f} of the wait"
     )
     if resident:
         cost = max(ours["token_s"] - resident["token_s"], 1e-9)
