@@ -15,7 +15,10 @@ _PACKAGE = str(Path(edgespec.__file__).parent)
 # edgespec/models/llama/runtime/signals.py.
 _NEVER = tuple(
     str(Path(_PACKAGE) / part)
-    for part in ("offload", "models/llama/runtime/graph.py", "models/llama/runtime/signals.py")
+    for part in (
+        *("offload", "models/llama/heads/tap.py"),
+        *("models/llama/runtime/graph.py", "models/llama/runtime/signals.py"),
+    )
 )
 
 

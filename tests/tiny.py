@@ -263,11 +263,14 @@ MIXTURES: dict[str, Architecture] = {
 }
 
 
-def write_tiny(path: Path, architecture: str, vocabulary_of: Path, *, split: int = 0) -> Path:
+def write_tiny(
+    path: Path, architecture: str, vocabulary_of: Path, *, split: int = 0, damped: float = 1.0
+) -> Path:
     """A model of that architecture in F16, with the first tokens of another model's vocabulary.
 
     Args:
         split: most tensors a file; 0 writes one file.
+        damped: scales what layers add; near 0, the next token depends on the last one alone.
 
     Returns:
         The path to load.
@@ -286,13 +289,15 @@ def write_tiny(path: Path, architecture: str, vocabulary_of: Path, *, split: int
     writer.add_rope_dimension_count(HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
     kind.keys(writer)
-    _add_vocabulary(writer, vocabulary_of)
+    add_vocabulary(writer, vocabulary_of)
     rng = np.random.default_rng(1)
 
     def add(name: str, shape: Shape) -> None:
         precise = ("norm", "gate_inp", "sinks", "ssm_a", "ssm_conv1d")
         small = name.endswith(".bias") or any(part in name for part in precise)
         scale = 1.0 if "norm" in name else 0.1
+        if name.endswith(("attn_output.weight", "ffn_down.weight")):
+            scale *= damped
         values = (rng.standard_normal(shape) * scale).astype(np.float32 if small else np.float16)
         if "norm" in name:
             values = np.abs(values)
@@ -325,7 +330,7 @@ def vocabulary_fields(model: Path) -> dict[str, tuple[Any, list[gguf.GGUFValueTy
     }
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, model: Path) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter, model: Path) -> None:
     """Add the model's first tokens, and the merges that lead to them."""
     found = {name: value for name, (value, _) in vocabulary_fields(model).items()}
     tokens = found["tokenizer.ggml.tokens"][:N_VOCAB]

@@ -61,6 +61,7 @@ class Facts:
         build: None if llama.cpp cannot be loaded; `build_problem` says why.
         kernels: the build's kernel layouts.
         no_streaming: why weights cannot be streamed here; empty if they can.
+        no_heads: why draft heads cannot be used here; empty if they can.
         speed: bytes per second read from `speed_file`; None if not measured.
         settings_problem, model_problem: the error of the configuration file or the model.
         compiler: whether there is a C and a C++ compiler.
@@ -72,6 +73,7 @@ class Facts:
     build_problem: str = ""
     kernels: KernelFacts = field(default_factory=KernelFacts)
     no_streaming: str = ""
+    no_heads: str = ""
     speed: float | None = None
     speed_file: Path | None = None
     model: ModelFacts | None = None
@@ -96,6 +98,7 @@ class Facts:
             "build": asdict(self.build) if self.build else None,
             "kernels": self.kernels.to_json(),
             "streams": self.build is not None and not self.no_streaming,
+            "heads": self.build is not None and not self.no_heads,
             "read_bytes_per_second": self.speed,
             "read_file": str(self.speed_file) if self.speed_file else None,
             "compiler": self.compiler,
@@ -132,6 +135,7 @@ def gather(
     build, build_problem, no_streaming = _inspect_build()
     on_progress("Trying the processor's kernels", 0.0)
     kernels = examine_kernels() if build is not None else KernelFacts()
+    no_heads = _heads_fault() if build is not None and kernels.error is None else ""
     model_facts: ModelFacts | None = None
     model_problem: EdgeSpecError | None = None
     if model is not None:
@@ -157,6 +161,7 @@ def gather(
         build_problem=build_problem,
         kernels=kernels,
         no_streaming=no_streaming,
+        no_heads=no_heads,
         speed=speed,
         speed_file=file if speed is not None else None,
         model=model_facts,
@@ -242,6 +247,16 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except OSError:
         return 0
+
+
+def _heads_fault() -> str:
+    """Why draft heads cannot be used here; empty if they can."""
+    from edgespec.models.llama.heads.support import heads_fault
+
+    try:
+        return heads_fault()
+    except EdgeSpecError as error:
+        return f"they could not be tried ({error.what})"
 
 
 def _has_compiler() -> bool:

@@ -70,6 +70,15 @@ def _build(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield Finding(OK, "streaming", "Weights can be streamed here.")
+    if facts.no_heads:
+        yield Finding(
+            WARNING,
+            "heads",
+            f"Draft heads (EAGLE-3) cannot be used here: {facts.no_heads}. Ordinary drafters can.",
+            "Install the llama-cpp-python that EdgeSpec asks for: pip install edgespec",
+        )
+    else:
+        yield Finding(OK, "heads", "Draft heads (EAGLE-3) can be used here.")
 
 
 def _kernels(facts: Facts) -> Iterator[Finding]:

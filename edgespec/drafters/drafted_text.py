@@ -52,6 +52,7 @@ class DraftedText:
         pending: the tokens up to the root that are still to be read.
         root_was_known: whether the root was read in the search for the last tree already.
         unused: rounds since this text was last drafted for.
+        unread: tokens at the beginning of the text that are not read at all; 0 for models.
     """
 
     def __init__(self, cache: TextCache, n_vocab: int) -> None:
@@ -60,6 +61,7 @@ class DraftedText:
         self.pending: list[int] = []
         self.root_was_known = False
         self.unused = 0
+        self.unread = 0
         self._n_vocab = n_vocab
         self._branches = _Branches()
         self._expansions = Expansions()
@@ -71,7 +73,7 @@ class DraftedText:
     def begin(self, text: Sequence[int]) -> None:
         """Begin a new tree after this text."""
         self._expansions = Expansions()
-        self._text = list(text)
+        self._text = list(text[self.unread :])
         self.unused = 0
 
     def recover(self) -> None:
@@ -141,12 +143,16 @@ class DraftedText:
         """Read pending tokens until at most `most` are left, in passes of up to `most` rows."""
         while len(self.pending) > most:
             piece = self.pending[:most]
-            self.cache.append(Batch.run(piece, len(self.read), self.cache.open_paths, "none"))
+            self.cache.append(self._text_batch(piece, "none"))
             self._note_read(len(piece))
 
     def pending_batch(self) -> Batch:
         """The rows that read the pending tokens, with logits for the root."""
-        return Batch.run(self.pending, len(self.read), self.cache.open_paths, "last")
+        return self._text_batch(self.pending, "last")
+
+    def _text_batch(self, tokens: Sequence[int], logits: str) -> Batch:
+        """The rows that read the next tokens of the text."""
+        return Batch.run(tokens, len(self.read), self.cache.open_paths, logits)
 
     def note_pending_read(self) -> None:
         """Note that `pending_batch` was decoded and its cells belong to the text."""
@@ -223,7 +229,8 @@ class DraftedText:
         count = self._limits.branching
         if not rows:
             return Children.none(len(frontier.nodes), count)
-        positions = [len(self.read) + int(depth) for depth in frontier.depths[rows]]
+        start = self.unread + len(self.read)
+        positions = [start + int(depth) for depth in frontier.depths[rows]]
         self._ranking.before_ranking(frontier, rows)
         best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
         for row, place in enumerate(rows):
@@ -239,7 +246,7 @@ class DraftedText:
         if self._proposals is not None:
             assert self._ranking is not None
             children = self._proposals.join(frontier, children)
-            children = self._ranking.filtered(frontier, children, len(self._text))
+            children = self._ranking.filtered(frontier, children, self.unread + len(self._text))
         self._expansions.add(frontier, children)
         return children
 
@@ -249,6 +256,7 @@ class DraftedText:
 
     def learn(self, text: Sequence[int]) -> None:
         """Teach the policy which candidates of the last tree the target chose."""
-        if self._limits is not None and list(text[: len(self._text)]) == self._text:
-            self._expansions.teach(self._limits.growth.chances, text[len(self._text) :])
+        end = self.unread + len(self._text)
+        if self._limits is not None and list(text[self.unread : end]) == self._text:
+            self._expansions.teach(self._limits.growth.chances, text[end:])
         self._expansions = Expansions()  # each counts as evidence once

@@ -14,6 +14,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.states import BLOCK, StateStore
 from edgespec.models.llama.cache.text_cache import (
+    TextCache,
     close_all_but,
     common_prefix,
     decode_together,
@@ -64,12 +65,15 @@ class ModelDrafter(Drafter):
         # One vocabulary may be padded at its end; padding is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._proposers = proposers
-        self._texts = [DraftedText(open_cache(context, ordered=False), self._n_vocab)]
+        self._texts = [self._new_text(open_cache(context, ordered=False))]
         self._drafted: list[DraftedText] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
         self._store: StateStore | None = None
         self.steps = self.rows = 0
         self._changing = False  # a call has begun and not ended
+
+    def _new_text(self, cache: TextCache) -> DraftedText:
+        return DraftedText(cache, self._n_vocab)
 
     @property
     def root_was_known(self) -> bool:
@@ -120,7 +124,7 @@ class ModelDrafter(Drafter):
         drafted.take_up(None, None, None)
 
         def read(frontier: Frontier) -> tuple[list[int], FloatArray]:
-            step = _DraftStep(drafted, frontier)
+            step = DraftStep(drafted, frontier)
             (logits,) = self._read([step])
             return step.rows, logits
 
@@ -290,7 +294,7 @@ class ModelDrafter(Drafter):
 
     def _opened(self, text: Sequence[int]) -> DraftedText:
         """A new text in the cache, which shares the longest beginning that another one has."""
-        opened = DraftedText(open_beside(self._texts[0].cache), self._n_vocab)
+        opened = self._new_text(open_beside(self._texts[0].cache))
         source = max(self._texts, key=lambda known: common_prefix(known.read, text))
         shared = common_prefix(source.read, text[:-1])
         if shared:
@@ -309,7 +313,7 @@ class ModelDrafter(Drafter):
         """One draft step of several trees."""
         known = [self._drafted[place].known_root(frontier) for place, frontier in frontiers]
         steps = [
-            _DraftStep(self._drafted[place], frontier)
+            DraftStep(self._drafted[place], frontier)
             for (place, frontier), children in zip(frontiers, known, strict=True)
             if children is None
         ]
@@ -322,10 +326,9 @@ class ModelDrafter(Drafter):
             found.append(self._drafted[place].joined(frontier, children))
         return found
 
-    def _read(self, steps: Sequence[_DraftStep]) -> list[FloatArray]:
+    def _read(self, steps: Sequence[DraftStep]) -> list[FloatArray]:
         """Decode the rows of draft steps together; their logits are valid until the next decode."""
-        most = self._context.n_rows
-        share = most if len(steps) < 2 else max((most - self._context.n_outputs) // len(steps), 1)
+        share = self._most_pending(steps)
         for step in steps:
             step.prepare(share)
         parts = [(step.text.cache, step.batch) for step in steps if step.batch is not None]
@@ -341,14 +344,22 @@ class ModelDrafter(Drafter):
         self.steps += bool(parts)
         self.rows += sum(len(step.rows) for step in steps)
         logits = self._context.logits() if parts else np.empty((0, self._n_vocab), dtype=np.float32)
-        ends = np.cumsum([len(step.rows) for step in steps]).tolist()
-        return [
-            logits[end - len(step.rows) : end, : self._n_vocab] for step, end in zip(steps, ends, strict=True)
-        ]
+        ends = np.cumsum([step.n_outputs for step in steps]).tolist()
+        wanted = [slice(end - len(step.rows), end) for step, end in zip(steps, ends, strict=True)]
+        self._was_read(steps, wanted)
+        return [logits[rows, : self._n_vocab] for rows in wanted]
+
+    def _most_pending(self, steps: Sequence[DraftStep]) -> int:
+        """Tokens of each step's text that may be read together with the steps."""
+        most = self._context.n_rows
+        return most if len(steps) < 2 else max((most - self._context.n_outputs) // len(steps), 1)
+
+    def _was_read(self, steps: Sequence[DraftStep], rows: Sequence[slice]) -> None:
+        """Called after each decode of draft steps, with the outputs that are those of their nodes."""
 
 
 @dataclass
-class _DraftStep:
+class DraftStep:
     """The part of a draft step that concerns one text.
 
     Attributes:
@@ -362,6 +373,11 @@ class _DraftStep:
 
     def __post_init__(self) -> None:
         self.rows: list[int] = [0]
+
+    @property
+    def n_outputs(self) -> int:
+        """Rows of the batch whose logits are computed; the nodes' are the last of them."""
+        return self.batch.n_outputs if self.batch is not None else 0
 
     @property
     def reads_text(self) -> bool:

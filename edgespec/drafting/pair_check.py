@@ -8,6 +8,8 @@ from typing import Any
 
 from edgespec.errors import PairingError, UsageError
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
@@ -15,6 +17,9 @@ from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry, draft
 from edgespec.models.llama.tokenizer.compatibility import Check, compare
 from edgespec.progress import Progress
 from edgespec.units import readable
+
+HEAD_RECIPE = "head (EAGLE-3)"
+_HEAD_CHECK = "hidden states"
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class Examined:
     @property
     def conclusion(self) -> str:
         """One sentence for people."""
+        if not self.fits and any(check.name == _HEAD_CHECK for check in self.checks):
+            return "Their vocabularies differ, so this head cannot draft for this target."
         if not self.fits:
             return (
                 "Their vocabularies differ: --draft would draft by text, which is slower. "
@@ -67,21 +74,29 @@ def examine_pair(
 
     Raises:
         UsageError: they are the same file.
-        PairingError: the drafter is larger than its target.
+        PairingError: the drafter is larger than its target, or a head of another one.
         EdgeSpecError: one of them cannot be found or loaded.
     """
     paths = [catalog.find(target, on_progress), catalog.find(drafter, on_progress)]
     headers = [read_header(path) for path in paths]
     check_sizes(*headers)
+    head = is_head(headers[1])
+    if head:
+        from edgespec.loading.files import read_drafter
+
+        read_drafter(paths[1], ModelFiles.of(headers[0]))
     from edgespec.models.llama.runtime.model import Model
 
     with Model(paths[0], vocabulary_only=True) as large, Model(paths[1], vocabulary_only=True) as small:
         checks = tuple(compare(large.vocabulary, small.vocabulary))
+    if head:
+        checks += (Check(_HEAD_CHECK, True, True, "the head was made for a target like this one"),)
     if any(check.needed and not check.passed for check in checks):
         return Examined(paths[0], paths[1], checks, fits=False, pair=None)
     kind = MADE if drafters_folder() in paths[1].absolute().parents else REGISTERED
-    pair = Pair(headers[0].fingerprint, paths[0].name, str(paths[1].absolute()), kind)
-    if measure_agreement:
+    recipe = HEAD_RECIPE if head else ""
+    pair = Pair(headers[0].fingerprint, paths[0].name, str(paths[1].absolute()), kind, recipe=recipe)
+    if measure_agreement and not head:  # what a head would write alone says nothing
         from edgespec.drafting.agreement import measure
 
         found = measure(paths[0], paths[1], on_progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import numpy as np
 
@@ -92,6 +93,35 @@ class TargetPass:
     experts: ExpertUse | None = None
 
 
+class HiddenStates(Protocol):
+    """Where the hidden states of the last decode are; see models.llama.heads.tap."""
+
+    def rows(self) -> FloatArray: ...
+
+
+class HiddenReader(Protocol):
+    """Is given the hidden states of what becomes text: a drafter that has a use for them."""
+
+    def take(self, cached: CachedText, start: int, hidden: FloatArray) -> None:
+        """Tokens of a text were read. Computes nothing, so it cannot be interrupted.
+
+        Args:
+            cached: holds the text, up to the last of these tokens.
+            start: of the first.
+            hidden: (tokens, width) of each.
+        """
+
+    def digest(self) -> None:
+        """Compute what is wanted of the hidden states that were taken, so that they need not be kept.
+
+        Raises:
+            DecodeAborted: stopped from outside; the rest is computed later.
+        """
+
+    def closed(self, cached: CachedText) -> None:
+        """A text was forgotten, and its place in the cache with it."""
+
+
 class Target:
     """Verifies trees of one or more texts in one pass, and keeps the accepted paths in its cache.
 
@@ -125,6 +155,9 @@ class Target:
         self.stores: list[StateStore] = []
         self.pieces: PrefillChunks | None = None
         self._texts = [self.own]
+        self._hidden: HiddenStates | None = None
+        self._reader: HiddenReader | None = None
+        self._tree_rows: list[int] = []  # the first row of each tree in the last pass
         self._changing = False  # a call has begun and not ended
         self._guessing = False  # trees were verified, but nothing of them is committed yet
 
@@ -146,6 +179,15 @@ class Target:
         if self._changing:
             self._recover()
         return self._texts
+
+    def show_hidden(self, hidden: HiddenStates, reader: HiddenReader) -> None:
+        """Give a reader the hidden states of everything that becomes text from now on."""
+        self._hidden, self._reader = hidden, reader
+
+    def _show(self, cached: CachedText, start: int, rows: slice | Sequence[int]) -> None:
+        """Show the reader the hidden states of some rows of the last decode, which are text now."""
+        if self._hidden is not None and self._reader is not None:
+            self._reader.take(cached, start, self._hidden.rows()[rows].copy())
 
     def open_text(self, tokens: Sequence[int]) -> CachedText:
         """A new text in the cache, which holds as much of the beginning of `tokens` as is known already.
@@ -178,6 +220,8 @@ class Target:
         cached.cache.close()
         self._texts.remove(cached)
         self._changing = False
+        if self._reader is not None:
+            self._reader.closed(cached)
 
     def shared_prefix(self, cached: CachedText, tokens: Sequence[int]) -> int:
         """The longest beginning of `tokens` that another text in the cache has."""
@@ -234,6 +278,8 @@ class Target:
             self._try_long(cached, piece, rows, self.pieces, self.rule)
         self.store_blocks(cached)
         self._changing = False
+        if self._reader is not None:
+            self._reader.digest()
         return n_tokens
 
     def store_blocks(self, cached: CachedText) -> None:
@@ -262,8 +308,10 @@ class Target:
     def _read(self, cached: CachedText, piece: Sequence[int], rows: int) -> None:
         """Decode the next tokens of a prompt in one pass of this many rows."""
         cache = cached.cache
-        cache.append(Batch.run(piece, cache.length, cache.open_paths), rows)
+        start = cache.length
+        cache.append(Batch.run(piece, start, cache.open_paths), rows)
         cached.tokens.extend(piece)
+        self._show(cached, start, slice(len(piece)))
 
     def _try_long(
         self, cached: CachedText, piece: Sequence[int], rows: int, pieces: PrefillChunks, rule: RowRule
@@ -364,9 +412,14 @@ class Target:
             cache.open(len(text_tree.tree.leaves))
             parts.append((cache, tree_batch(text_tree.tree, cache.length)))
         decode_together(parts, rows, certain=1)
+        row = 0
         for chunk in chunks:
+            start, end = chunk.cached.cache.length, row + len(chunk.tokens)
             chunk.cached.cache.appended(len(chunk.tokens))
             chunk.cached.tokens.extend(chunk.tokens)
+            self._show(chunk.cached, start, slice(row, end))
+            row = end
+        self._tree_rows = [row + sum(nodes[:index]) for index in range(len(trees))]
         verified: list[Verified] = []
         if trees:
             logits = self.context.logits()[extra:]
@@ -385,13 +438,16 @@ class Target:
             paths: for each tree, its accepted nodes from the root on; none of a tree that failed.
         """
         self._changing = True
-        for text_tree, path in zip(trees, paths, strict=True):
+        for text_tree, path, row in zip(trees, paths, self._tree_rows, strict=True):
             tree, cached = text_tree.tree, text_tree.cached or self.own
+            start = cached.cache.length
             numbers, offsets = tree.sequences
             leaf = int(numbers[offsets[path[-1]]]) if path else 0
             accepted = [int(tree.tokens[node]) for node in path]
             cached.cache.commit(leaf, len(path), used_paths=len(tree.leaves), n_rows=len(tree))
             cached.tokens.extend(accepted)
+            if path:
+                self._show(cached, start, [row + node for node in path])
         self._guessing = self._changing = False
 
     def rewind(self, length: int) -> None:

@@ -76,18 +76,18 @@ def open_drafter(
     """
     options = state.options
     if files is not None:
-        proposers = DRAFTER_KINDS[options.kind or "merged"].new_proposers() + _file_sources(target, state)
+        proposers = DRAFTER_KINDS[options.kind or "merged"].new_proposers() + file_sources(target, state)
         return _open_model_drafter(files, target.model.vocabulary, limits, proposers, memory, state)
     if options.draft == "auto":
         state.notes.append(
             "No drafter is known for this target; drafting from the text itself. "
             "'edgespec draft make' makes one."
         )
-    proposers = DRAFTER_KINDS[drafter_name(None, state)].new_proposers() + _file_sources(target, state)
+    proposers = DRAFTER_KINDS[drafter_name(None, state)].new_proposers() + file_sources(target, state)
     return ProposingDrafter(proposers) if proposers else NoDrafter()
 
 
-def _file_sources(target: Target, state: LoadState) -> list[Proposer]:
+def file_sources(target: Target, state: LoadState) -> list[Proposer]:
     """The files that drafts are to come from; raises as `folder_index.open_corpus`."""
     source = state.options.draft_from
     if source is None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.errors import UsageError
+from edgespec.errors import ModelFileError, UsageError
+from edgespec.loading.candidates import choose_candidate
 from edgespec.loading.state import LoadState
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads import is_head, read_head, require_fit, unusable
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.models.hub.drafter_choice import drafter_to_take
+from edgespec.models.hub.drafter_choice import drafters_that_fit
 from edgespec.models.hub.registry import Registry
+from edgespec.models.llama.heads.support import require_heads
 from edgespec.models.llama.trials.vetting import require_loadable
 
 
@@ -20,9 +23,35 @@ def read_model(path: Path) -> ModelFiles:
 
     Raises:
         ModelFileError: one is missing or damaged, or llama.cpp would not survive loading it.
+        UsageError: it is a draft head.
     """
     files = ModelFiles.of(read_header(path))
+    if is_head(files.headers[0]):
+        raise UsageError(
+            f"{path.name} is a draft head: it writes nothing without the model that it was made for.",
+            f"Name that model, and this file with --draft {path}.",
+        )
     require_loadable(files.headers)
+    return files
+
+
+def read_drafter(path: Path, target: ModelFiles) -> ModelFiles:
+    """The files of a drafter: a model, or a head of the target.
+
+    Raises:
+        ModelFileError: one is missing or damaged, or llama.cpp would not survive loading it.
+        PairingError: it is a head of another target.
+        BackendError: it is a head, and this llama.cpp build cannot draft with heads.
+    """
+    header = read_header(path)
+    if why := unusable(header):
+        raise ModelFileError(why, "Name an EAGLE-3 head, or an ordinary drafter.")
+    if not is_head(header):
+        return read_model(path)
+    files = ModelFiles.of(header)
+    require_fit(read_head(header), target)
+    require_heads()
+    require_loadable(files.headers, target.headers[0])
     return files
 
 
@@ -32,13 +61,14 @@ def find_drafter(target: ModelFiles, state: LoadState) -> ModelFiles | None:
     Raises:
         UsageError: the kind of drafter and its name contradict each other, or no drafter is known.
         ModelFileError, HubError: the drafter cannot be read or downloaded.
+        PairingError, BackendError: it is a head; see `read_drafter`.
     """
     options = state.options
     options.check_drafter()
     if options.names_a_model:
-        return read_model(catalog.find(options.draft, state.on_progress))
+        return read_drafter(catalog.find(options.draft, state.on_progress), target)
     known = _known_drafter(target, state) if options.draft == "auto" and options.may_use_a_model else None
-    return read_model(known) if known else None
+    return read_drafter(known, target) if known else None
 
 
 def _known_drafter(target: ModelFiles, state: LoadState) -> Path | None:
@@ -49,16 +79,17 @@ def _known_drafter(target: ModelFiles, state: LoadState) -> Path | None:
         f"'edgespec models remove {gone.path}' forgets it."
         for gone in Registry().missing(target.headers[0].fingerprint)
     )
-    found = drafter_to_take(
+    found = drafters_that_fit(
         target.headers[0],
         target.tensor_bytes,
         budget=min(options.memory or available_memory(), available_memory()),
         n_cells=options.n_cells,
         n_outputs=options.n_nodes,
     )
-    if found is not None:
-        state.notes.append(f"Drafting with {found.path.name}, {found.reason}.")
-        return found.path
+    if found:
+        choice = choose_candidate(found, target, state)
+        state.notes.append(f"Drafting with {choice.candidate.path.name}, {choice.reason}.")
+        return choice.candidate.path
     if options.kind is not None:
         raise UsageError(
             "No drafter is known for this target.",

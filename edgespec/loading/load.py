@@ -14,6 +14,7 @@ from edgespec.kernels.report_store import ensure_report, report_notes, stored_re
 from edgespec.loading.adapters import read_adapters
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
+from edgespec.loading.heads import head_tap, note_further_layers, open_head
 from edgespec.loading.memory import MemoryDecision, decide_memory
 from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.loading.state import LoadState
@@ -26,6 +27,7 @@ from edgespec.models.llama.cache.states import prompt_store
 from edgespec.models.text.encoding import Encoder
 from edgespec.profiles.store import Keys
 from edgespec.progress import Progress, no_progress
+from edgespec.speculation.drafters.base import Drafter
 
 DEFAULT_CONTEXT = 4096
 
@@ -62,9 +64,10 @@ def load(
     Args:
         model: path of a GGUF file, a catalog name, or org/repo[:quant] on the Hub, which is downloaded if
             necessary; None is the default model.
-        draft: path or name of a small model, preferably with the same vocabulary; "lookup" drafts from the
-            text itself; "auto" takes the best drafter on this machine (registered, of the same family, made,
-            or else the text itself); "none" decodes without drafting.
+        draft: path or name of a small model, preferably with the same vocabulary, or of an EAGLE-3 head that
+            was made for the target; "lookup" drafts from the text itself; "auto" takes the best drafter on
+            this machine (registered, of the same family, made, or else the text itself); "none" decodes
+            without drafting.
         drafter: the kind: "model" or "lookup" alone, or "merged"; None merges what is available.
         context: most tokens of prompt and answer together.
         threads: CPU threads; None takes one for each physical core that this process may use, or one for each
@@ -148,13 +151,18 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     drafter_files = find_drafter(target_files, state)
     texts = plan_texts(target_files, drafter_files, state)
     memory = _memory_for(texts, target_files, drafter_files, state)
-    target, template = open_target(target_files, memory, state)
+    tap = head_tap(drafter_files)
+    target, template = open_target(target_files, memory, state, tap)
 
     drafted_by = drafter_name(drafter_files, state)
     policy = open_policy(target_files, drafted_by, state)
     experts = target.model.weights.expert_use is not None
     limits = tree_limits(drafter_files, policy, state, experts=experts)
-    drafter = open_drafter(drafter_files, target, limits, memory, state)
+    if drafter_files is not None and tap is not None:
+        drafter: Drafter = open_head(drafter_files, target, tap, memory, state)
+    else:
+        drafter = open_drafter(drafter_files, target, limits, memory, state)
+    note_further_layers(target_files, state)
 
     keys = Keys.of(
         target_files.headers[0].fingerprint,

@@ -8,6 +8,7 @@ from edgespec.engine.target import Target
 from edgespec.errors import BackendError
 from edgespec.files.state import FileState
 from edgespec.loading.adapters import refuse_streaming
+from edgespec.loading.heads import require_hidden_states
 from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
 from edgespec.loading.state import LoadState
@@ -15,6 +16,7 @@ from edgespec.machine.cores import thread_counts
 from edgespec.measure.threads import choose_threads, known_threads
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.identity import cache_identity
+from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.prefill_chunks import PrefillChunks, outcomes_path
 from edgespec.models.llama.row_rule import SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.llama.runtime.abort import DecodeAborted
@@ -31,9 +33,12 @@ from edgespec.offload.store_reader import DamagedPack
 
 
 def open_target(
-    files: ModelFiles, memory: MemoryDecision, state: LoadState
+    files: ModelFiles, memory: MemoryDecision, state: LoadState, tap: LayerTap | None = None
 ) -> tuple[Target, ChatTemplate | None]:
     """The target, ready to verify trees, and the process that renders its chat template.
+
+    Args:
+        tap: copies hidden states for a draft head.
 
     Raises:
         BackendError: exact decoding was asked for, and is not possible with this model here.
@@ -41,7 +46,9 @@ def open_target(
         ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
     """
     options, header = state.options, files.headers[0]
-    model, context = _open_context(files, memory, state)
+    model, context = _open_context(files, memory, state, tap)
+    if tap is not None:
+        require_hidden_states(model, context, tap)
     exact = _decodes_exactly(model, memory, state)
     template = _open_template(model, state)
     if state.adapters:
@@ -63,7 +70,9 @@ def open_target(
     return target, template
 
 
-def _open_context(files: ModelFiles, memory: MemoryDecision, state: LoadState) -> tuple[Model, Context]:
+def _open_context(
+    files: ModelFiles, memory: MemoryDecision, state: LoadState, tap: LayerTap | None
+) -> tuple[Model, Context]:
     """The target's weights and its context; whole layers are streamed where single experts cannot be."""
 
     def open_for(model: Model) -> Context:
@@ -77,6 +86,7 @@ def _open_context(files: ModelFiles, memory: MemoryDecision, state: LoadState) -
                 n_threads=state.n_threads,
                 abort=state.abort,
                 kv=state.options.kv,
+                observers=[] if tap is None else [tap],
             )
         )
 

@@ -130,9 +130,13 @@ def measure_full_profile(
         for sampled_at, share in ((0.0, 0.65), (_SAMPLED, 0.35)):
             config = GenerationConfig(max_tokens=200, temperature=sampled_at, seed=1)
             left = share * seconds * (1 - _DISK - _PASSES)
-            written = write_texts(engine, config, left * _WRITING, on_progress)
+            alone = not engine.drafter.reads_target  # otherwise passes are needed to see what it drafts
+            written = write_texts(engine, config, left * _WRITING if alone else left, on_progress)
             accept_s = written.accept_s
             rounds += written.passes
+            if not alone:
+                trees += [TreeStatistics(written.yields), TreeStatistics()]
+                continue
             trees += [
                 measure_trees(engine, config, written.texts, budget, left * part, on_progress)
                 for budget, part in ((most, _LARGE), (min(_SMALL_TREE, most), _SMALL))

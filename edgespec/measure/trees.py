@@ -45,11 +45,13 @@ class WrittenTexts:
     Attributes:
         accept_s: seconds of a round outside draft and pass, the median.
         passes: the passes of all answers, except the first of each, whose draft also reads the prompt.
+        yields: what their trees yielded; None if there were none.
     """
 
     texts: list[Text]
     accept_s: float
     passes: list[PassRecord]
+    yields: Yields | None = None
 
 
 def write_texts(
@@ -60,6 +62,7 @@ def write_texts(
     config = config.with_(max_tokens=_TEXT_TOKENS)
     texts: list[Text] = []
     passes: list[PassRecord] = []
+    meter = YieldMeter()
     for prompt in PROMPTS:
         tokens: list[int] = []
         records: list[PassRecord] = []
@@ -69,6 +72,7 @@ def write_texts(
                 tokens += chunk.tokens
                 if chunk.record is not None:
                     records.append(chunk.record)
+                    _count(engine, chunk.record, meter)
                 now = time.perf_counter()
                 on_progress("Letting the target write texts", min((now - begun) / seconds, 1.0))
                 if now > begun + seconds and len(tokens) >= _LEAST_TOKENS:
@@ -79,7 +83,15 @@ def write_texts(
         passes += records[1:]
         if time.perf_counter() > begun + seconds:
             break
-    return WrittenTexts(texts, statistics.median([r.accept_s for r in passes] or [0.0]), passes)
+    accept_s = statistics.median([r.accept_s for r in passes] or [0.0])
+    return WrittenTexts(texts, accept_s, passes, meter.yields())
+
+
+def _count(engine: Engine, record: PassRecord, meter: YieldMeter) -> None:
+    """Count what became of the tree of a pass, if it had one."""
+    if record.nodes > 1 and engine.last_round is not None:
+        tree, accepted = engine.last_round
+        meter.add(tree, accepted.path, accepted.bonus, record.draft_steps, record.draft_rows)
 
 
 @dataclass

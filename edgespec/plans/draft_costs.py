@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgespec.costs.planner import Drafting
 from edgespec.costs.yields import Yields, expected_yields
 from edgespec.errors import EdgeSpecError
+from edgespec.models.gguf.heads import is_head
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.plans.pass_costs import PassCosts
@@ -84,8 +85,9 @@ class DraftCosts:
             source = f"derived from an agreement of {top1:.2f}"
         else:
             source = f"assumed for a typical agreement on {_USUAL_AGREEMENT:.0%} of tokens"
+        name = model.path.name if model.path else draft
         return Drafting(
-            name=model.path.name if model.path else draft,
+            name=f"{name} (head)" if is_head(model.headers[0]) else name,
             yields=yields or expected_yields(top1 or _USUAL_AGREEMENT),
             step=steps.step if steps else self._pass_costs.derived_curve(model),
             overhead=steps.overhead if steps else 1.1,

@@ -24,7 +24,7 @@ from tests.abuse.subjects import Subject, subjects
 
 MIB = 1 << 20
 WARM_UP = 40  # actions after which everything that is kept for good is there
-GROWTH_BYTES = 150 * MIB  # between a small and a large answer's buffers, of all engines together
+GROWTH_BYTES = 100 * MIB  # of a process without engines: what libraries and the allocator keep
 
 
 def main() -> int:
@@ -65,13 +65,13 @@ def abuse(seed: int, deadline: float) -> int:
             return 1
         counts[f"{action.__name__} ({subject.kind.split(',')[0]})"] += 1
         if number == WARM_UP:
-            before = held(engines)
+            before = left_by(engines)
+            for subject in engines:
+                subject.reopen()
     print_counts(counts)
     too_short = "The run was too short to see whether anything grows."
-    problem = grown(before, held(engines)) if before else too_short
+    problem = grown(before, left_by(engines)) if before else too_short
     print(problem or "No descriptors, threads or memory were left behind.")
-    for subject in engines:
-        subject.engine.close()
     return int(bool(before and problem))
 
 
@@ -87,10 +87,14 @@ def models() -> tuple[Path, Path]:
     return model, drafter
 
 
-def held(engines: Sequence[Subject]) -> tuple[int, int, int]:
-    """Descriptors, threads and bytes of memory, without the compiled grammars that each engine caches."""
+def left_by(engines: Sequence[Subject]) -> tuple[int, int, int]:
+    """Descriptors, threads and bytes of memory that remain when all engines are closed.
+
+    Engines that are open take more memory the more of their caches they have used, so they would hide what
+    is never freed.
+    """
     for subject in engines:
-        subject.engine._planner._grammars._compiled.clear()
+        subject.engine.close()
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # what was freed and only kept back for later is no leak
@@ -103,7 +107,7 @@ def grown(before: tuple[int, int, int], after: tuple[int, int, int]) -> str:
     """What has grown between two measurements, in words; nothing if nothing has."""
     print(f"descriptors, threads, bytes: {before} after {WARM_UP} actions, {after} at the end")
     names = ("descriptors", "threads", "bytes of memory")
-    allowed = (4, 0, GROWTH_BYTES)  # each engine may just now hold a lock or a file of its cache
+    allowed = (0, 0, GROWTH_BYTES)
     found = [
         f"{a - b} more {n}"
         for n, b, a, most in zip(names, before, after, allowed, strict=True)

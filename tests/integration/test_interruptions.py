@@ -23,6 +23,7 @@ from edgespec.models.llama.quantize import make_drafter
 from tests.interrupting import Intruder, Intrusion
 from tests.least_memory import load_in_least_memory
 from tests.tiny import write_tiny
+from tests.tiny_heads import write_pair
 from tests.tiny_mamba import write_mamba
 
 MIB = 1 << 20
@@ -30,13 +31,19 @@ PROMPT = [40 + i % 7 for i in range(70)]  # more than one piece in exact mode
 TOKENS = 24
 GREEDY = GenerationConfig(max_tokens=TOKENS)
 SAMPLED = GenerationConfig(max_tokens=TOKENS, temperature=0.8, seed=3)
-POINTS = {"clear": 18, "recurrent": 18, "short": 9}  # lines at which the engines of a model are interrupted
+POINTS = {
+    "clear": 18,
+    "recurrent": 18,
+    "short": 9,
+    "headed": 18,
+}  # lines at which the engines of a model are interrupted
 
 # How engines differ in what an interruption can leave behind: the model, and how it is loaded. Where decoding
 # is not exact, the model's choices must be clear ones: rounding differs with what was read together.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("clear", {"draft": "none", "exact": False}),
     "model": ("clear", {"draft": "itself", "exact": False, "tree_budget": 16}),
+    "head": ("headed", {"draft": "head", "exact": False, "tree_budget": 16}),
     "lookup-exact": ("short", {"draft": "lookup", "exact": True, "tree_budget": 12}),
     "model-exact": ("short", {"draft": "itself", "exact": True, "tree_budget": 16}),
     "streamed": ("short", {"draft": "lookup", "offload": "stream", "exact": True, "tree_budget": 12}),
@@ -52,10 +59,13 @@ def models(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     folder = tmp_path_factory.mktemp("models")
     short = folder / "short.gguf"
     make_drafter(smol_path, short, quantization="keep", drop_layers=range(3, 29))
+    pair = write_pair(folder, smol_path, "headed")
     return {
         "clear": write_tiny(folder / "clear.gguf", "llama", smol_path),
         "short": short,
         "recurrent": write_mamba(folder / "recurrent.gguf", smol_path),
+        "headed": pair.target,
+        "head": pair.head,
     }
 
 
@@ -67,7 +77,7 @@ def open_engine(models: Mapping[str, Path | str], kind: str) -> Engine:
     """
     name, wishes = KINDS[kind]
     path = Path(models[name])
-    draft = path if wishes["draft"] == "itself" else wishes["draft"]
+    draft = path if wishes["draft"] == "itself" else models.get(wishes["draft"], wishes["draft"])
     options = {**wishes, "draft": draft, "context": 192, "threads": 1}
     if options.get("offload") != "stream":
         return edgespec.load(path, **options)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.target import tree_batch
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import Batch, EncoderBatch
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import trees
 
@@ -64,6 +66,27 @@ def test_the_arrays_outlive_the_batch() -> None:
         (4, 1, [7], True),
     ]
     assert len(kept) == 6
+
+
+def test_features_go_with_their_rows() -> None:
+    features = np.arange(6, dtype=np.float64).reshape(3, 2)
+    batches = [
+        replace(Batch.run([4, 5, 6], 0, 1), features=features),
+        replace(Batch.run([7], 3, 1), features=features[:1]),
+    ]
+    joined = Batch.joined(batches)
+    assert joined.features is not None
+    assert joined.features.tolist() == [[0, 1], [2, 3], [4, 5], [0, 1]]
+    struct, kept = joined.to_llama()
+    floats = (ctypes.c_float * 8).from_address(ctypes.cast(struct.embd, ctypes.c_void_p).value or 0)
+    assert list(floats) == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert struct.token
+    assert len(kept) == 7
+    encoded = EncoderBatch.of(features.astype(np.float32), 9)
+    struct, kept = encoded.to_llama()
+    assert (len(encoded), struct.n_tokens, bool(struct.token)) == (3, 3, False)
+    assert [struct.seq_id[row][0] for row in range(3)] == [9, 9, 9]
+    assert [struct.pos[row] for row in range(3)] == [0, 1, 2]
 
 
 def test_arrays_of_other_types_and_strides_are_converted() -> None:

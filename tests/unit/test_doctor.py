@@ -95,6 +95,7 @@ FAULTS = {
         ERROR,
         "It has no AMX",
     ),
+    "no heads": (replace(WELL, no_heads="it has no heads"), WARNING, "it has no heads.*Ordinary drafters"),
     "no streaming": (replace(WELL, no_streaming="a tensor's size is 5"), WARNING, "a tensor's size is 5"),
     "an idle gpu": (
         with_machine(gpus=(Gpu("RTX 3060", "NVIDIA", 12 * GIB),)),

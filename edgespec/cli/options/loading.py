@@ -133,7 +133,7 @@ class LoadOptions:
         option(
             "Speculation",
             "-md --draft",
-            "Small model that drafts. Default: auto.",
+            "Small model that drafts, or a head. Default: auto.",
             autocompletion=complete_draft,
             metavar="PATH|NAME|auto|none",
         ),

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.kernels.ggml.functions import functions
 from edgespec.kernels.ggml.structs import (
     F16,
@@ -27,6 +30,7 @@ _DATA_OFFSET = Tensor.data.offset
 _SHAPE = struct.Struct("=4q4Q")
 _SHAPE_OFFSET = Tensor.ne.offset
 _OPERATION_OFFSET = Tensor.op.offset
+_FLOAT_BYTES = 4
 
 
 class ScratchContext:
@@ -92,6 +96,19 @@ def shape_of(tensor: Address) -> Shape:
 def set_shape(tensor: Address, shape: Shape) -> None:
     """Change how a tensor's memory is described."""
     ctypes.memmove(tensor + _SHAPE_OFFSET, _SHAPE.pack(*shape.sizes, *shape.strides), _SHAPE.size)
+
+
+def read_rows(node: Address) -> NDArray[np.float32] | None:
+    """(rows, width) the values that were computed, wherever they are; None if they are no such matrix."""
+    sizes, strides = (shape := shape_of(node)).sizes, shape.strides
+    dense = strides[0] == _FLOAT_BYTES and strides[1] == sizes[0] * _FLOAT_BYTES
+    if ctypes.c_int.from_address(node + Tensor.type.offset).value != F32 or sizes[2] * sizes[3] != 1:
+        return None
+    if not dense:
+        return None
+    values = np.empty((sizes[1], sizes[0]), dtype=np.float32)
+    functions()["ggml_backend_tensor_get"](node, values.ctypes.data, 0, values.nbytes)
+    return values
 
 
 def operation_of(node: Address) -> int:

@@ -23,6 +23,7 @@ _NO_WEIGHTS = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
 _NEED_EXPERTS = ("smallthinker", "bailingmoe2")
 _F32 = 0  # the type of norms and biases, which are multiplied and added element by element
 _TABLES = ("tid2eid",)  # of ids, which are integers
+D2T = "d2t"  # of a draft head, likewise
 
 
 def find_fault(metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> str:
@@ -63,7 +64,7 @@ def find_fault(metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> st
 
 
 def _type_fault(tensor: TensorInfo) -> str:
-    if any(table in tensor.name for table in _TABLES):
+    if any(table in tensor.name for table in _TABLES) or tensor.name == D2T:
         return ""
     if tensor.type_id in _NO_WEIGHTS:
         return f"tensor {tensor.name!r} has type {_NO_WEIGHTS[tensor.type_id]}, which weights never have"

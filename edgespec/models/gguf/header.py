@@ -39,6 +39,7 @@ _LEAST_ALIGNMENT = 32  # llama.cpp aborts when it computes with mapped weights o
 _MAX_DIMS = 4
 _MAX_NAME_BYTES = 63  # GGML_MAX_NAME less its terminator
 _INT64_MAX = 2**63 - 1
+_KEPT_INTEGERS = 64  # elements of an array whose values are kept
 
 # Large vocabularies have 2.6e5 tokens, large expert models 5e4 tensors. Like the limit on the header's bytes,
 # these bound the work on a sparse file.
@@ -187,7 +188,12 @@ class _HeaderReader:
         if element_id not in VALUE_TYPES:
             self._cursor.damaged(f"{where} is an array of unknown value type {element_id}")
         if element_id in SCALARS:
+            start = self._cursor.at
             self._cursor.advance(length * SCALARS[element_id].size, where)
+            if "int" in VALUE_TYPES[element_id][0] and length <= _KEPT_INTEGERS:
+                code = VALUE_TYPES[element_id][1]
+                values = struct.unpack_from(f"<{length}{code}", self._cursor.data, start)
+                return ArrayInfo(VALUE_TYPES[element_id][0], length, values)
         return ArrayInfo(VALUE_TYPES[element_id][0], length)
 
     def _skip_strings(self, count: int, most: int, key: str) -> int:

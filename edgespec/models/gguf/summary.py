@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from edgespec.models.gguf.heads import ARCHITECTURE
 from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 from edgespec.units import readable, readable_count
 
@@ -89,7 +90,10 @@ def as_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("context", f"{facts['context']} tokens" if facts["context"] else "?"))
     vocabulary = f"{facts['vocabulary']} tokens ({facts['tokenizer']})" if facts["vocabulary"] else "none"
     rows.append(("vocabulary", vocabulary))
-    rows.append(("chat template", "yes" if facts["template"] else "no: it continues texts"))
+    if facts["architecture"] == ARCHITECTURE:
+        rows.append(("draft head", "for the model that it was made for: give it with --draft"))
+    else:
+        rows.append(("chat template", "yes" if facts["template"] else "no: it continues texts"))
     if facts["widened_from"]:
         rows.append(("widened", f"from {facts['widened_from']}: larger, with the same answers"))
     rows.append(("memory", _verdict(facts["memory"])))

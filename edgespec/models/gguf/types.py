@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,15 @@ BLOCK_SIZES: dict[int, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """A metadata array, of which only the element type's name (such as "string") and the length are kept."""
+    """A metadata array, of which only the element type's name (such as "string") and the length are kept.
+
+    Attributes:
+        values: of a short array of integers, its elements.
+    """
 
     element_type: str
     length: int
+    values: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

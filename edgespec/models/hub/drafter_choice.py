@@ -64,21 +64,30 @@ def agreement_of(header: GGUFHeader, drafter: Path, registry: Registry | None = 
 def drafter_to_take(
     header: GGUFHeader, target_bytes: int, *, budget: int, n_cells: int, n_outputs: int
 ) -> Candidate | None:
-    """What `--draft auto` takes: the first candidate that is small compared with the target and the budget.
+    """What `--draft auto` takes where nothing was measured: the first of `drafters_that_fit`."""
+    found = drafters_that_fit(header, target_bytes, budget=budget, n_cells=n_cells, n_outputs=n_outputs)
+    return found[0] if found else None
+
+
+def drafters_that_fit(
+    header: GGUFHeader, target_bytes: int, *, budget: int, n_cells: int, n_outputs: int
+) -> list[Candidate]:
+    """The candidates that are small compared with the target and the budget, the usual choice first.
 
     Args:
         target_bytes: of the target's weights, in all its files.
         budget: bytes of memory for target and drafter together.
         n_cells, n_outputs: of the drafter's context; see `footprint`.
     """
+    found = []
     for candidate in candidates(header):
         try:
             small = footprint(read_header(candidate.path), n_cells=n_cells, n_outputs=n_outputs)
         except EdgeSpecError:
             continue  # it cannot be read
         if small.weights < target_bytes and small.total < budget / 2:
-            return candidate
-    return None
+            found.append(candidate)
+    return found
 
 
 def entry_of(path: Path) -> catalog.Entry | None:

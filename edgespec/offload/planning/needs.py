@@ -16,9 +16,11 @@ from platformdirs import user_cache_path
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
+from edgespec.models.gguf.heads import is_head, read_head
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.cache.shared_cells import PART
+from edgespec.models.llama.heads.context import HEAD_ROWS
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
 from edgespec.models.text.template import WORKER_BYTES
 from edgespec.offload.planning.budget import LEARNED_BYTES, PROCESS_BYTES, bytes_needed
@@ -28,6 +30,7 @@ from edgespec.speculation.sampling import scratch_bytes
 
 MOST_PROMPT_ROWS = 512
 
+_SHOWN_COPIES = 3  # of a row's hidden states: as they are found, side by side, and waiting to be encoded
 _LATER_BYTES = 12 << 20  # imports and small allocations during generation
 # Many rows of wide feed-forward blocks take hundreds of megabytes, which are better spent on layers.
 _MOST_BUFFERS = 1 / 8  # of the budget, for more than the fewest rows
@@ -93,7 +96,13 @@ def measure_needs(
     if offload == "none":  # otherwise the file is mapped, or the stream plan counts the copy
         sizes = {rows: _with_second_copy(size, files) for rows, size in sizes.items()}
     drafter = []
-    if draft is not None:
+    if draft is not None and is_head(draft.headers[0]):
+        head = read_head(draft.headers[0])
+        own = replace(options, kv="f16", n_outputs=HEAD_ROWS)
+        drafter = _footprints(draft, own, [HEAD_ROWS], beside=files.headers[0])
+        row = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
+        sizes = {rows: replace(size, buffers=size.buffers + rows * row) for rows, size in sizes.items()}
+    elif draft is not None:
         (small,) = _footprints(draft, replace(options, kv="f16"), [MOST_PROMPT_ROWS])
         drafter = [_with_second_copy(small, draft)]
     headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
@@ -139,14 +148,23 @@ def _process_bytes() -> int:
     return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
 
 
-def _footprints(files: ModelFiles, options: ContextOptions, row_counts: Sequence[int]) -> list[Footprint]:
-    """The footprints of a model with contexts for each of these row counts."""
+def _footprints(
+    files: ModelFiles,
+    options: ContextOptions,
+    row_counts: Sequence[int],
+    beside: GGUFHeader | None = None,
+) -> list[Footprint]:
+    """The footprints of a model with contexts for each of these row counts.
+
+    Args:
+        beside: of the target, for a draft head.
+    """
     header = files.headers[0]
     shapes = [
         Shape(options.n_cells, n, options.n_outputs, options.n_sequences, options.kv) for n in row_counts
     ]
     store = AllocationStore(user_cache_path("edgespec") / "allocations")
-    found = store.get(header, shapes, options.gpu_layers)
+    found = store.get(header, shapes, options.gpu_layers, beside)
     footprints = []
     for at, rows in enumerate(row_counts):
         size = footprint(

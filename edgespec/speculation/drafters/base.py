@@ -40,6 +40,7 @@ class Drafter(Protocol):
     name: str  # as shown to users
     steps: int = 0  # decodes that the latest tree took, where they are counted
     rows: int = 0  # nodes read in them
+    reads_target: bool = False  # it drafts only for texts that the target has just computed
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
         """A tree of continuations, rooted at the last token of the text."""

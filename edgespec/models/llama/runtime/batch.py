@@ -27,6 +27,8 @@ class Batch:
         offsets: (rows + 1,).
         wants_logits: (rows,) bool.
         padding: rows at the end whose results are not used.
+        features: (rows, width) what a draft head reads beside each token; None for models. Rows of padding
+            have none.
     """
 
     tokens: IntArray
@@ -35,6 +37,7 @@ class Batch:
     offsets: NDArray[np.int64]
     wants_logits: NDArray[np.bool_]
     padding: int = 0
+    features: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -75,6 +78,7 @@ class Batch:
                 + [ends[-1:]]
             ),
             wants_logits=np.concatenate([batch.wants_logits for batch in batches]),
+            features=_joined_features(batches),
         )
 
     def with_sequences(self, sequence_ids: IntArray) -> Batch:
@@ -107,6 +111,7 @@ class Batch:
     def to_llama(self) -> tuple[llama_cpp.llama_batch, tuple[object, ...]]:
         """The C struct, and the arrays it points into, which must outlive it."""
         tokens = np.ascontiguousarray(self.tokens, dtype=np.int32)
+        features = None if self.features is None else np.ascontiguousarray(self.features, dtype=np.float32)
         positions = np.ascontiguousarray(self.positions, dtype=np.int32)
         ids = np.ascontiguousarray(self.sequence_ids, dtype=np.int32)
         counts = np.diff(self.offsets).astype(np.int32)
@@ -115,15 +120,43 @@ class Batch:
         wants = np.ascontiguousarray(self.wants_logits, dtype=np.int8)
         raw = _RawBatch(
             len(self),
-            tokens.ctypes.data,
-            None,
+            tokens.ctypes.data if len(tokens) else None,
+            None if features is None else features.ctypes.data,
             positions.ctypes.data,
             counts.ctypes.data,
             pointers.ctypes.data,
             wants.ctypes.data,
         )
         batch = llama_cpp.llama_batch.from_buffer(raw)
-        return batch, (tokens, positions, ids, counts, pointers, wants)
+        kept = (tokens, positions, ids, counts, pointers, wants)
+        return batch, kept if features is None else (*kept, features)
+
+
+@dataclass(frozen=True)
+class EncoderBatch(Batch):
+    """Rows without tokens, for an encoder that reads features alone."""
+
+    @classmethod
+    def of(cls, features: NDArray[np.float32], sequence: int) -> EncoderBatch:
+        """Features at consecutive positions of a sequence, all of which are wanted."""
+        n = len(features)
+        return cls(
+            tokens=np.empty(0, dtype=np.int32),
+            positions=np.arange(n, dtype=np.int32),
+            sequence_ids=np.full(n, sequence, dtype=np.int32),
+            offsets=np.arange(n + 1, dtype=np.int64),
+            wants_logits=np.ones(n, dtype=np.bool_),
+            features=features,
+        )
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def _joined_features(batches: Sequence[Batch]) -> NDArray[np.float32] | None:
+    """The features of several batches; all of them have some, or none has."""
+    found = [batch.features for batch in batches if batch.features is not None]
+    return np.concatenate(found) if found else None
 
 
 class _RawBatch(ctypes.Structure):

@@ -15,7 +15,7 @@ from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.llama.runtime.backend import log
 from edgespec.models.llama.runtime.batch import Batch
-from edgespec.models.llama.runtime.graph import GraphCallback
+from edgespec.models.llama.runtime.graph import GraphCallback, GraphObserver
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.signals import DeferredSignals
 
@@ -42,6 +42,9 @@ class Context:
 
     Args:
         kv: type of the keys and values, of models.gguf.footprint.CACHE_TYPES.
+        observers: of the graph's nodes, besides those that the weights need.
+        beside: the context whose model this one borrows matrices of, for draft heads. It must stay open as
+            long as this one computes.
 
     Attributes:
         n_cells: cells in the cache, one for each token.
@@ -66,6 +69,8 @@ class Context:
         n_threads: int,
         abort: AbortFlag | None = None,
         kv: str = "f16",
+        observers: Sequence[GraphObserver] = (),
+        beside: Context | None = None,
     ) -> None:
         self.model = model
         self.n_rows = n_rows
@@ -90,8 +95,10 @@ class Context:
         params.no_perf = True
         if abort is not None:
             abort.install(params)
+        if beside is not None:
+            params.ctx_other = beside.handle
         model.weights.amend_context(params)
-        self.graph = GraphCallback(model.weights.observers)
+        self.graph = GraphCallback([*model.weights.observers, *observers])
         self.graph.install(params)
         log.errors.clear()
         self._handle = llama_cpp.llama_init_from_model(model.handle, params)
@@ -101,6 +108,8 @@ class Context:
                 f"{log.cause()}."
             )
         model.add_context(self)
+        if beside is not None:
+            beside.model.add_context(self)
         forks.notify_of_forks(self)
         self._memory_handle = llama_cpp.llama_get_memory(self._handle)
         self.n_cells = int(llama_cpp.llama_n_ctx(self._handle))
@@ -182,13 +191,17 @@ class Context:
             self._forget(batch)
         if error is not None:
             raise error
+        self._require_success(code)
+        self._n_outputs = batch.n_outputs
+
+    def _require_success(self, code: int) -> None:
+        """Raise what a return code means."""
         if code == 1:
             raise NoRoomInCache(self.n_cells)
         if code == 2:
             raise DecodeAborted
         if code != 0:
             raise BackendError(f"llama.cpp failed to decode (code {code}): {log.cause()}.")
-        self._n_outputs = batch.n_outputs
 
     @property
     def waited_s(self) -> float:

@@ -15,11 +15,13 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgespec.files.writing import atomic_write
 from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.backend import build_identity, info_lines
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -61,9 +63,16 @@ class AllocationStore:
         self._folder = folder
 
     def get(
-        self, header: GGUFHeader, shapes: Sequence[Shape], gpu_layers: int = 0
+        self,
+        header: GGUFHeader,
+        shapes: Sequence[Shape],
+        gpu_layers: int = 0,
+        beside: GGUFHeader | None = None,
     ) -> list[Allocation] | None:
         """What contexts of these shapes allocate: remembered, or found now and saved.
+
+        Args:
+            beside: of the target, for a draft head.
 
         Returns:
             One for each shape; None if this llama.cpp build does not report it.
@@ -71,12 +80,12 @@ class AllocationStore:
         Raises:
             ModelFileError, MemoryLimitError: as `dry_run`.
         """
-        path = self._path(header, shapes, gpu_layers)
+        path = self._path(header, shapes, gpu_layers, beside)
         try:
             return [Allocation(**entry) for entry in json.loads(path.read_text())]
         except (OSError, ValueError, TypeError):
             pass  # not found yet, or unreadable
-        found = dry_run(header.path, shapes, gpu_layers)
+        found = dry_run(header.path, shapes, gpu_layers, None if beside is None else beside.path)
         if found is not None:
             with contextlib.suppress(OSError):  # the dry run is repeated next time
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,15 +93,24 @@ class AllocationStore:
                     file.write(json.dumps([asdict(entry) for entry in found]).encode())
         return found
 
-    def _path(self, header: GGUFHeader, shapes: Sequence[Shape], gpu_layers: int) -> Path:
+    def _path(
+        self, header: GGUFHeader, shapes: Sequence[Shape], gpu_layers: int, beside: GGUFHeader | None
+    ) -> Path:
         identity = f"{header.fingerprint} {build_identity()} {gpu_layers} {list(shapes)}"
+        if beside is not None:
+            identity += f" {beside.fingerprint}"
         return self._folder / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.json"
 
 
-def dry_run(path: Path, shapes: Sequence[Shape], gpu_layers: int = 0) -> list[Allocation] | None:
+def dry_run(
+    path: Path, shapes: Sequence[Shape], gpu_layers: int = 0, beside: Path | None = None
+) -> list[Allocation] | None:
     """What contexts of these shapes allocate, found without allocating weights or caches.
 
-    A model with a recurrent state has one sequence, whatever the shape says.
+    A model with a recurrent state has one sequence, whatever the shape says; a head has rows of its own.
+
+    Args:
+        beside: the target, for a draft head.
 
     Returns:
         One for each shape; None if this llama.cpp build does not report it.
@@ -102,18 +120,15 @@ def dry_run(path: Path, shapes: Sequence[Shape], gpu_layers: int = 0) -> list[Al
         MemoryLimitError: not even the logits fit.
     """
     found = []
-    with Model(path, gpu_layers=gpu_layers, memory_map=False, allocate=False) as model:
+    with ExitStack() as stack:
+        model = stack.enter_context(Model(path, gpu_layers=gpu_layers, memory_map=False, allocate=False))
+        target: Context | None = None
+        if beside is not None:
+            large = Model(beside, gpu_layers=gpu_layers, memory_map=False, allocate=False)
+            target = _open(stack.enter_context(large), Shape(256, 64, 64, 1))
         for shape in shapes:
             with info_lines() as lines:
-                Context(
-                    model,
-                    n_cells=shape.n_cells,
-                    n_rows=shape.n_rows,
-                    n_outputs=shape.n_outputs,
-                    n_sequences=1 if model.keeps_recurrent_state else shape.n_sequences,
-                    n_threads=1,
-                    kv=shape.kv,
-                ).close()
+                _open(model, shape, target).close()
             text = "\n".join(lines)
             cache = [float(size) for size in _CACHE.findall(text)]
             buffers = [float(size) for size in _BUFFER.findall(text)]
@@ -121,3 +136,17 @@ def dry_run(path: Path, shapes: Sequence[Shape], gpu_layers: int = 0) -> list[Al
                 return None
             found.append(Allocation(round(sum(cache) * _MIB), round(sum(buffers) * _MIB)))
     return found
+
+
+def _open(model: Model, shape: Shape, beside: Context | None = None) -> Context:
+    if beside is not None:
+        return HeadContext(model, beside, n_cells=shape.n_cells, n_sequences=shape.n_sequences, n_threads=1)
+    return Context(
+        model,
+        n_cells=shape.n_cells,
+        n_rows=shape.n_rows,
+        n_outputs=shape.n_outputs,
+        n_sequences=1 if model.keeps_recurrent_state else shape.n_sequences,
+        n_threads=1,
+        kv=shape.kv,
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EdgeSpecError
+from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -25,7 +26,7 @@ start_backend()
 
 
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Do what loading the model at "path" and reading a prompt do.
+    """Do what loading the model at "path", for a head beside the one at "beside", and reading a prompt do.
 
     Returns:
         The "error" with which llama.cpp refused the file, or nothing.
@@ -38,8 +39,20 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
                     vocabulary.tokenize(text, control=control, bos=True)
             for token in range(vocabulary.n_tokens):
                 vocabulary.piece(token, control=True)
-            context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=1, n_threads=1)
-            context.close()
+            if "beside" in request:
+                _open_head(model, Path(request["beside"]))
+            else:
+                _open(model).close()
     except EdgeSpecError as error:
         return {"error": error.what}
     return {}
+
+
+def _open(model: Model) -> Context:
+    return Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=1, n_threads=1)
+
+
+def _open_head(model: Model, target: Path) -> None:
+    """Set up a head beside its target, whose matrices it may borrow."""
+    with Model(target, memory_map=False, repack=False, allocate=False) as large:
+        HeadContext(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()

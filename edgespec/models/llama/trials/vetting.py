@@ -37,11 +37,12 @@ _SETTINGS = {
 }
 
 
-def require_loadable(headers: Sequence[GGUFHeader]) -> None:
+def require_loadable(headers: Sequence[GGUFHeader], beside: GGUFHeader | None = None) -> None:
     """Make sure that llama.cpp survives loading a model.
 
     Args:
         headers: of the model's files, the first one first.
+        beside: of the target whose matrices it borrows, for a draft head.
 
     Raises:
         ModelFileError: it does not.
@@ -49,10 +50,10 @@ def require_loadable(headers: Sequence[GGUFHeader]) -> None:
     """
     if is_familiar(headers[0]):
         return
-    place = _place(headers)
+    place = _place(headers if beside is None else [*headers, beside])
     failure = _read(place)
     if failure is None:
-        failure = _try_out(headers[0].path)
+        failure = _try_out(headers[0].path, None if beside is None else beside.path)
         _keep(place, failure)
     if failure:
         raise ModelFileError(
@@ -98,11 +99,14 @@ def _heads_fit(header: GGUFHeader) -> bool:
     )
 
 
-def _try_out(path: Path) -> str:
+def _try_out(path: Path, beside: Path | None) -> str:
     """What ends a process that loads the file; empty if it survives."""
+    request = {"path": str(path.resolve())}
+    if beside is not None:
+        request["beside"] = str(beside.resolve())
     verdict = attempt_in_child(
         "edgespec.models.llama.trials.load_trial",
-        {"path": str(path.resolve())},
+        request,
         cpu_s=_MOST_S,
         stack_bytes=8 << 20,
     )

@@ -1,0 +1,272 @@
+"""The head drafter: a single layer that reads the target's hidden states grows trees (EAGLE-3).
+
+Li et al. 2025, arXiv 2503.01840. The target shows the hidden states of everything that becomes text. They are
+encoded to features soon after, and dropped; a feature is dropped when the head has read it. Trees grow by the
+same search as those of models. All of it concerns drafts alone: the text is the target's own in any case.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.drafters.drafted_text import DraftedText
+from edgespec.drafters.head_text import HeadText
+from edgespec.drafters.model import DraftStep, ModelDrafter
+from edgespec.models.llama.cache.text_cache import TextCache, open_beside
+from edgespec.models.llama.heads.context import HeadContext
+from edgespec.models.llama.runtime.model import Model
+from edgespec.speculation.drafters.base import DraftRequest
+from edgespec.speculation.growth import TreeLimits
+from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.sampled_trees import Drawing
+from edgespec.speculation.sources.base import Proposer
+from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.verification.base import DraftedTree
+
+_MOST_WAITING = 2048  # rows of hidden states that nobody has asked to digest; then they are dropped
+_SPARE_CELLS = 256  # for the trees of all texts
+_TRIAL_TEXT = 16  # least tokens before the rows that are timed
+
+
+class ReadText(Protocol):
+    """A text in the target's cache."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Hidden states (rows, width) of a text's last tokens, from `start` on."""
+
+    owner: ReadText
+    tokens: list[int]
+    start: int
+    hidden: FloatArray
+
+
+class HeadDrafter(ModelDrafter):
+    """Drafts with a head, for one text or for several at once; a `HiddenReader` of its target.
+
+    A text is drafted for once the features of all of its tokens but the last are known. Until then, as after
+    a conversation was restored from disk, its tree is the root alone.
+
+    Args:
+        proposers: sources whose candidates are merged into the tree.
+    """
+
+    reads_target = True
+
+    def __init__(
+        self,
+        model: Model,
+        context: HeadContext,
+        target_vocabulary: int,
+        proposers: Sequence[Proposer] = (),
+    ) -> None:
+        self._head = context
+        super().__init__(model, context, target_vocabulary, proposers)
+        self._shown: list[_Shown] = []
+        self._closed: list[ReadText] = []
+        self._owned: list[tuple[ReadText, HeadText]] = []
+
+    def _new_text(self, cache: TextCache) -> HeadText:
+        return HeadText(cache, self._n_vocab, self._head.width)
+
+    def take(self, cached: ReadText, start: int, hidden: FloatArray) -> None:
+        """Tokens of a text were read by the target; see HiddenReader."""
+        if sum(len(shown.hidden) for shown in self._shown) > _MOST_WAITING:
+            self._shown.clear()  # texts that are never drafted for: they begin anew where they are
+        self._shown.append(_Shown(cached, list(cached.tokens[: start + len(hidden)]), start, hidden))
+
+    def closed(self, cached: ReadText) -> None:
+        """The target has forgotten a text."""
+        self._shown = [shown for shown in self._shown if shown.owner is not cached]
+        self._closed.append(cached)
+
+    def digest(self) -> None:
+        """Encode the hidden states that were taken, and read what can be read but for a last step's rows.
+
+        Raises:
+            DecodeAborted: stopped from outside; the rest is done later.
+        """
+        if self._shown or self._closed:
+            self._begin()
+            self._digest()
+            self._changing = False
+
+    def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
+        """A tree whose tokens are sampled from the head's distribution, if the text's features are known."""
+        self.digest()
+        if self._ready([text])[0] is None:
+            return DraftedTree(TokenTree.root_only(text[-1]))
+        return super().draw(text, drawing, width)
+
+    def step_seconds(self, rows: int) -> float:
+        """Seconds of one decode of this many rows, after a short text; everything is forgotten."""
+        self.forget()
+        text, rng = self._texts[0], np.random.default_rng(rows)
+        assert isinstance(text, HeadText)
+        n_tokens = rows + -(-_TRIAL_TEXT // rows) * rows
+        tokens = rng.integers(0, self._n_vocab, n_tokens + 1).tolist()
+        self._begin()
+        text.take(tokens, 0, rng.standard_normal((n_tokens + 1, self._head.width)).astype(np.float32))
+        text.prepare_reading()
+        text.read_pending(rows)
+        start = time.perf_counter()
+        text.cache.append(text.pending_batch())
+        self._context.logits()
+        seconds = time.perf_counter() - start
+        self.forget()
+        return seconds
+
+    def forget(self) -> None:
+        """Forget everything that was read or shown."""
+        super().forget()
+        self._shown, self._closed, self._owned = [], [], []
+
+    def save_to(self, folder: Path) -> None:
+        """Nothing is saved: without the features that belong to it, what was read is of no use."""
+
+    def _digest(self) -> None:
+        for owner in self._closed:
+            self._release(owner)
+        self._closed = []
+        while self._shown:
+            shown = self._shown[0]
+            features = self._head.encode(shown.hidden)
+            text = self._owned_by(shown.owner)
+            if text is not None:
+                if not text.n_rows and shown.start:
+                    self._begin_like_another(text, shown)
+                text.take(shown.tokens, shown.start, features)
+            del self._shown[0]
+            if text is not None and text.readable > self._context.n_rows:
+                self._read_ahead(text)
+
+    def _begin_like_another(self, text: HeadText, shown: _Shown) -> None:
+        """Let an empty text share the rows of one that begins alike, as it does in the target's cache."""
+        start = shown.start
+        alike = [
+            other
+            for _, other in self._owned
+            if start >= other.unread and other.known[:start] == shown.tokens[:start]
+        ]
+        if alike:
+            text.begin_like(min(alike, key=lambda other: other.unread), start)
+
+    def _read_ahead(self, text: HeadText) -> None:
+        """Read rows of a long text, so that their features need not be kept."""
+        room = self._context.n_cells - _SPARE_CELLS - text.n_rows
+        if room < 0:
+            text.forget()
+            return
+        self._leave(room, [text])
+        text.prepare_reading()
+        text.read_pending(self._context.n_rows)
+        text.pending = []
+
+    def _leave(self, room: int, kept: Sequence[DraftedText]) -> None:
+        """Forget all texts but these, if the others have more rows than there is room for."""
+        others = [text for text in self._texts if all(text is not one for one in kept)]
+        if sum(len(text.read) for text in others) > room:
+            for text in others:
+                text.forget()
+
+    def _owned_by(self, owner: ReadText) -> HeadText | None:
+        """The text in the head's cache for one of the target's; None if there is no room for another."""
+        for known, text in self._owned:
+            if known is owner:
+                return text
+        free = [text for text in self._texts if all(text is not used for _, used in self._owned)]
+        found = free[0] if free else self._opened_beside()
+        if found is None:
+            return None
+        assert isinstance(found, HeadText)
+        self._owned.append((owner, found))
+        return found
+
+    def _opened_beside(self) -> DraftedText | None:
+        for text in self._texts:
+            text.forget_tree()  # its branches may have all sequence ids
+        try:
+            text = self._new_text(open_beside(self._texts[0].cache))
+        except ValueError:
+            return None
+        self._texts.append(text)
+        return text
+
+    def _release(self, owner: ReadText) -> None:
+        for known, text in list(self._owned):
+            if known is owner:
+                self._owned.remove((known, text))
+                if text is self._texts[0]:
+                    text.forget()
+                else:
+                    text.forget_tree()
+                    self._close(text)
+
+    def _ready(self, texts: Sequence[Sequence[int]]) -> list[HeadText | None]:
+        """For each text, the one in the head's cache whose features are known up to the root."""
+        found: list[HeadText | None] = []
+        free = [text for _, text in self._owned]
+        for tokens in texts:
+            before = list(tokens[:-1])
+            fits = next((text for text in free if text.n_rows and text.known == before), None)
+            if fits is not None:
+                free.remove(fits)
+            found.append(fits)
+        return found
+
+    def _with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
+        """The requests whose texts are ready, as far as the cache has room for them."""
+        self._digest()
+        ready = {
+            index: text
+            for index, text in enumerate(self._ready([request.text for request in requests]))
+            if text is not None
+        }
+        room = self._context.n_cells - 2 * limits.budget  # nodes are read that do not make it into a tree
+        served: list[int] = []
+        for index in sorted(ready, key=lambda index: ready[index].n_rows)[: self._context.n_rows]:
+            if ready[index].n_rows > room:
+                break
+            room -= ready[index].n_rows
+            served.append(index)
+        self._leave(room, [ready[index] for index in served])
+        return sorted(served)
+
+    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftedText]:
+        """The text in the cache for each of these, which are ready; its last tree is dropped."""
+        for known in self._texts:
+            known.forget_tree()
+        found: list[DraftedText] = []
+        for text, (tokens, ranking, count) in zip(self._ready([w[0] for w in wanted]), wanted, strict=True):
+            assert text is not None, "only texts that are ready are drafted for"
+            text.begin(tokens)
+            text.keep_accepted(ranking, count)
+            found.append(text)
+        return found
+
+    def _recall(self, drafted: DraftedText, text: Sequence[int]) -> None:
+        """There is no saved state."""
+
+    def _most_pending(self, steps: Sequence[DraftStep]) -> int:
+        branches = sum(len(step.frontier.nodes) for step in steps if not step.reads_text)
+        texts = sum(step.reads_text for step in steps)
+        return max((self._context.n_rows - branches) // max(texts, 1), 1)
+
+    def _was_read(self, steps: Sequence[DraftStep], rows: Sequence[slice]) -> None:
+        outputs = sum(step.n_outputs for step in steps)
+        if not outputs:
+            return
+        features = self._head.features(outputs)
+        for step, which in zip(steps, rows, strict=True):
+            assert isinstance(step.text, HeadText)
+            step.text.keep_features(step.frontier, step.rows, features[which])

@@ -1,0 +1,107 @@
+"""The context of a draft head: it encodes a target's hidden states, and reads tokens beside features.
+
+A head's encoder turns the hidden states of a token into one feature. Its decoder reads rows of a token and
+the feature of the token before it, and gives logits and a feature of its own for each, which takes the place
+of the target's for drafted tokens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import llama_cpp
+import numpy as np
+
+from edgespec.errors import BackendError
+from edgespec.models.llama.heads import nextn
+from edgespec.models.llama.runtime import forks
+from edgespec.models.llama.runtime.abort import AbortFlag
+from edgespec.models.llama.runtime.backend import log
+from edgespec.models.llama.runtime.batch import EncoderBatch
+from edgespec.models.llama.runtime.context import Context, FloatArray
+from edgespec.models.llama.runtime.model import Model
+
+HEAD_ROWS = 64  # of a decode: the head computes the logits of all of them, wanted or not
+# For texts and branches; encoding takes one more. llama.cpp plans a row of logits for each sequence, and
+# aborts where they are more than the rows of a decode.
+MOST_HEAD_SEQUENCES = HEAD_ROWS - 1
+
+
+class HeadContext(Context):
+    """A context of a head beside its target's.
+
+    Every decode must want the logits of all its rows, or of none: the head computes all of them, and
+    llama.cpp keeps the first ones.
+
+    Args:
+        beside: the target's context, whose model the head borrows matrices of.
+
+    Raises:
+        MemoryLimitError: llama.cpp cannot allocate the context.
+        UnsupportedBuild: this llama.cpp build has no heads.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        beside: Context,
+        *,
+        n_cells: int,
+        n_sequences: int,
+        n_threads: int,
+        abort: AbortFlag | None = None,
+    ) -> None:
+        n_sequences = min(n_sequences, MOST_HEAD_SEQUENCES)
+        super().__init__(
+            model,
+            n_cells=n_cells,
+            n_rows=HEAD_ROWS,
+            n_outputs=HEAD_ROWS,
+            n_sequences=n_sequences + 1,
+            n_threads=n_threads,
+            abort=abort,
+            beside=beside,
+        )
+        # Encoding wants a sequence, and leaves it empty: no text may have it.
+        self._encoding_id, self.n_sequences = n_sequences, n_sequences
+        self.n_outputs = HEAD_ROWS
+        self.width = int(llama_cpp.llama_model_n_embd(model.handle))
+        nextn.keep_features(self.handle)
+
+    def encode(self, hidden: FloatArray) -> FloatArray:
+        """The features of tokens.
+
+        Args:
+            hidden: (tokens, layers * width of the target) their hidden states.
+
+        Returns:
+            (tokens, width).
+
+        Raises:
+            DecodeAborted: the abort flag was set.
+            BackendError: llama.cpp refused the batch, or the context is closed.
+        """
+        features = np.empty((len(hidden), self.width), dtype=np.float32)
+        for start in range(0, len(hidden), self.n_rows):
+            piece = hidden[start : start + self.n_rows]
+            forks.has_computed()
+            struct, keep_alive = EncoderBatch.of(piece, self._encoding_id).to_llama()
+            log.errors.clear()
+            code = llama_cpp.llama_encode(self.handle, struct)
+            del keep_alive
+            self._require_success(code)
+            features[start : start + len(piece)] = self.features(len(piece))
+        return features
+
+    def features(self, rows: int) -> FloatArray:
+        """(rows, width) of the first rows of the last call whose outputs were wanted: a copy.
+
+        Raises:
+            BackendError: there are none.
+        """
+        llama_cpp.llama_synchronize(self.handle)
+        start = nextn.features_address(self.handle)
+        if not start:
+            raise BackendError("llama.cpp has no features to read.")
+        memory = (ctypes.c_float * (rows * self.width)).from_address(start)
+        return np.array(memory, dtype=np.float32).reshape(rows, self.width)

@@ -1,0 +1,71 @@
+"""Whether this llama.cpp build runs draft heads as expected: tried in a child process, once a build."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from edgespec.errors import BackendError
+from edgespec.files.writing import atomic_write
+from edgespec.models.llama.runtime.backend import build_identity
+from edgespec.processes.trial import attempt_in_child
+
+_MOST_S = 20.0  # of processor time; it takes less than one
+
+
+def require_heads() -> None:
+    """Make sure that heads work here.
+
+    Raises:
+        BackendError: they do not, with the reason; or no child process can be started to find out.
+    """
+    if wrong := heads_fault():
+        raise BackendError(
+            f"This llama.cpp build cannot draft with heads: {wrong}.",
+            "Name an ordinary drafter, or reinstall llama-cpp-python in the version that EdgeSpec asks for.",
+        )
+
+
+def heads_fault() -> str:
+    """Why heads do not work here, as a clause; empty if they do.
+
+    Raises:
+        BackendError: no child process can be started to find out.
+    """
+    place = _place()
+    fault = _read(place)
+    if fault is None:
+        verdict = attempt_in_child(
+            "edgespec.models.llama.heads.trial", {}, cpu_s=_MOST_S, stack_bytes=8 << 20
+        )
+        fault = f"trying one, it ends by {verdict.detail or verdict.why}"
+        if verdict.answer is not None:
+            fault = str(verdict.answer.get("error", ""))
+        if verdict.why in (None, "crash"):  # running out of time or memory says little of the build
+            _keep(place, fault)
+    return fault
+
+
+def _place() -> Path:
+    digest = hashlib.blake2b(build_identity().encode(), digest_size=16).hexdigest()
+    return user_cache_path("edgespec") / "heads" / f"{digest}.json"
+
+
+def _read(place: Path) -> str | None:
+    try:
+        fault = json.loads(place.read_bytes())["fault"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return fault if isinstance(fault, str) else None
+
+
+def _keep(place: Path, fault: str) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(place, durable=False) as file:
+            file.write(json.dumps({"fault": fault}).encode())
+    except OSError:
+        pass  # it is tried again next time

@@ -1,0 +1,100 @@
+"""Reading a model's hidden states while it computes, for draft heads.
+
+A draft head reads what the target computes on the way: the inputs of a few of its layers. llama.cpp's
+architectures name a layer's output `l_out-<layer>`, so they are copied when the graph has reached these
+nodes. The graph is stopped there and goes on; what it computes is the same bit for bit.
+
+llama.cpp can copy layers' inputs itself, but for some architectures only: with others it aborts the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgespec.errors import BackendError
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import Address
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context, FloatArray
+
+_OUTPUT = b"l_out-%d"
+
+
+class LayerTap:
+    """Copies the inputs of some layers in every decode of a context; an observer of its graph.
+
+    Args:
+        layers: from 1 to the number of layers less 1. The last layer's output is computed for some rows only.
+        width: elements of a hidden state.
+
+    Raises:
+        UnsupportedBuild: the graph of this llama.cpp build cannot be read.
+    """
+
+    def __init__(self, layers: Sequence[int], width: int) -> None:
+        ggml.check()
+        self._width = width
+        self._layers = tuple(layers)
+        self._names = {_OUTPUT % (layer - 1): layer for layer in layers}
+        self._found: dict[int, list[FloatArray]] = {}
+        self._reached: tuple[int, Address] | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of what is copied of one row."""
+        return len(self._layers) * self._width * 4
+
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
+        """A decode begins: forget what was copied in the last one."""
+        self._found = {layer: [] for layer in self._layers}
+        self._reached = None
+
+    def reached(self, node: Address) -> bool:
+        """A node is about to be computed. Returns whether it is one of those that are copied."""
+        layer = self._names.get(ggml.name_of(node))
+        self._reached = None if layer is None else (layer, node)
+        return layer is not None
+
+    def computed(self) -> None:
+        """The graph is computed up to and including the node that was reached last."""
+        if self._reached is None:
+            return
+        (layer, node), self._reached = self._reached, None
+        values = ggml.read_rows(node)
+        if values is None or values.shape[1] != self._width:
+            raise BackendError(f"The hidden states of layer {layer} are laid out in a way that is not known.")
+        self._found[layer].append(values)
+
+    def end(self, *, completed: bool) -> None:
+        """The decode has returned."""
+        if not completed:
+            self._found = {}
+
+    def rows(self) -> FloatArray:
+        """(rows, layers * width) of the last decode, in the order of its batch, rows of padding included.
+
+        Raises:
+            BackendError: the graph has no such nodes.
+        """
+        parts = [np.concatenate(found) for layer in self._layers if (found := self._found.get(layer))]
+        if len(parts) < len(self._layers) or len({len(part) for part in parts}) > 1:
+            raise BackendError(
+                "This model does not show its hidden states, which the head reads.",
+                "Leave out --draft, or name an ordinary drafter.",
+            )
+        return np.concatenate(parts, axis=1)
+
+    def require_rows(self, context: Context) -> None:
+        """Make sure that a context shows what is to be copied, by a decode of one token; empties its cache.
+
+        Raises:
+            BackendError: it does not.
+        """
+        try:
+            context.decode(Batch.run([0, 0], 0, n_sequences=1, logits="last"))
+        finally:
+            context.clear()
+        if len(self.rows()) < 2:
+            raise BackendError("This model shows the hidden states of some rows only, and a head needs all.")

@@ -1,0 +1,329 @@
+"""Draft heads: what they compute is what NumPy computes, and they draft without changing the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.cli.main import main
+from edgespec.drafters.head import HeadDrafter
+from edgespec.drafters.head_text import HeadText
+from edgespec.engine.engine import Engine
+from edgespec.errors import BackendError, PairingError, UsageError
+from edgespec.generation.config import GenerationConfig
+from edgespec.measure.full_profile import measure_full_profile
+from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.heads.support import heads_fault
+from edgespec.models.llama.heads.tap import LayerTap
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
+from edgespec.progress import no_progress
+from edgespec.speculation.growth import Children, Frontier
+from edgespec.speculation.tree import FloatArray
+from tests.least_memory import load_in_least_memory
+from tests.tiny import ARCHITECTURES, N_EMBD, write_tiny
+from tests.tiny_heads import LAYERS, TinyPair, tiny_head, write_pair
+
+PROMPT = [40 + 7 * i % 101 for i in range(70)]
+GREEDY = GenerationConfig(max_tokens=32)
+SAMPLED = GREEDY.with_(temperature=0.7, seed=5)
+OPTIONS: dict[str, Any] = {"context": 384, "threads": 1, "tree_budget": 12, "drafter": "model", "exact": True}
+
+
+@pytest.fixture(scope="module")
+def pair(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return write_pair(tmp_path_factory.mktemp("pair"), smol_path)
+
+
+def opened(target: Path, load: Callable[..., Engine] = edgespec.load, **changes: Any) -> Engine:
+    """An engine for short texts, which decodes exactly if no change says otherwise."""
+    try:
+        return load(target, **{**OPTIONS, **changes})
+    except BackendError as error:
+        if "No row rule" in error.what:
+            pytest.skip("no kernel of this machine decodes the model exactly")
+        raise
+
+
+@pytest.fixture(scope="module")
+def texts(pair: TinyPair) -> dict[GenerationConfig, list[int]]:
+    """What the target says without drafts."""
+    with opened(pair.target, draft="none", drafter=None) as engine:
+        return {c: engine.generate(PROMPT, c.with_(max_tokens=64)).tokens for c in (GREEDY, SAMPLED)}
+
+
+@pytest.fixture(scope="module")
+def engine(pair: TinyPair) -> Iterator[Engine]:
+    with opened(pair.target, draft=pair.head) as engine:
+        yield engine
+
+
+def drafter_of(engine: Engine) -> HeadDrafter:
+    assert isinstance(engine.drafter, HeadDrafter)
+    return engine.drafter
+
+
+@dataclass(frozen=True)
+class Step:
+    """A draft step: the text, the nodes that were read, and the logits (nodes, n_vocab) after each."""
+
+    text: list[int]
+    frontier: Frontier
+    logits: FloatArray
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """The draft steps that are made from now on, of texts whose beginning the head has seen."""
+    seen: list[Step] = []
+    ranked = HeadText.ranked
+
+    def note(self: HeadText, frontier: Frontier, rows: list[int], logits: FloatArray) -> Children:
+        assert rows == list(range(len(frontier.nodes))), "there is room for all nodes"
+        seen.append(Step([self.known[0], *self._text], frontier, logits.copy()))
+        return ranked(self, frontier, rows, logits)
+
+    monkeypatch.setattr(HeadText, "ranked", note)
+    return seen
+
+
+def features_of(pair: TinyPair, text: Sequence[int]) -> FloatArray:
+    """The features of a text that is read at once, computed by NumPy."""
+    tap = LayerTap(LAYERS, N_EMBD)
+    with Model(pair.target, repack=False) as model:
+        sizes = {"n_cells": 256, "n_rows": 256, "n_outputs": 4, "n_sequences": 1, "n_threads": 1}
+        context = Context(model, observers=[tap], **sizes)
+        context.decode(Batch.run(text, 0, 1, "last"))
+        return pair.twin.encode(tap.rows())
+
+
+def test_trees_are_those_of_numpy(pair: TinyPair, engine: Engine, steps: list[Step]) -> None:
+    engine.target.rewind(0)
+    answer = engine.generate(PROMPT, GREEDY.with_(max_tokens=12))
+    assert answer.tokens_per_pass > 1.5, "there are accepted rows, which are read again"
+    whole = [*PROMPT, *answer.tokens]
+    features = features_of(pair, whole)
+    deepest = 0
+    for text in {tuple(step.text): None for step in steps}:
+        known = list(text)
+        assert known == whole[: len(known)]
+        rows = known[1:]  # row r holds token r + 1 and feature r
+        parents, at, found = list(range(-1, len(rows) - 1)), {0: len(rows) - 1}, []
+        for step in (step for step in steps if tuple(step.text) == text):
+            f = step.frontier
+            for place, node in enumerate(f.nodes.tolist()):
+                if node:
+                    at[node] = len(rows)
+                    rows.append(int(f.tokens[place]))
+                    parents.append(at[int(f.parents[place])])
+                found.append((at[node], step.logits[place]))
+                deepest = max(deepest, int(f.depths[place]))
+        expected, _ = pair.twin.tree(rows, parents, features[: len(known) - 1])
+        for row, logits in found:
+            worst = np.abs(logits[pair.drafted] - expected[row]).max()
+            assert worst < 0.02 * np.abs(expected[row]).max()
+            assert np.isneginf(np.delete(logits, pair.drafted)).all()
+    assert deepest >= 3
+
+
+@pytest.mark.parametrize("config", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_text_is_the_targets_own(
+    engine: Engine, texts: dict[GenerationConfig, list[int]], config: GenerationConfig
+) -> None:
+    for _ in range(2):
+        answer = engine.generate(PROMPT, config)
+        assert answer.tokens == texts[config][: len(answer.tokens)]
+        assert answer.tokens_per_pass > 1.3
+    # Another question, and one that goes on where the first has ended.
+    engine.generate([*PROMPT[:40], 5, 6, 7], config)
+    longer = engine.generate([*PROMPT, *texts[config][:20]], config)
+    assert longer.tokens == texts[config][20 : 20 + len(longer.tokens)]
+    assert longer.tokens_per_pass > 1.3
+
+
+def test_drawn_trees_and_the_sources_without_a_model(pair: TinyPair, engine: Engine) -> None:
+    with opened(pair.target, draft=pair.head, drafter="merged") as merged:
+        assert merged.drafter.name == "head and prompt lookup and recycling"
+        assert merged.generate(PROMPT, GREEDY).tokens == engine.generate(PROMPT, GREEDY).tokens
+    with opened(pair.target, draft=pair.head, exact=None) as free:
+        drawn = free.generate(PROMPT, SAMPLED.with_(verify="block", seed=1))
+        assert drawn.tokens_per_pass > 1.1
+
+
+def test_several_texts_in_a_pass(engine: Engine) -> None:
+    prompts = [PROMPT, PROMPT, PROMPT[:30], [9, *PROMPT]]
+    expected = [engine.generate(prompt, GREEDY).tokens for prompt in prompts]
+    for _ in range(2):
+        answers = engine.generate_many(prompts, GREEDY)
+        assert [answer.tokens for answer in answers] == expected
+        assert sum(answer.tokens_per_pass for answer in answers) > 1.3 * len(prompts)
+    assert len(drafter_of(engine)._texts) <= len(prompts) + 1
+
+
+def test_texts_that_begin_alike_share_what_is_known(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[int, int]] = []
+    begin = HeadText.begin
+
+    def note(self: HeadText, text: Sequence[int]) -> None:
+        begun.append((self.unread, len(text)))
+        begin(self, text)
+
+    monkeypatch.setattr(HeadText, "begin", note)
+    engine.target.rewind(0)
+    drafter_of(engine).forget()
+    prompts = [[*PROMPT, last] for last in (5, 6, 7)]
+    answers = engine.generate_many(prompts, GREEDY)
+    assert {unread for unread, _ in begun} == {1}, "all are known from their first token on"
+    assert len({length for _, length in begun}) > 3
+    monkeypatch.undo()
+    assert [answer.tokens for answer in answers] == [engine.generate(p, GREEDY).tokens for p in prompts]
+
+
+def test_texts_that_do_not_fit_together(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [PROMPT, [9, *PROMPT], [8, 9, *PROMPT]]
+    expected = [engine.generate(prompt, GREEDY).tokens for prompt in prompts]
+    cells = engine.target.context.n_cells
+    monkeypatch.setattr("edgespec.drafters.head._SPARE_CELLS", cells - 110)  # room for one of them
+    monkeypatch.setattr(drafter_of(engine)._context, "n_cells", 140 + 2 * engine.limits.budget)
+    answers = engine.generate_many(prompts, GREEDY)
+    assert [answer.tokens for answer in answers] == expected
+    assert max(answer.tokens_per_pass for answer in answers) > 1.2
+    assert engine.generate(PROMPT, GREEDY).tokens == expected[0]
+
+
+def test_weights_that_are_streamed(pair: TinyPair, texts: dict[GenerationConfig, list[int]]) -> None:
+    with opened(pair.target, load_in_least_memory, draft=pair.head) as engine:
+        assert engine.target.model.weights.streamed_bytes > 0
+        answer = engine.generate(PROMPT, GREEDY)
+    assert answer.tokens == texts[GREEDY][:32]
+    assert answer.tokens_per_pass > 1.3
+
+
+def test_a_cancelled_answer_goes_on(engine: Engine, texts: dict[GenerationConfig, list[int]]) -> None:
+    engine.target.rewind(0)
+    stream = engine.stream(PROMPT, GREEDY)
+    next(stream)
+    engine.cancel()
+    (*_, last) = stream
+    assert last.generation is not None
+    said = last.generation.tokens
+    rest = engine.generate([*PROMPT, *said], GREEDY)
+    assert rest.tokens == texts[GREEDY][len(said) : len(said) + 32]
+    assert rest.tokens_per_pass > 1.3
+
+
+def test_a_text_that_was_restored_is_drafted_for_from_there_on(pair: TinyPair, steps: list[Step]) -> None:
+    prompt = [*PROMPT, *PROMPT, 1]  # a whole block of saved state
+    with opened(pair.target, draft=pair.head, prompt_cache=True) as engine:
+        expected = engine.generate(prompt, GREEDY).tokens
+    steps.clear()
+    with opened(pair.target, draft=pair.head, prompt_cache=True) as engine:
+        answer = engine.generate(prompt, GREEDY)
+        (text,) = [text for _, text in drafter_of(engine)._owned]
+    assert answer.tokens == expected
+    assert text.unread > 128, "the first tokens came from disk"
+    assert answer.tokens_per_pass > 1.2
+
+
+def test_a_text_of_which_nothing_is_known_gets_a_root(engine: Engine) -> None:
+    drafter = drafter_of(engine)
+    engine.generate(PROMPT, GREEDY)
+    drafter.forget()
+    assert drafter.step_seconds(1) > 0
+    assert drafter.step_seconds(8) > 0
+    # The target still has the text, so that nothing of it is shown again.
+    again = engine.generate(PROMPT, GREEDY)
+    assert again.passes[0].nodes == 1
+    assert max(record.nodes for record in again.passes) > 4
+
+
+def test_a_profile_counts_the_trees_of_real_passes(engine: Engine) -> None:
+    profile = measure_full_profile(engine, 1.0, no_progress)
+    assert profile.drafts is not None
+    for yields in (profile.greedy, profile.sampled):
+        assert yields is not None
+        assert yields.tokens[max(yields.tokens)] > 1.2
+
+
+def test_heads_of_other_targets_are_refused(pair: TinyPair, smol_path: Path, tmp_path: Path) -> None:
+    other = write_tiny(tmp_path / "other.gguf", "gemma3", smol_path, damped=0.001)
+    for changes, what in (
+        ({"target_width": 64}, "it reads hidden states of 64 elements, and these have 256."),
+        ({"layers": (1, 3, 6)}, "it reads the layers 1, 3, 6, of which the first is 0, and there are 6."),
+        ({"width": 128, "heads": 2, "heads_kv": 2}, "it has no matrix of its own for its 128 elements"),
+    ):
+        head = tiny_head(tmp_path / "bad.gguf", smol_path, **changes)
+        with pytest.raises(PairingError, match=r"was made for another target than tiny\.gguf") as caught:
+            edgespec.load(pair.target, draft=head, context=128)
+        assert what in caught.value.what
+    with pytest.raises(UsageError, match=r"head\.gguf is a draft head: it writes nothing without"):
+        edgespec.load(pair.head)
+    # Any architecture shows its hidden states.
+    with opened(other, draft=pair.head, exact=False) as engine:
+        assert len(engine.generate(PROMPT, GREEDY).tokens) > 1
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "gpt-oss", "glm4moe", "deepseek2"])
+def test_architectures_show_their_hidden_states(architecture: str, smol_path: Path, tmp_path: Path) -> None:
+    tap = LayerTap(LAYERS, N_EMBD)
+    path = write_tiny(tmp_path / "tiny.gguf", architecture, smol_path)
+    sizes = {"n_cells": 256, "n_rows": 64, "n_outputs": 4, "n_sequences": 1, "n_threads": 1}
+    with Model(path, repack=False) as model:
+        context = Context(model, observers=[tap], **sizes)
+        tap.require_rows(context)
+        text = list(range(40, 60))
+        context.decode(Batch.run(text, 0, 1, "last"))
+        whole, logits = tap.rows(), context.logits().copy()
+        assert whole.shape == (20, len(LAYERS) * N_EMBD)
+        assert np.abs(whole[:, :N_EMBD] - whole[:, N_EMBD : 2 * N_EMBD]).max() > 0
+        plain = Context(model, **sizes)
+        plain.decode(Batch.run(text, 0, 1, "last"))
+        assert (plain.logits() == logits).all(), "reading on the way changes nothing"
+
+
+def test_the_budget_counts_the_head(pair: TinyPair) -> None:
+    from edgespec.models.gguf.layers import ModelFiles
+    from edgespec.offload.planning.needs import ContextOptions, measure_needs
+
+    files, head = (ModelFiles.of(read_header(path)) for path in (pair.target, pair.head))
+    options = ContextOptions(512, 64, 64, 1)
+    alone = measure_needs(files, None, options, budget=8 << 30, offload="auto")
+    both = measure_needs(files, head, options, budget=8 << 30, offload="auto")
+    assert both.footprints[1].weights == head.tensor_bytes
+    assert both.footprints[1].cache >= 512 * 2 * 2 * N_EMBD  # keys and values in half precision
+    shown = both.rows * len(LAYERS) * N_EMBD * 4
+    assert both.footprints[0].buffers >= alone.footprints[0].buffers + 2 * shown
+
+
+def test_this_build_runs_heads_as_expected() -> None:
+    assert heads_fault() == ""
+    assert heads_fault() == "", "the verdict is kept"
+
+
+def test_a_build_without_heads_says_so(pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "edgespec.models.llama.heads.support.heads_fault", lambda: "it has no llama_set_embeddings_nextn"
+    )
+    with pytest.raises(
+        BackendError, match=r"cannot draft with heads: it has no llama_set_embeddings_nextn\."
+    ):
+        edgespec.load(pair.target, draft=pair.head, context=128)
+
+
+def test_a_head_from_the_command_line(pair: TinyPair, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", str(pair.target), "--draft", str(pair.head), "-p", "one two", "--context", "256"]
+    assert main([*command, "--max-tokens", "8", "--json"]) == 0
+    assert '"completion_tokens": 8' in capsys.readouterr().out
+    assert main(["models", "pair", str(pair.target), str(pair.head)]) == 0
+    assert "the head was made for a target like this one" in " ".join(capsys.readouterr().out.split())
+    assert main(["models", "show", str(pair.head)]) == 0
+    assert "for the model that it was made for" in capsys.readouterr().out
+    assert main(["draft", "list"]) == 0
+    assert "head (EAGLE-3)" in capsys.readouterr().out

@@ -1,0 +1,178 @@
+"""Headers of draft heads: read right, and refused where llama.cpp would not survive them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import ModelFileError, PairingError
+from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.loading.heads import note_further_layers
+from edgespec.loading.options import LoadOptions
+from edgespec.loading.state import LoadState
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads import (
+    Head,
+    drafted_tokens,
+    further_layers,
+    is_head,
+    read_head,
+    require_fit,
+    unusable,
+)
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
+from edgespec.models.llama.heads import nextn
+from edgespec.models.llama.heads.sample import N_VOCAB, SHAPE, WIDTH, add_bytes, write_head, write_target
+from edgespec.models.llama.heads.twin import FloatArray, HeadShape, HeadTwin
+from edgespec.progress import no_progress
+
+DRAFTED = np.arange(0, 2 * SHAPE.n_drafted, 2, dtype=np.int64)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    path = tmp_path_factory.mktemp("target") / "large.gguf"
+    embedding = np.zeros((N_VOCAB, WIDTH), dtype=np.float32)
+    return ModelFiles.of(read_header(write_target(path, embedding, np.random.default_rng(1))))
+
+
+def written(path: Path, drafted: Any = DRAFTED, shape: HeadShape = SHAPE, **more: FloatArray) -> GGUFHeader:
+    weights = {**shape.random(np.random.default_rng(1)), **more}
+    return read_header(write_head(path, shape, weights, add_bytes, drafted=drafted))
+
+
+def test_what_a_header_says(tmp_path: Path, target: ModelFiles) -> None:
+    header = written(tmp_path / "head.gguf")
+    head = read_head(header)
+    assert is_head(header)
+    assert not is_head(target.headers[0])
+    assert head == Head(header, (1, 2, 3), WIDTH, WIDTH, 100, borrows_embedding=True, borrows_output=False)
+    assert drafted_tokens(head).tolist() == DRAFTED.tolist()
+    require_fit(head, target)
+    embedding = np.zeros((N_VOCAB, 32), dtype=np.float32)
+    own = written(
+        tmp_path / "own.gguf",
+        shape=replace(SHAPE, width=32, head=8),
+        **{"token_embd.weight": embedding},
+    )
+    assert not read_head(own).borrows_embedding
+    require_fit(read_head(own), target)
+
+
+@pytest.mark.parametrize(
+    ("drafted", "fault"),
+    [
+        (DRAFTED - 1, "holds no ids of different tokens"),
+        (DRAFTED + 100, "holds no ids of different tokens"),
+        (np.zeros(100, dtype=np.int64), "in some files it holds offsets"),
+    ],
+    ids=["negative", "too large", "offsets"],
+)
+def test_tables_of_other_ids_are_refused(
+    tmp_path: Path, target: ModelFiles, drafted: Any, fault: str
+) -> None:
+    head = read_head(written(tmp_path / "head.gguf", drafted))
+    with pytest.raises(ModelFileError, match=fault):
+        require_fit(head, target)
+
+
+def _without(name: str) -> Callable[[GGUFHeader], GGUFHeader]:
+    return lambda header: replace(header, tensors=tuple(t for t in header.tensors if t.name != name))
+
+
+def _with(**values: Any) -> Callable[[GGUFHeader], GGUFHeader]:
+    changed = {f"eagle3.{key}": value for key, value in values.items()}
+    return lambda header: replace(header, metadata={**header.metadata, **changed})
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (_with(target_layers=ArrayInfo("int32", 3)), "does not say which layers of its target it reads"),
+        (_with(target_layers=3), "does not say which layers"),
+        (_with(target_hidden_size=0), "does not say its target hidden size"),
+        (_with(block_count=2), "more than one layer"),
+        (
+            _with(target_hidden_size=32),
+            r"its tensor fc\.weight has the shape \[192, 64\] instead of \[96, 64\]",
+        ),
+        (_without("fc.weight"), r"no matrix that fuses hidden states"),
+        (_without("output.weight"), r"\(d2t\) makes no sense"),
+        (_without("d2t"), r"its tensor output\.weight has the shape \[64, 100\] instead of \[64, 259\]"),
+    ],
+)
+def test_damaged_heads_are_refused(
+    tmp_path: Path, change: Callable[[GGUFHeader], GGUFHeader], fault: str
+) -> None:
+    header = change(written(tmp_path / "head.gguf"))
+    with pytest.raises(ModelFileError, match=fault) as caught:
+        read_head(header)
+    assert caught.value.hint == "Get another conversion of the head."
+
+
+def test_targets_with_more_tokens_are_refused(tmp_path: Path, target: ModelFiles) -> None:
+    head = read_head(written(tmp_path / "head.gguf"))
+    tokens = {"tokenizer.ggml.tokens": ArrayInfo("string", N_VOCAB + 1)}
+    header = replace(target.headers[0], metadata={**target.headers[0].metadata, **tokens})
+    with pytest.raises(PairingError, match=r"it knows 259 tokens, and the target has 260\.") as caught:
+        require_fit(head, ModelFiles((header,)))
+    assert caught.value.hint.startswith("Name a head that was trained for this model")
+
+
+def test_other_kinds_of_heads_say_why_not(tmp_path: Path, target: ModelFiles) -> None:
+    header = replace(written(tmp_path / "head.gguf"), metadata={"general.architecture": "dflash"})
+    assert "which drafts a block of tokens at once" in unusable(header)
+    assert unusable(target.headers[0]) == ""
+    large = target.headers[0]
+    assert further_layers(large) == 0
+    assert further_layers(replace(large, metadata={**large.metadata, "llama.nextn_predict_layers": 2})) == 2
+
+
+def test_a_targets_own_layers_for_further_tokens_are_named(target: ModelFiles) -> None:
+    (large,) = target.headers
+    options = LoadOptions(
+        *("auto", None, 64, None, None, "calibrated", None, None, None, None, 0, "auto", "auto", None)
+    )
+    for count, words in (
+        (0, None),
+        (1, "a layer that predicts further tokens"),
+        (2, "2 layers that predict"),
+    ):
+        more = {"llama.nextn_predict_layers": count}
+        files = ModelFiles((replace(large, metadata={**large.metadata, **more}),))
+        for draft in ("auto", "none"):
+            state = LoadState(replace(options, draft=draft), no_progress)
+            note_further_layers(files, state)
+            said = words if draft == "auto" else None
+            assert [said is not None and said in note for note in state.notes] == [True] * bool(said)
+
+
+def test_functions_that_a_build_lacks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(nextn._NAMES, "lost", ("llama_lost", "_Zlost"))  # type: ignore[call-overload]
+    with pytest.raises(UnsupportedBuild, match="it has no llama_lost"):
+        nextn._function("lost", None, ())
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 9))
+def test_a_path_of_a_tree_computes_what_it_computes_alone(seed: int, n_rows: int) -> None:
+    """In NumPy's head, siblings do not see each other."""
+    rng = np.random.default_rng(seed)
+    embedding = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
+    twin = HeadTwin(SHAPE, SHAPE.random(rng), embedding)
+    tokens = rng.integers(0, N_VOCAB, n_rows).tolist()
+    parents = [-1, *(int(rng.integers(0, row)) for row in range(1, n_rows))]
+    features = rng.standard_normal((1, WIDTH)).astype(np.float32)
+    logits, _ = twin.tree(tokens, parents, features)
+    path = [n_rows - 1]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    alone, _ = twin.tree([tokens[row] for row in path], range(-1, len(path) - 1), features)
+    np.testing.assert_allclose(alone, logits[path], rtol=1e-4, atol=1e-4)
