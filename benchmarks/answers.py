@@ -1,6 +1,7 @@
 """Tokens per second of a target that does not fit, with a drafter, against llama.cpp in the same memory.
 
     python -m benchmarks.answers [--cap 1200] [--budgets 8 16 32] [--llama-cpp DIR]
+    python -m benchmarks.answers --alternate ahead|lookup [--drafter FILE] [--disk GB/s]
 
 The target is the widened SmolLM2-135M-Instruct (Q4_0) of benchmarks.streaming, the drafter the model it
 was requantized from, which agrees with it on about 3 of 4 tokens. Every answer is made in a process of its
@@ -8,6 +9,10 @@ own inside a memory control group, page cache included, after one run that packs
 the target is dropped before each: pages that were read outside a group do not count as its own. DIR holds
 llama.cpp's own programs, built from the sources of the same version: llama-completion decodes plainly and
 llama-speculative-simple with its own speculative decoding, both with the target's file mapped.
+
+With `--alternate`, two ways to draft take turns in one process, prompt by prompt of `bench`'s own workload:
+`ahead` compares drafting while passes wait for the disk with not doing so, and `lookup` compares everything
+that needs no drafter with plain decoding. What was learned and kept of texts is forgotten before each answer.
 """
 
 from __future__ import annotations
@@ -17,6 +22,9 @@ import json
 import re
 import statistics
 import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +33,16 @@ from platformdirs import user_cache_path
 import edgespec
 from benchmarks.workload import PROMPTS, q4_0, smollm2
 from edgespec.bench.rows.capped import run_capped
+from edgespec.bench.rows.workload import balanced, own_questions
 from edgespec.generation.config import GenerationConfig
 from edgespec.measure.throughput import forget_cached
 from edgespec.models.gguf.widen import widen
+from edgespec.offload.layout import Piece
+from edgespec.offload.store_reader import StoreReader
+from edgespec.speculation.sizing import FixedSizer
 
 CONTEXT = 512
+_SUMMED = ("nodes", "draft_s", "draft_steps", "ahead_s", "ahead_steps", "wait_s", "verify_s")  # of passes
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -47,15 +60,23 @@ def main() -> None:
     parser.add_argument("--llama-cpp", type=Path, help="folder of llama.cpp's programs")
     parser.add_argument("--llama-tokens", type=int, default=24, help="its answers' length: it is slow here")
     parser.add_argument("--llama-drafts", type=int, nargs="*", default=[4, 8, 16], help="its draft lengths")
+    parser.add_argument("--alternate", choices=["ahead", "lookup"], help="compare two ways only")
+    parser.add_argument("--drafter", type=Path, help="the drafter of --alternate ahead")
+    parser.add_argument(
+        "--disk", type=float, help="slow the reads of --alternate to so many GB/s (10^9 bytes)"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     target = options.folder / f"smollm2-q4_0-widened-{options.target_bytes}.gguf"
     if options.one:
-        print(json.dumps(answers(target, options)))
+        print(json.dumps((alternating if options.alternate else answers)(target, options)))
         return
     if not target.exists():
         options.folder.mkdir(parents=True, exist_ok=True)
         widen(q4_0(), target, options.target_bytes)
+    if options.alternate:
+        show_alternating(ours(options.alternate, options.alternate, options))
+        return
     rows = [ours("plain, streamed", "none", options)]
     expected = rows[0]["tokens"]
     for budget in (*options.budgets, "auto"):
@@ -103,6 +124,74 @@ def answers(target: Path, options: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_pass": statistics.mean(a.tokens_per_pass for a in made),
         "streamed_bytes": made[0].memory.streamed_bytes_per_pass,
     }
+
+
+def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The same questions answered in two ways in turn, which begin alternately."""
+    ways = ("plain", "lookup") if options.alternate == "lookup" else ("between passes", "ahead")
+    lookup = options.alternate == "lookup"
+    if options.disk:
+        slow_down(options.disk * 1e9)
+    made: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+    with edgespec.load(
+        target,
+        draft="lookup" if lookup else options.drafter or smollm2(),
+        context=2 * CONTEXT,
+        memory=int(options.cap * 10**6 * 0.95),
+        learn=False,
+    ) as engine:
+        config = GenerationConfig(max_tokens=options.tokens, temperature=options.temperature, seed=7)
+        sizer = engine.loop.sizer
+        engine.generate(PROMPTS[-1], config.with_(max_tokens=16))
+        for number, question in enumerate(balanced(own_questions(), options.prompts)):
+            for way in ways if number % 2 else ways[::-1]:
+                engine.forget_texts()
+                engine.target.rewind(0)
+                engine.loop.ahead.enabled = way != "between passes"
+                engine.loop.sizer = FixedSizer(replace(engine.limits, budget=1)) if way == "plain" else sizer
+                answer = engine.generate(question.text, config)
+                figures = {name: sum(getattr(one, name) for one in answer.passes) for name in _SUMMED}
+                figures["passes"] = len(answer.passes)
+                figures["decode_s"] = answer.timings.decode_s
+                print(f"{way}: {len(answer.tokens)} tokens, {figures}", file=sys.stderr, flush=True)
+                made[way].append({"category": question.category, "tokens": answer.tokens, **figures})
+    return {"ways": made}
+
+
+def slow_down(rate: float) -> None:
+    """Make reads of layers take as long as on a disk of `rate` bytes a second."""
+    read, lock, free_at = StoreReader.read, threading.Lock(), 0.0
+
+    def slowly(reader: StoreReader, piece: Piece, memory: memoryview) -> None:
+        nonlocal free_at
+        with lock:
+            until = free_at = max(time.perf_counter(), free_at) + piece.n_bytes / rate
+        read(reader, piece, memory)
+        time.sleep(max(until - time.perf_counter(), 0))
+
+    StoreReader.read = slowly  # type: ignore[method-assign]
+
+
+def show_alternating(row: dict[str, Any]) -> None:
+    """Each way's figures over all answers, and the gain by category."""
+    first, second = row["ways"].values()
+    for way, answers in row["ways"].items():
+        total = {name: sum(a[name] for a in answers) for name in (*_SUMMED, "passes", "decode_s")}
+        tokens, rounds = sum(len(a["tokens"]) for a in answers), total["passes"]
+        print(
+            f"{way:>16}: {tokens / total['decode_s']:6.2f} tokens/s, {tokens / rounds:5.2f} a pass,"
+            f" {total['nodes'] / rounds:5.1f} nodes, pass {total['verify_s'] / rounds:.3f} s,"
+            f" drafting {100 * total['draft_s'] / total['decode_s']:4.1f} % of the time"
+            f" ({total['draft_steps'] / rounds:.1f} steps a pass, {total['ahead_steps'] / rounds:.1f} ahead),"
+            f" waits {100 * total['wait_s'] / total['decode_s']:4.1f} %"
+        )
+    gains: dict[str, list[float]] = {}
+    for a, b in zip(first, second, strict=True):
+        gain = len(b["tokens"]) / b["decode_s"] / (len(a["tokens"]) / a["decode_s"])
+        gains.setdefault(a["category"], []).append(gain)
+    print("identical:", all(a["tokens"] == b["tokens"] for a, b in zip(first, second, strict=True)))
+    print("gain:", {name: round(statistics.median(of), 2) for name, of in gains.items()})
+    print(f"median gain {statistics.median(g for of in gains.values() for g in of):.2f}")
 
 
 def theirs(target: Path, options: argparse.Namespace) -> list[dict[str, Any]]:

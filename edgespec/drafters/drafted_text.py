@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edgespec.drafters.branches import Branches
 from edgespec.models.llama.cache.text_cache import TextCache, common_prefix
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.speculation.drafters.base import ProposedBy
@@ -17,31 +18,13 @@ from edgespec.speculation.sources.base import JoinedProposals
 from edgespec.speculation.tree import FloatArray, TokenTree
 
 
-@dataclass
-class _Branches:
-    """The nodes of the last tree that the drafter has read, and the sequence ids of their keys and values.
-
-    Attributes:
-        paths: node -> sequence id of the branch that ends at the node or continues below it.
-        extended: nodes whose sequence id a child has taken over.
-        children: (parent, token) -> node, for the nodes that were read.
-        found: node -> its candidates, for the nodes that were read.
-        used_paths: how many sequence ids are in use.
-    """
-
-    paths: dict[int, int] = field(default_factory=dict)
-    extended: set[int] = field(default_factory=set)
-    children: dict[tuple[int, int], int] = field(default_factory=dict)
-    found: dict[int, Children] = field(default_factory=dict)
-    used_paths: int = 0
-
-
 class DraftedText:
     """A text that trees are drafted for, and its part of the drafter's cache.
 
     The cache holds the text and, until the next tree, the branches of the last one. The branch that the
     target accepted is kept, so that nothing accepted is read twice. So is a node that was read but did not
-    make it into the tree, if the target chose its token after all: the next tree then grows below it at once.
+    make it into the tree, if the target chose its token after all: the next tree then grows below it at once,
+    beginning with whatever else was read below it.
 
     Args:
         n_vocab: tokens that are drafted; padding at the end of the vocabulary is none.
@@ -63,12 +46,13 @@ class DraftedText:
         self.unused = 0
         self.unread = 0
         self._n_vocab = n_vocab
-        self._branches = _Branches()
+        self._branches = Branches()
         self._expansions = Expansions()
         self._text: list[int] = []
         self._limits: TreeLimits | None = None
         self._ranking: Ranking | None = None
         self._proposals: JoinedProposals | None = None
+        self._asked = 0  # candidates of each node in the last tree
 
     def begin(self, text: Sequence[int]) -> None:
         """Begin a new tree after this text."""
@@ -80,7 +64,7 @@ class DraftedText:
         """Return to the text that was certainly read, and forget the last tree; the cells are in order."""
         self.cache.rewind(len(self.read))
         del self.read[self.cache.length :]
-        self._branches, self.pending = _Branches(), []
+        self._branches, self.pending = Branches(), []
         self._expansions, self._text, self._limits, self._ranking = Expansions(), [], None, None
 
     def forget(self) -> None:
@@ -90,8 +74,8 @@ class DraftedText:
 
     def forget_tree(self) -> None:
         """Drop the branches of the last tree from the cache."""
-        last, self._branches = self._branches, _Branches()
-        self.cache.commit(0, 0, last.used_paths, len(last.paths))
+        last, self._branches = self._branches, Branches()
+        self.cache.commit(0, 0, last.used_paths, len(last))
 
     def take_up(
         self, limits: TreeLimits | None, ranking: Ranking | None, proposals: JoinedProposals | None
@@ -99,24 +83,22 @@ class DraftedText:
         """Set what the candidates of the new tree depend on; None if tokens are drawn instead."""
         self._limits, self._ranking, self._proposals = limits, ranking, proposals
 
-    def keep_accepted(self, ranking: Ranking | None, count: int = 0) -> None:
+    def keep_accepted(
+        self, ranking: Ranking | None, count: int = 0, *, alone: bool = False, room: int = 0
+    ) -> None:
         """Keep the part of the last tree that became text; what remains to be read is pending.
 
         Args:
             ranking: how candidates are ranked now; None reads the root in any case.
             count: how many candidates of each node are wanted.
+            alone: there is no other text, so that the branches below the root may be kept, too.
+            room: most cells of text and branches.
         """
         text = self._text
-        last, self._branches = self._branches, _Branches()
+        last, self._branches = self._branches, Branches()
         known = len(self.read)
-        path = [0]
         goes_on = text[:known] == self.read
-        if goes_on:
-            for token in text[known:]:
-                child = last.children.get((path[-1], token))
-                if child is None:
-                    break
-                path.append(child)
+        path = last.walk(text[known:]) if goes_on else [0]
         # The tree begins with the last token's candidates. The token is read for its logits, unless the
         # search for the last tree has already found them.
         same = ranking is not None and ranking is self._ranking
@@ -127,12 +109,17 @@ class DraftedText:
             root = None
         elif root is None and len(path) > 1:
             path.pop()
-        self.cache.commit(last.paths.get(path[-1], 0), len(path) - 1, last.used_paths, len(last.paths))
+        if root is not None:
+            self._branches = last.rerooted(path[-1])
+            if not alone or self._asked != count or len(text) + len(self._branches) > room:
+                self._branches = self._branches.root_only()
+        self.cache.commit(
+            last.path_of(path[-1]), len(path) - 1, last.used_paths, len(last), self._branches.held_paths
+        )
         self.read.extend(text[known : known + len(path) - 1])
         self.root_was_known = root is not None
-        if root is not None:
-            self._branches.found[0] = root
-        else:
+        self._asked = count
+        if root is None:
             shared = common_prefix(self.read, text[:-1])
             if shared < len(self.read):
                 self.cache.rewind(shared)
@@ -162,36 +149,37 @@ class DraftedText:
         self.read.extend(self.pending[:n_tokens])
         self.pending = self.pending[n_tokens:]
 
-    def known_root(self, frontier: Frontier) -> Children | None:
-        """The candidates of a frontier that is only the root, if they are known already."""
-        assert self._limits is not None
-        if frontier.nodes[0] == 0 and 0 in self._branches.found:
-            return self._branches.found[0].first(self._limits.branching)
-        return None
+    @property
+    def n_branch_cells(self) -> int:
+        """Cells of the branches."""
+        return len(self._branches)
+
+    def known(self, frontier: Frontier) -> NDArray[np.bool_]:
+        """(nodes,) whether a node's candidates are known already."""
+        return self._branches.known(frontier)
 
     def branch_batch(self, frontier: Frontier) -> tuple[list[int], Batch | None]:
         """The rows that read a frontier's nodes into their branches.
 
         Returns:
-            The indices of the nodes that are read, and their rows; nodes without a free sequence id are left
-            out.
+            The indices of the nodes that are read, and their rows; nodes that were read already, and those
+            without a free sequence id, are left out.
         """
         rows, paths = [], []
         steps = zip(
             frontier.nodes.tolist(),
-            frontier.tokens.tolist(),
             frontier.parents.tolist(),
+            frontier.tokens.tolist(),
             frontier.depths.tolist(),
             strict=True,
         )
-        for row, (node, token, parent, depth) in enumerate(steps):
-            path = self._path_for(parent, depth)
-            if path is None:
+        for row, (node, parent, token, depth) in enumerate(steps):
+            if self._branches.number(node, parent, token) in self._branches.found:
                 continue
-            self._branches.paths[node] = path
-            self._branches.children[parent, token] = node
-            rows.append(row)
-            paths.append(path)
+            path = self._branches.add(node, parent, token, depth, self.cache)
+            if path is not None:
+                rows.append(row)
+                paths.append(path)
         if not rows:
             return rows, None
         return rows, Batch(
@@ -202,21 +190,6 @@ class DraftedText:
             wants_logits=np.ones(len(rows), dtype=np.bool_),
         )
 
-    def _path_for(self, parent: int, depth: int) -> int | None:
-        """A sequence id whose branch ends at `parent`: the parent's own for the first child, then copies."""
-        branches = self._branches
-        if parent in branches.paths and parent not in branches.extended:
-            branches.extended.add(parent)
-            return branches.paths[parent]
-        if branches.used_paths == self.cache.max_paths:
-            return None
-        path = branches.used_paths
-        branches.used_paths += 1
-        self.cache.open(path + 1)
-        if parent in branches.paths:
-            self.cache.fork(branches.paths[parent], path, len(self.read) + depth - 1)
-        return path
-
     def ranked(self, frontier: Frontier, rows: list[int], logits: FloatArray) -> Children:
         """The candidates of a frontier.
 
@@ -226,19 +199,28 @@ class DraftedText:
         """
         assert self._limits is not None
         assert self._ranking is not None
-        count = self._limits.branching
-        if not rows:
-            return Children.none(len(frontier.nodes), count)
-        start = self.unread + len(self.read)
-        positions = [start + int(depth) for depth in frontier.depths[rows]]
-        self._ranking.before_ranking(frontier, rows)
-        best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
-        for row, place in enumerate(rows):
-            self._branches.found[int(frontier.nodes[place])] = best.row(row)
-        if len(rows) == len(frontier.nodes):
-            return best
-        children = Children.none(len(frontier.nodes), best.tokens.shape[1])
-        children.tokens[rows], children.logprobs[rows] = best.tokens, best.logprobs
+        count, found = self._limits.branching, self._branches.found
+        numbers = self._branches.numbers(frontier)
+        if rows:
+            start = self.unread + len(self.read)
+            positions = [start + int(depth) for depth in frontier.depths[rows]]
+            self._ranking.before_ranking(frontier, rows)
+            best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
+            for row, place in enumerate(rows):
+                number = numbers[place]
+                assert number is not None, "it was read"
+                found[number] = best.row(row)
+            if len(rows) == len(frontier.nodes):
+                return best
+        # Nodes that were read earlier have their candidates, and those that could not be read have none.
+        parts = [
+            (row, found[n].first(count)) for row, n in enumerate(numbers) if n is not None and n in found
+        ]
+        columns = max((part.tokens.shape[1] for _, part in parts), default=count)
+        children = Children.none(len(frontier.nodes), columns)
+        for row, part in parts:
+            width = part.tokens.shape[1]
+            children.tokens[row, :width], children.logprobs[row, :width] = part.tokens, part.logprobs
         return children
 
     def joined(self, frontier: Frontier, children: Children) -> Children:

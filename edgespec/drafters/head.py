@@ -15,9 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
+from edgespec.drafters.draft_step import DraftStep
 from edgespec.drafters.drafted_text import DraftedText
 from edgespec.drafters.head_text import HeadText
-from edgespec.drafters.model import DraftStep, ModelDrafter
+from edgespec.drafters.model import ModelDrafter
 from edgespec.models.llama.cache.text_cache import TextCache, open_beside
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.model import Model
@@ -62,6 +63,7 @@ class HeadDrafter(ModelDrafter):
     """
 
     reads_target = True
+    keeps_branches = False  # the features of what was drafted are not those of the text
 
     def __init__(
         self,

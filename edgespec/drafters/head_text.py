@@ -125,9 +125,11 @@ class HeadText(DraftedText):
         start = self.unread + len(self.read)
         self.pending = self.known[start : start + self.readable]
 
-    def keep_accepted(self, ranking: Ranking | None, count: int = 0) -> None:
+    def keep_accepted(
+        self, ranking: Ranking | None, count: int = 0, *, alone: bool = False, room: int = 0
+    ) -> None:
         """Drop the last tree; what became text is pending, to be read with its true features."""
-        del ranking, count
+        del ranking, count, alone, room
         self.forget_tree()
         self.root_was_known = False
         self._cut(len(self._text) - 1)  # the root is read again for its logits and its feature

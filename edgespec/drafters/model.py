@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edgespec.drafters.draft_step import DraftStep
 from edgespec.drafters.drafted_text import DraftedText
+from edgespec.errors import EdgeSpecError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.states import BLOCK, StateStore
@@ -22,6 +26,7 @@ from edgespec.models.llama.cache.text_cache import (
     open_beside,
     open_cache,
 )
+from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -32,11 +37,17 @@ from edgespec.speculation.sampled_trees import Drawing, grow_drawn
 from edgespec.speculation.sources.base import Proposer, proposals_of
 from edgespec.speculation.sources.target_rows import observed
 from edgespec.speculation.tree import FloatArray, TokenTree
-from edgespec.speculation.tree_search import TreeSearch, grow_together
+from edgespec.speculation.tree_search import TreeSearch, draft_steps, grow_together
 from edgespec.speculation.verification.base import DraftedTree
 
 _TRIAL_TEXT = 32  # tokens before the rows that are timed
 _MOST_UNUSED = 16  # rounds after which a text that is not drafted for is forgotten
+_ROOM = 256  # cells that branches kept from the last tree leave to the next one
+_NODES_AHEAD = 128  # nodes beyond a tree that it is extended by
+_LEAST_AHEAD = math.log(0.01)  # score of a node that is worth reading before its time has come
+
+_NO_LOGITS = np.empty((0, 0), dtype=np.float32)
+_NO_STEP = object()
 
 
 class ModelDrafter(Drafter):
@@ -50,7 +61,10 @@ class ModelDrafter(Drafter):
 
     Attributes:
         steps, rows: draft steps of the last trees, and nodes read in them.
+        keeps_branches: whether what was read below the target's choice is of use for the next tree.
     """
+
+    keeps_branches = True
 
     def __init__(
         self,
@@ -70,6 +84,7 @@ class ModelDrafter(Drafter):
         self._places: dict[int, int] = {}  # where each request of the last call is in there
         self._store: StateStore | None = None
         self.steps = self.rows = 0
+        self._ahead: Iterator[None] | None = None  # draft steps below the last tree
         self._changing = False  # a call has begun and not ended
 
     def _new_text(self, cache: TextCache) -> DraftedText:
@@ -105,11 +120,68 @@ class ModelDrafter(Drafter):
             searches = [TreeSearch(requests[index].text[-1], requests[index].limits) for index in served]
             if len(requests) > 1:
                 limits = replace(limits, width=self._context.n_outputs)
-            for index, tree in zip(served, grow_together(searches, self._expand, limits), strict=True):
+            goes_on = (
+                self.keeps_branches
+                and len(requests) == len(self._texts) == 1
+                and self._texts[0].cache.max_paths > 1
+                and not searches[0].counts_steps
+            )
+            if goes_on:
+                limits = replace(limits, remembered=_LEAST_AHEAD)
+            grown = grow_together(searches, self._expand, limits, self._known)
+            for index, tree in zip(served, grown, strict=True):
                 trees[index] = tree
+            if goes_on:
+                self._ahead = self._steps_ahead(searches[0], limits)
         self._places = {index: place for place, index in enumerate(served)}
         self._changing = False
         return trees
+
+    def draft_ahead(self) -> bool:
+        """Take another draft step below the last tree.
+
+        What the target may choose next is read beforehand: the likeliest tokens after its leaves, and so on.
+        If it fails, for example because it was stopped from outside, there are no further steps.
+        """
+        if self._ahead is None or self._changing:
+            return False
+        steps, rows = self.steps, self.rows
+        self._changing = True
+        try:
+            took_one = next(self._ahead, _NO_STEP) is not _NO_STEP
+        except (DecodeAborted, EdgeSpecError, MemoryError):
+            self._ahead = None  # the next call of `draft` recovers
+            return False
+        finally:
+            self.steps, self.rows = steps, rows  # those of the tree itself
+        self._changing = False
+        if not took_one:
+            self._ahead = None
+        return took_one
+
+    def _steps_ahead(self, search: TreeSearch, limits: TreeLimits) -> Iterator[None]:
+        """Continue the search for the last tree: its best open nodes are what most likely comes next."""
+        text = self._drafted[0]
+        most_cells = self._context.n_cells - _ROOM - limits.width
+        wider = replace(
+            limits,
+            budget=limits.budget + _NODES_AHEAD,
+            width=min(max(limits.width, 1), self._context.n_outputs),
+            min_logprob=_LEAST_AHEAD,
+            free=1,
+            rows=1,
+            min_gain=0.0,
+            row_gain=0.0,
+        )
+        steps = draft_steps([search], wider, self._known)
+        try:
+            frontiers = next(steps)
+            while len(text.read) + text.n_branch_cells <= most_cells:
+                children = self._expand(frontiers)
+                yield None
+                frontiers = steps.send(children)
+        except StopIteration:
+            return
 
     def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         """A tree whose tokens are sampled from this model's distribution.
@@ -213,11 +285,13 @@ class ModelDrafter(Drafter):
             self._recover()
         self._changing = True
         self._places = {}
+        self._ahead = None
         self.steps = self.rows = 0
 
     def _recover(self) -> None:
         """Return to the texts that were certainly read, and forget the last trees."""
         self._changing = True  # in case this is interrupted too
+        self._ahead = None
         close_all_but([text.cache for text in self._texts])
         self._texts[0].cache.recover()
         for text in self._texts:
@@ -267,7 +341,8 @@ class ModelDrafter(Drafter):
                 found[index] = best
                 others.remove(best)
                 best.begin(text)
-                best.keep_accepted(ranking, count)
+                alone = len(wanted) == len(self._texts) == 1 and best.cache.max_paths > 1
+                best.keep_accepted(ranking, count, alone=alone, room=self._context.n_cells - _ROOM)
         # Sequence ids are needed for texts that are new, so no branches may be left.
         for known in others:
             known.unused += 1
@@ -311,20 +386,25 @@ class ModelDrafter(Drafter):
 
     def _expand(self, frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
         """One draft step of several trees."""
-        known = [self._drafted[place].known_root(frontier) for place, frontier in frontiers]
+        known = [bool(self._known(place, frontier).all()) for place, frontier in frontiers]
         steps = [
             DraftStep(self._drafted[place], frontier)
-            for (place, frontier), children in zip(frontiers, known, strict=True)
-            if children is None
+            for (place, frontier), is_known in zip(frontiers, known, strict=True)
+            if not is_known
         ]
         read = iter(zip(steps, self._read(steps), strict=True))
         found = []
-        for (place, frontier), children in zip(frontiers, known, strict=True):
-            if children is None:
+        for (place, frontier), is_known in zip(frontiers, known, strict=True):
+            text, rows, logits = self._drafted[place], [], _NO_LOGITS
+            if not is_known:
                 step, logits = next(read)
-                children = step.text.ranked(frontier, step.rows, logits)
-            found.append(self._drafted[place].joined(frontier, children))
+                rows = step.rows
+            found.append(text.joined(frontier, text.ranked(frontier, rows, logits)))
         return found
+
+    def _known(self, place: int, frontier: Frontier) -> NDArray[np.bool_]:
+        """(nodes,) whether the candidates of a frontier's nodes are known already."""
+        return self._drafted[place].known(frontier)
 
     def _read(self, steps: Sequence[DraftStep]) -> list[FloatArray]:
         """Decode the rows of draft steps together; their logits are valid until the next decode."""
@@ -356,38 +436,3 @@ class ModelDrafter(Drafter):
 
     def _was_read(self, steps: Sequence[DraftStep], rows: Sequence[slice]) -> None:
         """Called after each decode of draft steps, with the outputs that are those of their nodes."""
-
-
-@dataclass
-class DraftStep:
-    """The part of a draft step that concerns one text.
-
-    Attributes:
-        rows: which nodes of the frontier are read.
-        batch: the rows that are decoded; None if there are none.
-    """
-
-    text: DraftedText
-    frontier: Frontier
-    batch: Batch | None = None
-
-    def __post_init__(self) -> None:
-        self.rows: list[int] = [0]
-
-    @property
-    def n_outputs(self) -> int:
-        """Rows of the batch whose logits are computed; the nodes' are the last of them."""
-        return self.batch.n_outputs if self.batch is not None else 0
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether this step reads the text up to the root, instead of nodes below it."""
-        return bool(self.frontier.nodes[0] == 0)
-
-    def prepare(self, most_pending: int) -> None:
-        """Set the rows to decode; of long pending text only the last tokens are left to them."""
-        if self.reads_text:
-            self.text.read_pending(most_pending)
-            self.batch = self.text.pending_batch()
-        else:
-            self.rows, self.batch = self.text.branch_batch(self.frontier)

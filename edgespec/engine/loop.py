@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from edgespec.engine.drafting_ahead import DraftingAhead
 from edgespec.engine.target import CachedText, PromptChunk, TargetPass, TextTree, Verified
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import PassRecord
+from edgespec.models.llama.runtime.residency import Meanwhile
 from edgespec.speculation.drafters.base import Drafter, ProposedBy
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method
@@ -34,7 +36,12 @@ class TreeVerifier(Protocol):
 
     @property
     def n_free_leaves(self) -> int: ...
-    def verify(self, trees: Sequence[TextTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass: ...
+    def verify(
+        self,
+        trees: Sequence[TextTree],
+        chunks: Sequence[PromptChunk] = (),
+        meanwhile: Meanwhile | None = None,
+    ) -> TargetPass: ...
     def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None: ...
 
 
@@ -80,6 +87,7 @@ class Loop:
         sizer: decides how large they are.
         plain_s: seconds of a pass over a single row, as measured lately; 0 if unknown.
         last_round: the latest tree with drafted tokens, and what was accepted of it.
+        ahead: drafts while passes wait for the disk.
     """
 
     def __init__(self, target: TreeVerifier, drafter: Drafter, sizer: Sizer, plain_s: float = 0.0) -> None:
@@ -88,6 +96,7 @@ class Loop:
         self.sizer = sizer
         self.plain_s = plain_s
         self.last_round: tuple[TokenTree, Acceptance] | None = None
+        self.ahead = DraftingAhead()
 
     def next_pass(self, text: DecodingText) -> PassRecord:
         """Extend one text by a pass of its own.
@@ -147,7 +156,8 @@ class Loop:
             if texts[index].traced:
                 texts[index].proposed_by = self.drafter.proposed_by(drafted[index].tree, place)
         trees = [TextTree(text.tokens, d.tree, text.cached) for text, d in zip(texts, drafted, strict=True)]
-        result = self._target.verify(trees, chunks)
+        meanwhile = self.ahead.begin(self.drafter) if alone else None
+        result = self._target.verify(trees, chunks, meanwhile)
 
         verify_end = time.perf_counter()
         paths = []
@@ -167,8 +177,11 @@ class Loop:
             experts=result.experts,
             draft_steps=self.drafter.steps if places else 0,
             draft_rows=self.drafter.rows if places else 0,
+            ahead_steps=self.ahead.steps if alone else 0,
+            ahead_s=self.ahead.seconds if alone else 0.0,
         )
         if alone:
+            self.ahead.end(whole)
             texts[0].sizer.record(whole)
             if whole.nodes == 1:
                 self.plain_s = min(whole.seconds, 1.05 * (self.plain_s or math.inf))

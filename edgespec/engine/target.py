@@ -25,6 +25,7 @@ from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.runtime.residency import Meanwhile
 from edgespec.speculation.tree import TokenTree
 
 
@@ -379,12 +380,18 @@ class Target:
         self._changing = False
         return known
 
-    def verify(self, trees: Sequence[TextTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
+    def verify(
+        self,
+        trees: Sequence[TextTree],
+        chunks: Sequence[PromptChunk] = (),
+        meanwhile: Meanwhile | None = None,
+    ) -> TargetPass:
         """One pass over trees, each after its text, and over chunks of prompts.
 
         Args:
             trees: one for each of different texts. The cache must hold each text except its last token.
             chunks: of other texts that are still being read; they are in the cache afterwards.
+            meanwhile: what the pass does while it waits for weights.
 
         Raises:
             DecodeAborted: stopped from outside; the cached texts are unchanged.
@@ -411,7 +418,11 @@ class Target:
             cache = (text_tree.cached or self.own).cache
             cache.open(len(text_tree.tree.leaves))
             parts.append((cache, tree_batch(text_tree.tree, cache.length)))
-        decode_together(parts, rows, certain=1)
+        self.model.weights.use_waits(meanwhile)
+        try:
+            decode_together(parts, rows, certain=1)
+        finally:
+            self.model.weights.use_waits(None)
         row = 0
         for chunk in chunks:
             start, end = chunk.cached.cache.length, row + len(chunk.tokens)

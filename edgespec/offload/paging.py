@@ -21,7 +21,7 @@ from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.residency import BufferTypes
+from edgespec.models.llama.runtime.residency import BufferTypes, Meanwhile
 from edgespec.offload.layout import Piece, plain_store
 
 _AHEAD = 1  # layers after the one that begins; more could evict pages before they are used
@@ -79,6 +79,9 @@ class PagedWeights:
 
     def amend_context(self, params: Any) -> None:
         """Nothing to amend."""
+
+    def use_waits(self, meanwhile: Meanwhile | None) -> None:
+        """Waits for pages are no calls of ours, so nothing can be done meanwhile."""
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins: request the first layers."""

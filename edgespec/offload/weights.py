@@ -18,7 +18,7 @@ from edgespec.kernels.ggml import Address, UnbackedBufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
 from edgespec.models.llama.runtime.graph import GraphObserver
-from edgespec.models.llama.runtime.residency import BufferTypes
+from edgespec.models.llama.runtime.residency import BufferTypes, Meanwhile
 from edgespec.offload.experts.guesses import Guesser
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.offload.experts.switch import ExpertSwitch
@@ -196,6 +196,11 @@ class StreamedWeights:
         """Keep llama.cpp from copying weights to a device, which it would do before they have been read."""
         if self._observers:
             params.op_offload = False
+
+    def use_waits(self, meanwhile: Meanwhile | None) -> None:
+        """Do something else while passes wait for layers, from now on."""
+        if self._ring is not None:
+            self._ring.meanwhile = meanwhile
 
     def close(self) -> None:
         """Free everything, after the model has been freed."""

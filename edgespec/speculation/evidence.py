@@ -7,6 +7,7 @@ class are accepted is learned (`learning.acceptance`); the chances here are wher
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from enum import IntEnum
 
 import numpy as np
@@ -35,7 +36,7 @@ NOTHING = 0  # the source does not know the context
 OTHERS = 1  # it knows the context, and proposes other candidates there
 _FIRST = 2
 
-_LENGTHS = np.array([2, 3, 4, 6, 10, 18])  # tokens matched: limits of classes
+_LENGTHS = (2, 3, 4, 6, 10, 18)  # tokens matched: limits of classes
 _SHARES = np.array([1 / 3, 2 / 3, 1.0])  # of occurrences that went on this way: limits of classes
 _SHARE_CLASSES = len(_SHARES) + 2  # those that always went on this way are told apart by how many there are
 _RECYCLED = np.array([0.02, 0.05, 0.15, 0.35, 0.65, 0.9])  # the target's probability: limits of classes
@@ -57,7 +58,7 @@ def occurrence_class(length: int, count: int, total: int) -> int:
         if count == total
         else int(3 * count >= total) + (3 * count >= 2 * total)
     )
-    return _FIRST + int(np.searchsorted(_LENGTHS, length, side="right")) * _SHARE_CLASSES + share
+    return _FIRST + bisect_right(_LENGTHS, length) * _SHARE_CLASSES + share
 
 
 def recycled_classes(chances: FloatArray, order: int) -> EvidenceArray:

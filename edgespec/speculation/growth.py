@@ -160,6 +160,8 @@ class TreeLimits:
         min_gain: expected accepted tokens that make a draft step worth its cost.
         row_gain: the same for every node that a step reads.
         steps: most draft steps.
+        remembered: candidates whose path scores above this are kept in the search although they cannot become
+            part of the tree. The search may be continued below them later.
         growth: the tree policy.
         ends: (tokens) -> whether each ends an answer; None if no token does. No text continues after one.
     """
@@ -175,6 +177,7 @@ class TreeLimits:
     min_gain: float = 0.0
     row_gain: float = 0.0
     steps: int = 1 << 16
+    remembered: float = np.inf
     growth: Growth = field(default_factory=Growth, compare=False)
     ends: Callable[[IntArray], NDArray[np.bool_]] | None = field(default=None, compare=False)
 

@@ -124,6 +124,29 @@ class TokenTree:
             path.append(node)
         return path[::-1]
 
+    def below(self, node: int) -> IntArray:
+        """A node and all nodes below it, in order."""
+        inside = {node}
+        for later, parent in enumerate(self.parents[node + 1 :].tolist(), node + 1):  # parents come first
+            if parent in inside:
+                inside.add(later)
+        return np.array(sorted(inside), dtype=np.int32)
+
+    def rerooted(self, node: int) -> TokenTree:
+        """What is left when the text has gone on to `node`: the part below it, with it as the root.
+
+        Nodes keep their order, which is that of `below`. Scores are given that the node was accepted.
+        """
+        kept = self.below(node)
+        place = np.full(len(self), -1, dtype=np.int32)
+        place[kept] = np.arange(len(kept), dtype=np.int32)
+        parents = place[self.parents[kept]]
+        parents[0] = -1
+        scores = self.logprobs[kept]
+        if np.isfinite(scores[0]):  # otherwise nothing is known of what follows
+            scores = scores - scores[0]
+        return TokenTree.build(self.tokens[kept], parents, scores)
+
     def merged(self) -> TokenTree:
         """The same set of paths with equal prefixes stored once, each with its better score."""
         index: dict[tuple[int, int], int] = {}

@@ -22,6 +22,10 @@ from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
 ExpandTogether = Callable[[Sequence[tuple[int, Frontier]]], Sequence[Children]]
 
+# (index of a tree, frontier) -> (nodes,) whether the candidates of a node are known, so that expanding it
+# takes no time.
+Known = Callable[[int, Frontier], NDArray[np.bool_]]
+
 
 def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) -> TokenTree:
     """The `budget` best nodes by path score, found in as few draft steps as the policy allows.
@@ -39,7 +43,10 @@ def grow(root: int, expand: Callable[[Frontier], Children], limits: TreeLimits) 
 
 
 def grow_together(
-    searches: Sequence[TreeSearch], expand: ExpandTogether, limits: TreeLimits
+    searches: Sequence[TreeSearch],
+    expand: ExpandTogether,
+    limits: TreeLimits,
+    known: Known | None = None,
 ) -> list[TokenTree]:
     """The best nodes of several trees within one budget, found in shared draft steps.
 
@@ -47,8 +54,9 @@ def grow_together(
         expand: one draft step: given frontiers with the index of the tree that each belongs to, returns the
             candidates of each.
         limits: of all trees together. Depth, branching, end tokens and the policy are each tree's own.
+        known: what need not be read; such nodes are expanded first, whether or not a draft step would pay.
     """
-    steps = draft_steps(searches, limits)
+    steps = draft_steps(searches, limits, known)
     try:
         frontiers = next(steps)
         while True:
@@ -59,7 +67,7 @@ def grow_together(
 
 
 def draft_steps(
-    searches: Sequence[TreeSearch], limits: TreeLimits
+    searches: Sequence[TreeSearch], limits: TreeLimits, known: Known | None = None
 ) -> Generator[list[tuple[int, Frontier]], Sequence[Children], list[TokenTree]]:
     """`grow_together` as a generator, for callers that answer draft steps in their own time.
 
@@ -73,13 +81,14 @@ def draft_steps(
         scores = np.concatenate([search.scores for search in searches])
         enters = _bar(scores, limits.budget)
         bar = max(enters, min(limits.min_logprob, _bar(scores, limits.free)))
-        frontiers = _frontiers(searches, bar, limits, is_first=step == 0)
+        frontiers = _known_frontiers(searches, bar, known) if known is not None and step else []
+        frontiers = frontiers or _frontiers(searches, bar, limits, is_first=step == 0)
         if not frontiers:
             break
         found = yield frontiers
         keep_above = enters if limits.rows > 1 else bar  # the rest may fill padding
         for (index, frontier), children in zip(frontiers, found, strict=True):
-            searches[index].add(frontier, children, keep_above, limits.budget)
+            searches[index].add(frontier, children, min(keep_above, limits.remembered), limits.budget)
     return _best_trees(searches, limits)
 
 
@@ -111,6 +120,12 @@ class TreeSearch:
         if self._limits.growth.by_level:
             eligible &= self._depths == self._steps
         return np.flatnonzero(eligible).astype(np.int32)
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the policy looks at one draft step after the other."""
+        growth = self._limits.growth
+        return growth.by_level or growth.later_branching is not None or growth.least_gain > 0
 
     def frontier(self, nodes: IntArray) -> Frontier:
         """These nodes, to be expanded."""
@@ -185,6 +200,19 @@ def _frontiers(
         return []
     indices = np.unique(chosen.trees).tolist()
     return [(index, searches[index].frontier(chosen.nodes[chosen.trees == index])) for index in indices]
+
+
+def _known_frontiers(searches: Sequence[TreeSearch], bar: float, known: Known) -> list[tuple[int, Frontier]]:
+    """The nodes that can be expanded without a draft step, by tree."""
+    found = []
+    for index, search in enumerate(searches):
+        if search.counts_steps:
+            continue
+        frontier = search.frontier(search.expandable(bar))
+        nodes = frontier.nodes[known(index, frontier)]
+        if len(nodes):
+            found.append((index, search.frontier(nodes)))
+    return found
 
 
 def _best_trees(searches: Sequence[TreeSearch], limits: TreeLimits) -> list[TokenTree]:

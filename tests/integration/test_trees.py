@@ -202,7 +202,7 @@ def test_a_searched_node_that_the_target_chose_is_not_read_again(engine: Engine)
     reused = drafter.steps
     drafter.forget()
     fresh = drafter.draft([*text, chosen], limits, ranking)
-    assert drafter.steps == reused + 1 <= steps + 1
+    assert reused < drafter.steps <= steps + 1
     assert_same_but_for_rounding(again, fresh)
 
 

@@ -19,7 +19,7 @@ from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.text_cache import common_prefix
 from edgespec.models.llama.row_rule import RowRule
 from edgespec.models.llama.runtime.abort import AbortFlag
-from edgespec.models.llama.runtime.residency import AllInMemory
+from edgespec.models.llama.runtime.residency import AllInMemory, Meanwhile
 from edgespec.models.text.encoding import Encoder
 from edgespec.speculation.drafters.base import Drafter, DraftRequest
 from edgespec.speculation.growth import TreeLimits
@@ -85,6 +85,7 @@ class FakeTarget:
         self.shared_passes = 0
         self.closed = False
         self.on_pass: Callable[[], None] = lambda: None
+        self.waits = 0  # for the disk, in every pass
         self._seed = seed
         self._never_ends = never_ends
         self._verified: list[TextTree] = []
@@ -151,7 +152,12 @@ class FakeTarget:
             on_progress(len(tokens), len(tokens))
         return len(tokens)
 
-    def verify(self, trees: Sequence[TextTree], chunks: Sequence[PromptChunk] = ()) -> TargetPass:
+    def verify(
+        self,
+        trees: Sequence[TextTree],
+        chunks: Sequence[PromptChunk] = (),
+        meanwhile: Meanwhile | None = None,
+    ) -> TargetPass:
         self.on_pass()
         rows = sum(len(text.tree) for text in trees)
         assert rows <= self.max_nodes
@@ -161,13 +167,16 @@ class FakeTarget:
         assert 0 < rows <= (self.rule.maximum if self.rule else self.context.n_rows)
         assert self.n_live + rows <= self.context.n_cells or len(self.texts) == 2, "the cells are full"
         self.passes += 1
+        for wait in range(self.waits if meanwhile else 0):
+            while meanwhile is not None and meanwhile(1.0, 1 - wait / self.waits):
+                pass
         self.shared_passes += len(trees) > 1
         self._verified = list(trees)
         taking_part = [text.cached or self.own for text in trees] + [chunk.cached for chunk in chunks]
         assert len(set(map(id, taking_part))) == len(taking_part), "a text takes part once"
         for chunk in chunks:
             chunk.cached.tokens.extend(chunk.tokens)
-        return TargetPass(tuple(self._verify(text) for text in trees), waited_s=0.0)
+        return TargetPass(tuple(self._verify(text) for text in trees), waited_s=float(self.waits))
 
     def _verify(self, text_tree: TextTree) -> Verified:
         tree, text = text_tree.tree, list(text_tree.text)

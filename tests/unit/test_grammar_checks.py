@@ -189,3 +189,8 @@ def test_a_line_of_a_batch_with_a_deep_schema_is_that_lines_error() -> None:
     if not jobs[0].error:  # how deep Python writes JSON depends on the stack that is left
         with pytest.raises(GrammarError, match="nested 975 levels deep"):
             check(jobs[0].config.grammar)
+
+
+def test_a_schema_within_a_grammar_is_not_taken_to_be_plain() -> None:
+    assert is_plain(Grammar("grammar", 'start: "a" /[0-9]/'))
+    assert not is_plain(Grammar("grammar", 'start: %json {"multipleOf": 1000003}'))

@@ -257,3 +257,37 @@ def test_ties_go_to_the_parent() -> None:
     tree = TokenTree.build([0, 1, 2, 3], [-1, 0, 1, 0], [0, -1, -1, -1])
     assert texts_of(tree.trimmed(2)) == {(0,): 0, (0, 1): -1}
     assert texts_of(tree.trimmed(3)) == {(0,): 0, (0, 1): -1, (0, 1, 2): -1}
+
+
+@given(distinct_trees(60), st.integers(0, 59))
+def test_rerooted_is_what_follows_a_node(tree: TokenTree, node: int) -> None:
+    node %= len(tree)
+    rest = tree.rerooted(node)
+    start, score = text_of(tree, node), tree.logprobs[node]
+    expected = {
+        text[len(start) - 1 :]: known - score
+        for text, known in texts_of(tree).items()
+        if text[: len(start)] == start
+    }
+    assert texts_of(rest) == expected
+    kept = tree.below(node)
+    assert rest.tokens.tolist() == tree.tokens[kept].tolist()
+    assert (rest.depths == tree.depths[kept] - tree.depths[node]).all()
+
+
+@given(trees(60), st.integers(0, 59), st.integers(0, 59))
+def test_rerooted_twice_is_rerooted_once(tree: TokenTree, node: int, further: int) -> None:
+    """Also where siblings hold equal tokens."""
+    node %= len(tree)
+    kept, rest = tree.below(node), tree.rerooted(node)
+    further %= len(rest)
+    once, twice = tree.rerooted(int(kept[further])), rest.rerooted(further)
+    assert twice.tokens.tolist() == once.tokens.tolist()
+    assert twice.parents.tolist() == once.parents.tolist()
+    assert twice.logprobs == pytest.approx(once.logprobs)
+
+
+def test_rerooted_at_the_root_is_the_tree_itself() -> None:
+    tree = TokenTree.build([1, 2, 3], [-1, 0, 1], [0.0, -1.0, -np.inf])
+    assert texts_of(tree.rerooted(0)) == texts_of(tree)
+    assert tree.rerooted(2).logprobs.tolist() == [-np.inf]

@@ -192,7 +192,8 @@ def convert(
     ],
     output: Output = None,
     quantization: Annotated[
-        str, option(None, "--quantization", "q8_0, q4_0 or f16. Default: q8_0.", metavar="TYPE")
+        str,
+        option(None, "--quantization", "q8_0, q4_0 or f16. Default: q8_0.", variable=False, metavar="TYPE"),
     ] = "q8_0",
     as_json: Json = False,
     quiet: Quiet = False,

@@ -17,6 +17,7 @@ from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 Candidates = Mapping[int, int]
 
 MOST_CANDIDATES = 8  # of one source for one node
+_WIDE = 1 << 32  # more than there are columns
 
 
 @dataclass(frozen=True)
@@ -99,32 +100,36 @@ def _joined(children: Children, found: Sequence[tuple[Source, Sequence[Candidate
     if not found:
         return children
     width, listed = children.tokens.shape
-    further: list[tuple[int, int, int]] = []  # row, column and token of each candidate that is not listed
-    said: list[tuple[int, int, int, int]] = []  # row, column, source and class of evidence
+    further: list[int] = []  # tokens of candidates that are not listed, row by row
     used = [listed] * width  # columns of each row
+    # Where each source's candidates are, row * _WIDE + column, and the class of its evidence.
+    said: list[tuple[list[int], list[int]]] = [([], []) for _ in found]
     by_row = zip(children.tokens.tolist(), children.proposed.tolist(), strict=True)
     for row, (in_row, proposed) in enumerate(by_row):
         places = {token: column for column, token in enumerate(in_row) if proposed[column]}
-        for source, rows in found:
+        for (_, rows), (at, kinds) in zip(found, said, strict=True):
             for token, kind in rows[row].items():
-                column = places.setdefault(token, used[row])
-                if column == used[row]:
-                    further.append((row, column, token))
+                column = places.get(token)
+                if column is None:
+                    column = places[token] = used[row]
+                    further.append(token)
                     used[row] += 1
-                said.append((row, column, source, kind))
-    more = ((0, 0), (0, max(used, default=listed) - listed))
-    tokens = np.pad(children.tokens, more)
-    if further:
-        rows_of, columns_of, further_tokens = np.array(further).T
-        tokens[rows_of, columns_of] = further_tokens
-    evidence = np.full((*tokens.shape, len(Source)), NOTHING, dtype=np.int8)
+                at.append(row * _WIDE + column)
+                kinds.append(kind)
+    columns = max(used, default=listed)
+    there = np.arange(columns) < np.array(used)[:, None]
+    tokens = np.zeros((width, columns), dtype=np.int32)
+    tokens[:, :listed] = children.tokens
+    tokens[:, listed:][there[:, listed:]] = further
+    logprobs = np.full((width, columns), -np.inf, dtype=np.float32)
+    logprobs[:, :listed] = children.logprobs
+    evidence = np.full((width, columns, len(Source)), NOTHING, dtype=np.int8)
     if children.evidence is not None:
         evidence[:, :listed] = children.evidence
-    there = np.arange(tokens.shape[1]) < np.array(used)[:, None]
     there[:, :listed] = children.proposed
-    for source, rows in found:
+    for (source, rows), (at, kinds) in zip(found, said, strict=True):
         knows = np.array([bool(candidates) for candidates in rows])
         evidence[there & knows[:, None], source] = OTHERS
-    rows_of, columns_of, sources, kinds = np.array(said).T
-    evidence[rows_of, columns_of, sources] = kinds
-    return Children(tokens, np.pad(children.logprobs, more, constant_values=-np.inf), evidence)
+        rows_of, columns_of = np.divmod(np.array(at), _WIDE)
+        evidence[rows_of, columns_of, source] = kinds
+    return Children(tokens, logprobs, evidence)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from heapq import nlargest
 from itertools import islice
 
 from edgespec.speculation.evidence import Source, occurrence_class
@@ -43,8 +42,10 @@ class Continuations(Proposals):
         for suffix, matched in islice(self._automaton.suffixes(state, length), _MOST_SUFFIXES):
             counts = self._automaton.continuations(suffix)
             total = sum(counts.values())
-            new = counts.keys() - found.keys()
-            for token in nlargest(MOST_CANDIDATES - len(found), sorted(new), key=counts.__getitem__):
+            new = [token for token in counts if token not in found]
+            if len(new) > 1:
+                new.sort(key=lambda token: (-counts[token], token))
+            for token in new[: MOST_CANDIDATES - len(found)]:
                 found[token] = occurrence_class(matched, counts[token], total)
             if len(found) == MOST_CANDIDATES:
                 break

@@ -8,6 +8,7 @@ part is read again.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection
 
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
@@ -63,7 +64,9 @@ class ChainCache:
         self._tried += batch.tokens.tolist()
         self.context.decode(batch)
 
-    def commit(self, path: int, n_tokens: int, used_paths: int, n_rows: int) -> None:
+    def commit(
+        self, path: int, n_tokens: int, used_paths: int, n_rows: int, held: Collection[int] = ()
+    ) -> None:
         """Keep the first `n_tokens` of the draft."""
         right, self._tried = self._tried[:n_tokens], []
         if n_tokens < n_rows:

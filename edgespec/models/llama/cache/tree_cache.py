@@ -8,6 +8,7 @@ every id, so only the end of the text is ever updated.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection
 
 import numpy as np
 
@@ -126,7 +127,9 @@ class BranchingCache:
         if length > self.length:
             self.cells.context.copy(self.ids[path], self.ids[new_path], self.length, length)
 
-    def commit(self, path: int, n_tokens: int, used_paths: int, n_rows: int) -> None:
+    def commit(
+        self, path: int, n_tokens: int, used_paths: int, n_rows: int, held: Collection[int] = ()
+    ) -> None:
         """Keep the first `n_tokens` of a branch and drop everything else that was tried.
 
         Args:
@@ -134,18 +137,23 @@ class BranchingCache:
             n_tokens: tokens of it to keep.
             used_paths: paths 0 .. used_paths - 1 were tried.
             n_rows: rows that were tried in total.
+            held: paths whose branches begin with these tokens and go on: they are kept as branches. Only for
+                a single text whose cells are not ordered.
         """
         context, kept = self.cells.context, self.ids[path]
+        branches = {self.ids[other] for other in held}
+        assert not branches or not (self.ordered or self.cells.shared)
         start, end = self.length, self.length + n_tokens
         if n_tokens < n_rows:
             if self.ordered:
                 for other in self.ids[:used_paths]:
                     self.cells.park(other, start)
             for other in self.ids[:used_paths]:
-                context.remove(other, start if other != kept else end)
+                if other not in branches:
+                    context.remove(other, start if other != kept else end)
         if n_tokens:
             for other in self.ids:
-                if other != kept:
+                if other != kept and other not in branches:
                     context.copy(kept, other, start, end)
         self.cells.committed(self, start, end)
         self.length = end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,11 @@ from edgespec.kernels.ggml import Address, overrides
 from edgespec.models.llama.runtime.graph import GraphObserver
 
 BufferTypes = list[tuple[str, Address]]  # regular expressions over weights' names, and their buffer types
+
+
+Meanwhile = Callable[[float, float], bool]
+"""What a pass may do while it waits for weights. It is called with the seconds for which reads would go on,
+and the share of the pass that is left, and returns whether it did anything."""
 
 
 class Residency(Protocol):
@@ -66,6 +71,10 @@ class Residency(Protocol):
         """Amend the parameters of a context of the model."""
         ...
 
+    def use_waits(self, meanwhile: Meanwhile | None) -> None:
+        """Do something else while passes wait, from now on. What it takes is no part of `waited_s`."""
+        ...
+
     def close(self) -> None:
         """Free everything, after the model has been freed."""
         ...
@@ -95,6 +104,9 @@ class AllInMemory:
 
     def amend_context(self, params: Any) -> None:
         """Nothing to amend."""
+
+    def use_waits(self, meanwhile: Meanwhile | None) -> None:
+        """Nothing waits."""
 
     def close(self) -> None:
         """Nothing to free."""

@@ -1,0 +1,160 @@
+"""Branches that outlive their tree, in cells that behave like llama.cpp's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.drafters.branches import Branches
+from edgespec.models.llama.cache.shared_cells import SharedCells
+from edgespec.models.llama.cache.tree_cache import BranchingCache
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.speculation.growth import Children, Frontier
+
+N_SEQUENCES = 8
+
+
+@dataclass
+class _Cell:
+    position: int
+    token: int
+    sequences: set[int] = field(default_factory=set)
+
+
+class _Cells:
+    """The part of a context that a cache uses: cells that sequences share."""
+
+    n_sequences = N_SEQUENCES
+    n_cells = 10_000
+
+    def __init__(self) -> None:
+        self.cells: list[_Cell] = []
+
+    def decode(self, batch: Batch) -> None:
+        for row in range(len(batch)):
+            sequences = batch.sequence_ids[batch.offsets[row] : batch.offsets[row + 1]].tolist()
+            self.cells.append(_Cell(int(batch.positions[row]), int(batch.tokens[row]), set(sequences)))
+
+    def copy(self, source: int, destination: int, start: int, end: int) -> None:
+        for cell in self.cells:
+            if source in cell.sequences and start <= cell.position and (end < 0 or cell.position < end):
+                cell.sequences.add(destination)
+
+    def remove(self, sequence: int, start: int = 0, end: int = -1) -> bool:
+        for cell in self.cells:
+            if start <= cell.position and (end < 0 or cell.position < end):
+                cell.sequences.discard(sequence)
+        self.cells = [cell for cell in self.cells if cell.sequences]
+        return True
+
+    def seen(self, sequence: int, position: int) -> list[int]:
+        """What a row of a sequence at a position attends to, in order of positions."""
+        seen = [c for c in self.cells if sequence in c.sequences and c.position <= position]
+        assert len({cell.position for cell in seen}) == len(seen), "two tokens in one place"
+        return [cell.token for cell in sorted(seen, key=lambda cell: cell.position)]
+
+
+class _Drafted:
+    """A text and its branches, read as a drafter reads them, with a plain record of what is where."""
+
+    def __init__(self) -> None:
+        self.context = _Cells()
+        context: Any = self.context
+        self.cache = BranchingCache(SharedCells(context, ordered=False))
+        self.cache.append(Batch.run([3, 1], 0, self.cache.open_paths))
+        self.text = [3, 1]
+        self.branches = Branches()
+        self.branches.found[0] = Children.none(1)
+        self.search: list[tuple[int, int, int]] = [(-1, 1, 0)]  # parent, token and depth of a search's nodes
+        self.read = {0: 0}  # node of the search -> node of the branches
+
+    def path(self, node: int) -> list[int]:
+        tokens: list[int] = []
+        while node:
+            parent, token, _ = self.search[node]
+            tokens.insert(0, token)
+            node = parent
+        return tokens
+
+    def expand(self, parent: int, token: int) -> bool:
+        """Search on below a node; returns whether the new node was known."""
+        depth = self.search[parent][2] + 1
+        node = next((n for n, step in enumerate(self.search) if step[:2] == (parent, token)), None)
+        if node is None:
+            node = len(self.search)
+            self.search.append((parent, token, depth))
+        one = np.array([node], dtype=np.int32)
+        frontier = Frontier(one, one * 0 + token, one * 0 + parent, one * 0 + depth)
+        (known,) = self.branches.known(frontier).tolist()
+        (number,) = self.branches.numbers(frontier)
+        if number is None:
+            path = self.branches.add(node, parent, token, depth, self.cache)
+            if path is None:
+                return False
+            batch = Batch.run([token], len(self.text) - 1 + depth, 1)
+            self.cache.try_branches(batch.with_sequences(np.array([path], dtype=np.int32)))
+            (number,) = self.branches.numbers(frontier)
+            assert number is not None
+            self.branches.found[number] = Children.none(1)
+        self.read[node] = number
+        return known
+
+    def go_on(self, node: int) -> None:
+        """The text goes on to a node that was read."""
+        tokens = self.path(node)
+        way = self.branches.walk(tokens)
+        last, self.branches = self.branches, self.branches.rerooted(way[-1])
+        self.cache.commit(
+            last.path_of(way[-1]), len(tokens), last.used_paths, len(last), self.branches.held_paths
+        )
+        self.text += tokens
+        self.search, self.read = [(-1, self.text[-1], 0)], {0: 0}
+
+    def check(self) -> None:
+        for path in self.cache.ids:
+            assert self.context.seen(path, self.cache.length - 1) == self.text
+        for node, number in self.read.items():
+            if node:
+                sequence = self.cache.ids[self.branches.path_of(number)]
+                tokens = self.text + self.path(node)
+                assert self.context.seen(sequence, len(tokens) - 1) == tokens
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_every_branch_holds_its_own_path_however_often_the_text_goes_on(data: st.DataObject) -> None:
+    drafted = _Drafted()
+    for _ in range(data.draw(st.integers(1, 4))):
+        for _ in range(data.draw(st.integers(0, 14))):
+            parent = data.draw(st.sampled_from(sorted(drafted.read)))
+            drafted.expand(parent, data.draw(st.integers(0, 3)))
+            drafted.check()
+        drafted.go_on(data.draw(st.sampled_from(sorted(drafted.read))))
+        drafted.check()
+    assert len(drafted.cache.ids) <= N_SEQUENCES
+
+
+def test_what_was_read_below_the_new_root_is_known() -> None:
+    drafted = _Drafted()
+    for parent, token in ((0, 5), (0, 6), (1, 7), (1, 8), (3, 9)):
+        assert not drafted.expand(parent, token)
+    drafted.go_on(1)
+    assert drafted.text == [3, 1, 5]
+    assert drafted.expand(0, 7)
+    assert drafted.expand(1, 9)
+    assert drafted.expand(0, 8)
+    assert not drafted.expand(0, 6)
+    drafted.check()
+
+
+def test_a_new_root_without_branches_leaves_nothing() -> None:
+    drafted = _Drafted()
+    for parent, token in ((0, 5), (0, 6), (2, 7)):
+        drafted.expand(parent, token)
+    drafted.go_on(1)
+    assert drafted.branches.held_paths == frozenset()
+    assert len(drafted.context.cells) == len(drafted.text)
