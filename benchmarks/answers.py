@@ -169,7 +169,7 @@ def slow_down(rate: float) -> None:
         read(reader, piece, memory)
         time.sleep(max(until - time.perf_counter(), 0))
 
-    StoreReader.read = slowly  # type: ignore[method-assign]
+    StoreReader.read = slowly  # type: ignore[method-assign,assignment]
 
 
 def show_alternating(row: dict[str, Any]) -> None:

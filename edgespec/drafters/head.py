@@ -158,7 +158,7 @@ class HeadDrafter(ModelDrafter):
         alike = [
             other
             for _, other in self._owned
-            if start >= other.unread and other.known[:start] == shown.tokens[:start]
+            if start >= other.unread and other.known_text[:start] == shown.tokens[:start]
         ]
         if alike:
             text.begin_like(min(alike, key=lambda other: other.unread), start)
@@ -220,7 +220,7 @@ class HeadDrafter(ModelDrafter):
         free = [text for _, text in self._owned]
         for tokens in texts:
             before = list(tokens[:-1])
-            fits = next((text for text in free if text.n_rows and text.known == before), None)
+            fits = next((text for text in free if text.n_rows and text.known_text == before), None)
             if fits is not None:
                 free.remove(fits)
             found.append(fits)

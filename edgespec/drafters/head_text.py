@@ -31,12 +31,12 @@ class HeadText(DraftedText):
         width: elements of a feature.
 
     Attributes:
-        known: the text up to the last token whose feature is known.
+        known_text: the text up to the last token whose feature is known.
     """
 
     def __init__(self, cache: TextCache, n_vocab: int, width: int) -> None:
         super().__init__(cache, n_vocab)
-        self.known: list[int] = []
+        self.known_text: list[int] = []
         self.unread = 1  # the tokens up to the first whose feature is known
         self._features: FloatArray = np.empty((0, width), dtype=np.float32)
         self._first = 0  # the row that the first of these features belongs to
@@ -45,7 +45,7 @@ class HeadText(DraftedText):
     @property
     def n_rows(self) -> int:
         """Rows whose features are known; the last one's token may not be."""
-        return max(len(self.known) - self.unread + 1, 0)
+        return max(len(self.known_text) - self.unread + 1, 0)
 
     @property
     def readable(self) -> int:
@@ -61,12 +61,12 @@ class HeadText(DraftedText):
         """
         self.forget_tree()
         first = self.unread - 1
-        if not first <= start <= len(self.known) or self.known[:start] != list(tokens[:start]):
+        if not first <= start <= len(self.known_text) or self.known_text[:start] != list(tokens[:start]):
             self.forget()
             self.unread = start + 1
         else:
             self._shorten(start - first, tokens[start])
-        self.known = list(tokens)
+        self.known_text = list(tokens)
         self._features = np.concatenate([self._features, features])
 
     def begin_like(self, source: HeadText, length: int) -> None:
@@ -76,7 +76,7 @@ class HeadText(DraftedText):
         source.forget_tree()
         inherit(self.cache, source.cache, read)
         self.read = source.read[:read]
-        self.known, self.unread = source.known[:length], source.unread
+        self.known_text, self.unread = source.known_text[:length], source.unread
         self._features = source._features[: max(rows - source._first, 0)]
         self._first = min(source._first, rows)
 
@@ -104,7 +104,7 @@ class HeadText(DraftedText):
         """Forget everything that is known and was read, and the last tree."""
         self.forget_tree()
         super().forget()
-        self.known, self.unread = [], 1
+        self.known_text, self.unread = [], 1
         self._features, self._first = self._features[:0], 0
 
     def recover(self) -> None:
@@ -123,7 +123,7 @@ class HeadText(DraftedText):
         """Make all rows pending that can be read without the root."""
         self.forget_tree()
         start = self.unread + len(self.read)
-        self.pending = self.known[start : start + self.readable]
+        self.pending = self.known_text[start : start + self.readable]
 
     def keep_accepted(
         self, ranking: Ranking | None, count: int = 0, *, alone: bool = False, room: int = 0

@@ -87,7 +87,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
 
     def note(self: HeadText, frontier: Frontier, rows: list[int], logits: FloatArray) -> Children:
         assert rows == list(range(len(frontier.nodes))), "there is room for all nodes"
-        seen.append(Step([self.known[0], *self._text], frontier, logits.copy()))
+        seen.append(Step([self.known_text[0], *self._text], frontier, logits.copy()))
         return ranked(self, frontier, rows, logits)
 
     monkeypatch.setattr(HeadText, "ranked", note)
