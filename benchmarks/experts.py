@@ -1,6 +1,6 @@
 """Single experts of a mixture that does not fit: against whole layers, llama.cpp, the disk, and an oracle.
 
-    python -m benchmarks.experts [--shape 64x4] [--held 25 50 75] [--tokens 64] [--folder DIR]
+    python -m benchmarks.experts [--shape 64x4] [--held 25 50 75] [--tokens 256] [--folder DIR]
 
 The target is a synthetic mixture of experts, made of SmolLM2-135M-Instruct (Q4_0): every expert computes the
 small model's own feed-forward block, behind a synthetic router of a given skew and locality. So its ratios
@@ -8,8 +8,12 @@ say what streaming costs at its hit rates, and nothing about the hit rates of an
 taken in a process of its own, one after the other, in a memory control group of the budget and 5 % more,
 page cache included (that takes root; without it they run uncapped, and the table says so).
 
-The oracle replays the choices of the router with the same policy, without any weights: what it reads is what
-the pool has to read.
+The oracle replays the choices of the router with the same policy, without any weights: what it misses is what
+the pool has to read. What streaming costs is the time of a token beyond what it takes with everything in
+memory. It is held against two limits: the missed bytes at the disk's speed for one long read, and the very
+same reads, layer by layer and by as many threads, with nothing computed in between.
+
+A prompt of a few hundred tokens is read as well, by single experts and by whole layers.
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from platformdirs import user_cache_path
 
 import edgespec
-from benchmarks.workload import q4_0
+from benchmarks.expert_reads import Choices, oracle, read_alone
+from benchmarks.workload import PROMPTS, q4_0
 from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.synthetic import MixtureShape
 from edgespec.engine.engine import Engine
@@ -41,10 +45,12 @@ from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.offload.experts.fading_counts import FadingCounts
+from edgespec.offload.experts.guesses import Trial
 from edgespec.offload.experts.pool import ExpertPool
+from edgespec.offload.experts.switch import ExpertSwitch
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
+LONG_PROMPT = " ".join(PROMPTS)
 CONTEXT = 512
 _MOST_CAP_SHARE = 0.95  # of the control group, for the budget
 
@@ -55,7 +61,7 @@ def main() -> None:
     )
     parser.add_argument("--shape", default="64x4", help="experts of a layer x those for a token")
     parser.add_argument("--held", type=int, nargs="*", default=[25, 50, 75], help="percent in memory")
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--folder", type=Path, default=user_cache_path("edgespec") / "bench-models")
     parser.add_argument("--skip", nargs="*", default=[], choices=["layers", "llama", "resident"])
     parser.add_argument("--role", choices=sorted(ROLES), help=argparse.SUPPRESS)
@@ -79,7 +85,7 @@ def main() -> None:
         f" disk {disk / 1e9:.2f} GB/s"
     )
     if resident:
-        print(f"all in memory: {1e3 * resident['token_s']:.0f} ms a token")
+        print(f"all in memory: {1e3 * resident['token_s']:.1f} ms a token")
     for percent in options.held:
         more = max(round(found["n_experts"] * percent / 100) - found["fewest"], 0)
         budget = found["least"] + more * found["slot_bytes"]
@@ -90,27 +96,44 @@ def main() -> None:
                 theirs = run(role, budget)
                 how = f"{1e3 * theirs['token_s']:.0f} ms a token" if theirs else "killed: out of memory"
                 ratio = f", {theirs['token_s'] / ours['token_s']:.1f} x ours" if theirs else ""
-                print(f"     {name}: {how}{ratio}")
+                prompt = f"; {prompt_speed(theirs)}" if theirs and role == "layers" else ""
+                print(f"     {name}: {how}{ratio}{prompt}")
 
 
 def report(
     percent: int, budget: int, ours: dict[str, Any], resident: dict[str, Any] | None, disk: float
 ) -> None:
     """The lines for one budget."""
-    missed_s = ours["read_bytes"] / disk
     group = f"peak of the group {ours['peak_bytes'] / 1e6:.0f} MB" if ours["peak_bytes"] else "NOT capped"
     print(
         f"{percent:>3} % of the experts, budget {budget / 1e6:.0f} MB, {group}:"
-        f" {1e3 * ours['token_s']:.0f} ms a token ({1e3 * ours['wait_s']:.0f} ms waiting),"
-        f" hit rate {ours['hit_rate']:.3f}"
+        f" {1e3 * ours['token_s']:.1f} ms a token ({1e3 * ours['wait_s']:.1f} ms waiting),"
+        f" hit rate {ours['hit_rate']:.3f}, guesses {'pay' if ours['guesses_pay'] else 'do not pay'}"
+    )
+    missed_s, alone_s = ours["missed_bytes"] / disk, ours["alone_s"]
+    wait_s = max(ours["wait_s"], 1e-9)
+    print(
+        f"     missed {ours['missed_bytes'] / 1e6:.1f} MB a token, the oracle"
+        f" {ours['oracle_bytes'] / 1e6:.1f} MB; read {ours['read_bytes'] / 1e6:.1f} MB"
     )
     print(
-        f"     read {ours['read_bytes'] / 1e6:.1f} MB a token, {1e3 * missed_s:.0f} ms at the disk's speed"
-        f" ({missed_s / max(ours['wait_s'], 1e-9):.2f} of what was waited for);"
-        f" oracle {ours['oracle_bytes'] / 1e6:.1f} MB"
+        f"     missed bytes at the disk's speed: {1e3 * missed_s:.1f} ms;"
+        f" the same reads alone: {1e3 * alone_s:.1f} ms;"
+        f" {missed_s / wait_s:.2f} and {alone_s / wait_s:.2f} of the wait"
     )
     if resident:
-        print(f"     same text as in memory: {ours['tokens'] == resident['tokens']}")
+        cost = max(ours["token_s"] - resident["token_s"], 1e-9)
+        print(
+            f"     streaming costs {1e3 * cost:.1f} ms a token: {missed_s / cost:.2f} of the disk's speed,"
+            f" {alone_s / cost:.2f} of the reads alone;"
+            f" same text as in memory: {ours['tokens'] == resident['tokens']}"
+        )
+    print(f"     {prompt_speed(ours)}")
+
+
+def prompt_speed(figures: dict[str, Any]) -> str:
+    """How fast the long prompt was read."""
+    return f"{figures['prompt_tokens'] / figures['prompt_s']:.0f} tokens/s of a prompt"
 
 
 def run(role: str, budget: int | None) -> Any:
@@ -140,7 +163,7 @@ def sizes(target: Path, _budget: int, _tokens: int) -> dict[str, Any]:
                     "least": least,
                     "fewest": pool.n_slots,
                     "n_experts": pool.n_experts,
-                    "slot_bytes": pool.slot_bytes + (16 << 10),
+                    "slot_bytes": pool.slots.slot_bytes + (16 << 10),
                 }
         except MemoryLimitError as error:
             least = (error.least or 0) + (1 << 20)
@@ -148,45 +171,32 @@ def sizes(target: Path, _budget: int, _tokens: int) -> dict[str, Any]:
 
 def experts(target: Path, budget: int, n_tokens: int) -> dict[str, Any]:
     """Single experts, and the oracle."""
-    passes: list[list[tuple[int, list[int], list[float]]]] = []
-    take, next_pass = ExpertPool.take, ExpertPool.next_pass
+    passes: list[Choices] = []
+    request, next_pass = ExpertPool.request, ExpertPool.next_pass
 
-    def recorded(self: ExpertPool, layer: int, numbers: Any, shares: Any, stop: Any) -> Any:
+    def recorded(self: ExpertPool, layer: int, numbers: Any, shares: Any) -> None:
         passes[-1].append((layer, numbers.tolist(), shares.tolist()))
-        return take(self, layer, numbers, shares, stop)
+        request(self, layer, numbers, shares)
 
     def begun(self: ExpertPool) -> None:
         passes.append([])
         next_pass(self)
 
-    setattr(ExpertPool, "take", recorded)  # noqa: B010
+    setattr(ExpertPool, "request", recorded)  # noqa: B010
     setattr(ExpertPool, "next_pass", begun)  # noqa: B010
     with load(target, budget) as engine:
         pool = pool_of(engine)
         result = measured(engine, n_tokens)
-        misses = oracle(passes, pool.n_slots, pool.n_experts // len(passes[-1]), result["passes"])
-        return {**result, "oracle_bytes": misses * pool.slot_bytes / result["passes"]}
-
-
-def oracle(
-    passes: list[list[tuple[int, list[int], list[float]]]], n_slots: int, per_layer: int, last: int
-) -> int:
-    """Misses of the last passes, by the same policy but without weights, threads or slots."""
-    n_layers = max(layer for one in passes for layer, _, _ in one) + 1
-    counts, held, misses = FadingCounts(n_layers * per_layer), set[int](), 0
-    for number, chosen in enumerate(passes):
-        counts.next_pass()
-        for layer, experts_, shares in chosen:
-            needed = [layer * per_layer + expert for expert in experts_]
-            counts.add(np.array(needed), np.array(shares))
-            absent = set(needed) - held
-            if number >= len(passes) - last:
-                misses += len(absent)
-            held |= absent
-            if len(held) > n_slots:
-                spare = sorted(held - set(needed), key=lambda expert: counts.worth[expert])
-                held -= set(spare[: len(held) - n_slots])
-    return misses
+        missed = oracle(passes, pool.n_slots, pool.n_experts // len(passes[-1]), result["passes"])
+        each = pool.slots.slot_bytes / result["passes"]
+        result |= read_long_prompt(engine)
+        return {
+            **result,
+            "missed_bytes": result["misses"] * each,
+            "oracle_bytes": sum(map(len, missed)) * each,
+            "alone_s": read_alone(engine, missed) / result["passes"],
+            "guesses_pay": trial_of(engine).pays,
+        }
 
 
 def layers(target: Path, budget: int, n_tokens: int) -> dict[str, Any]:
@@ -194,7 +204,7 @@ def layers(target: Path, budget: int, n_tokens: int) -> dict[str, Any]:
     with edgespec.load(
         target, draft="none", context=CONTEXT, memory=budget, offload="stream", experts="never", exact=False
     ) as engine:
-        return measured(engine, min(n_tokens, 6))
+        return measured(engine, min(n_tokens, 6)) | read_long_prompt(engine)
 
 
 def resident(target: Path, _budget: int, n_tokens: int) -> dict[str, Any]:
@@ -231,18 +241,32 @@ def pool_of(engine: Engine) -> ExpertPool:
     return pool
 
 
+def trial_of(engine: Engine) -> Trial:
+    """What has been found out about guesses."""
+    (switch,) = (seen for seen in engine.target.model.weights.observers if isinstance(seen, ExpertSwitch))
+    return switch.trial
+
+
+def read_long_prompt(engine: Engine) -> dict[str, Any]:
+    """How long a long prompt takes."""
+    engine.target.rewind(0)
+    answer = engine.generate(LONG_PROMPT, GenerationConfig(max_tokens=1))
+    return {"prompt_tokens": answer.prompt_tokens, "prompt_s": answer.timings.prefill_s}
+
+
 def measured(engine: Engine, n_tokens: int) -> dict[str, Any]:
-    """One answer; what it took and read for each token, its first passes left out."""
+    """One answer; what it took and read for each token, its first half left out."""
     answer = engine.generate(PROMPT, GenerationConfig(max_tokens=n_tokens))
-    passes = answer.passes[min(len(answer.passes) // 2, 16) :]
+    passes = answer.passes[len(answer.passes) // 2 :]
     used = [record.experts for record in passes if record.experts is not None]
     use = sum(used[1:], used[0]) if used else None
     return {
         "tokens": answer.tokens,
         "passes": len(passes),
-        "token_s": statistics.median(record.seconds for record in passes),
+        "token_s": statistics.mean(record.seconds for record in passes),
         "wait_s": statistics.mean(record.wait_s for record in passes),
         "hit_rate": use.hit_rate if use else 0.0,
+        "misses": use.misses if use else 0,
         "read_bytes": use.read_bytes / len(passes) if use else 0,
     }
 

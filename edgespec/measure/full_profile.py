@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,7 @@ class FullProfile:
         drafts: None without a drafter, or with one whose steps take next to no time.
         greedy, sampled: what trees yield; None without a drafter.
         experts: how often experts were in memory, if single experts are streamed.
+        fewer_experts: an earlier profile with fewer of them in memory, if passes were quicker then.
         noisy: whether the machine was busy with other programs, so that times may be too long.
         seconds: how long the measurement took.
     """
@@ -64,6 +66,7 @@ class FullProfile:
     greedy: Yields | None
     sampled: Yields | None
     experts: ExpertProfile | None
+    fewer_experts: ExpertProfile | None
     noisy: bool
     seconds: float
 
@@ -78,6 +81,7 @@ class FullProfile:
                 ("greedy", self.greedy),
                 ("sampled", self.sampled),
                 ("experts", self.experts),
+                ("fewer_experts", self.fewer_experts),
             )
         }
         return {
@@ -147,10 +151,12 @@ def measure_full_profile(
         # The rate over the whole measurement, because the speed of a disk varies over time.
         passes = replace(passes, accept_s=accept_s, read_rate=arriving.rate)
         store.put(keys.passes, passes)
-    experts = None
+    experts = fewer = None
     if engine.target.model.weights.expert_use is not None:
         rounds = rounds or write_texts(engine, GenerationConfig(), seconds * _WRITING, on_progress).passes
         experts = _expert_profile(rounds, engine.target.model.weights.experts_held)
+        before = store.experts(keys.target)
+        fewer = before if experts.is_slower_with_more(before) else None
         store.put_experts(keys.target, experts)
     engine.profile_updates.forget()  # the new profile already contains these passes
     return FullProfile(
@@ -166,6 +172,7 @@ def measure_full_profile(
         greedy=greedy,
         sampled=sampled,
         experts=experts,
+        fewer_experts=fewer,
         noisy=noisy,
         seconds=time.perf_counter() - begun,
     )
@@ -178,9 +185,11 @@ def _streamed_file(engine: Engine) -> Path:
 
 
 def _expert_profile(rounds: list[PassRecord], held: float) -> ExpertProfile:
-    """How often experts were in memory while the target wrote texts."""
+    """How often experts were in memory while the target wrote texts, and what passes took."""
     used = (record.experts for record in rounds if record.experts is not None)
-    return ExpertProfile(held, sum(used, ExpertUse()).hit_rate)
+    seconds = [record.verify_s for record in rounds if record.nodes == 1]
+    pass_s = statistics.median(seconds) if seconds else 0.0
+    return ExpertProfile(held, sum(used, ExpertUse()).hit_rate, pass_s)
 
 
 def _with_steps(large: TreeStatistics, small: TreeStatistics) -> Yields | None:

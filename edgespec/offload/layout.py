@@ -17,7 +17,7 @@ EXPERT_PIECE_BYTES = 1 << 20
 _GAP = 64 << 10  # tensors further apart than this are read separately
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """One read: `n_bytes` from `offset` of a file to byte `at` of the layer's slot.
 
@@ -30,6 +30,31 @@ class Piece:
     at: int
     n_bytes: int
     checksum: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One read into a slot of which all bytes, or some, belong there.
+
+    Attributes:
+        piece: what is read. It may begin before the wanted bytes and end after them, and `at` is where the
+            whole piece would begin in the slot.
+        first, last: the piece's bytes that are wanted.
+    """
+
+    piece: Piece
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, piece: Piece) -> Read:
+        """All of a piece."""
+        return cls(piece, 0, piece.n_bytes)
+
+    @property
+    def direct(self) -> bool:
+        """Whether the piece can be read to its place; otherwise only its bytes may be moved there."""
+        return self.piece.at % BLOCK == 0
 
 
 @dataclass(frozen=True)
@@ -45,26 +70,6 @@ class StoredLayer:
     pieces: tuple[Piece, ...]
     places: Mapping[str, int]
     n_bytes: int
-
-
-@dataclass(frozen=True)
-class ExpertRead:
-    """One read of a part of an expert.
-
-    Attributes:
-        piece: what is read. It may begin before the expert's bytes and end after them, and `at` is where the
-            whole piece would begin in the slot.
-        first, last: the piece's bytes that are the expert's.
-    """
-
-    piece: Piece
-    first: int
-    last: int
-
-    @property
-    def direct(self) -> bool:
-        """Whether the piece can be read to its place; otherwise only its bytes may be moved there."""
-        return self.piece.at % BLOCK == 0
 
 
 @dataclass(frozen=True)
@@ -103,11 +108,11 @@ class StoredExperts:
     n_bytes: int
     checksums: Sequence[Sequence[int]] = ()
 
-    def reads(self, expert: int) -> tuple[ExpertRead, ...]:
+    def reads(self, expert: int) -> tuple[Read, ...]:
         """The reads that bring one expert."""
         return tuple(self._reads(expert))
 
-    def _reads(self, expert: int) -> Iterator[ExpertRead]:
+    def _reads(self, expert: int) -> Iterator[Read]:
         known = iter(self.checksums[expert]) if self.checksums else None
         for run in self.runs:
             begin = run.offset + expert * run.distance
@@ -116,7 +121,7 @@ class StoredExperts:
             for done in range(0, size, EXPERT_PIECE_BYTES):
                 offset, n_bytes = start + done, min(EXPERT_PIECE_BYTES, size - done)
                 checksum = next(known) if known is not None else None
-                yield ExpertRead(
+                yield Read(
                     Piece(run.file, offset, run.at + offset - begin, n_bytes, checksum),
                     first=max(begin - offset, 0),
                     last=min(begin + run.n_bytes - offset, n_bytes),

@@ -7,75 +7,45 @@ so that several reads are under way at once.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from edgespec.kernels.ggml import Address
-from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.residency import Meanwhile
-from edgespec.offload.layout import Piece, StoredLayer
-from edgespec.offload.read_meter import ReadMeter
+from edgespec.offload.layout import Read
+from edgespec.offload.slot_filler import Load, SlotFiller
 from edgespec.offload.store_reader import StoreReader
-from edgespec.offload.weight_memory import WeightMemory
-
-_POLL_S = 0.05  # how often a wait checks whether it should end
-
-
-class _Load:
-    """One layer that is being read into a slot."""
-
-    def __init__(self, layer: StoredLayer, slot: int) -> None:
-        self.layer = layer
-        self.slot = slot
-        self.missing = len(layer.pieces)
-        self.under_way = 0
-        self.dropped = False
-        self.error: BaseException | None = None
 
 
 class LayerRing:
-    """Slots, and the threads that fill them.
+    """Decides which layer is read into which slot.
 
     Args:
         order: the streamed layers in the order that a pass uses them.
 
     Attributes:
-        waited_s: total seconds that passes have waited for layers, without what they did meanwhile.
+        slots: holds the layers, and reads them; loads are numbered by layer.
         meanwhile: what a pass does while it waits; see `Meanwhile`.
-        meter: counts the reads.
     """
 
     def __init__(self, reader: StoreReader, order: Sequence[int], *, n_slots: int, n_threads: int) -> None:
-        self._reader = reader
         self._order = [reader.store.layers[index] for index in order]
         self._position = {index: number for number, index in enumerate(order)}
-        self._slot_bytes = max(layer.n_bytes for layer in self._order)
-        self._memory = WeightMemory(self._slot_bytes * n_slots)
-        self._changed = threading.Condition()
         self._free = list(range(n_slots))
-        self._coming: deque[_Load] = deque()  # in the order in which they are needed
-        self._held: dict[int, _Load] = {}
-        self._jobs: deque[tuple[_Load, Piece]] = deque()
+        self._coming: deque[Load] = deque()  # in the order in which they are needed
+        self._held: dict[int, Load] = {}
+        self._dropped: set[Load] = set()  # still being read, for nobody
         self._next = 0  # position of the layer that will be asked for next
-        self._closing = False
-        self.waited_s = 0.0
         self.meanwhile: Meanwhile | None = None
-        self.meter = ReadMeter()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"edgespec-reader-{n}", daemon=True)
-            for n in range(n_threads)
-        ]
-        with self._changed:
+        self.slots = SlotFiller(
+            reader,
+            n_slots=n_slots,
+            slot_bytes=max(layer.n_bytes for layer in self._order),
+            n_threads=n_threads,
+            on_ended=self._read_ended,
+        )
+        with self.slots.lock:
             self._fill()
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all slots."""
-        return self._memory.n_bytes
 
     @property
     def streamed_bytes(self) -> int:
@@ -92,32 +62,24 @@ class LayerRing:
             StreamError: it could not be read.
             DecodeAborted: `stop` said so.
         """
-        start, worked_s = time.perf_counter(), 0.0
-        with self._changed:
-            try:
-                load = self._held.get(layer) or self._head(layer, stop)
-                works = self.meanwhile is not None
-                while load.missing and load.error is None:
-                    if stop():
-                        raise DecodeAborted
-                    if works:
-                        began = time.perf_counter()
-                        works = self._work_meanwhile(layer)
-                        worked_s += time.perf_counter() - began if works else 0.0
-                    else:
-                        self._changed.wait(_POLL_S)
-            finally:
-                self.waited_s += time.perf_counter() - start - worked_s
+        with self.slots.waiting():
+            load = self._held.get(layer) or self._head(layer, stop)
+            meanwhile, left = self.meanwhile, 1 - self._position[layer] / len(self._order)
+            while load.missing and load.error is None:
+                if meanwhile is None:
+                    self.slots.wait(stop)
+                elif not self.slots.work(meanwhile, left, stop):
+                    meanwhile = None
             if load.error is not None:
                 self._align(layer)  # the next try reads it anew
                 raise load.error
             if layer not in self._held:
                 self._held[layer] = self._coming.popleft()
-            return self._memory.address + load.slot * self._slot_bytes
+            return self.slots.address_of(load.slot)
 
     def give_back(self, layer: int) -> None:
         """The pass is done with the layer; its slot is filled with the next one."""
-        with self._changed:
+        with self.slots.lock:
             load = self._held.pop(layer, None)
             if load is not None:
                 self._free.append(load.slot)
@@ -125,48 +87,28 @@ class LayerRing:
 
     def restart(self) -> None:
         """End a pass at any point: the first layers come next."""
-        with self._changed:
+        with self.slots.lock:
             for load in self._held.values():
                 self._free.append(load.slot)
             self._held.clear()
             first = self._order[0].index
-            if not self._coming or self._coming[0].layer.index != first:
+            if not self._coming or self._coming[0].what != first:
                 self._align(first)
             self._fill()
 
     def close(self) -> None:
         """End the threads and free the memory."""
-        with self._changed:
-            self._closing = True
-            self._jobs.clear()
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-        self._memory.close()
+        self.slots.close()
 
-    def _work_meanwhile(self, layer: int) -> bool:
-        """Do something else while the readers go on with a layer. Returns whether anything was done."""
-        assert self.meanwhile is not None
-        missing = sum(piece.n_bytes for _, piece in self._jobs)
-        read_ahead_s = missing * self.meter.seconds / max(self.meter.n_bytes, 1)
-        left = 1 - self._position[layer] / len(self._order)
-        self._changed.release()
-        try:
-            return self.meanwhile(read_ahead_s, left)
-        finally:
-            self._changed.acquire()
-
-    def _head(self, layer: int, stop: Callable[[], bool]) -> _Load:
+    def _head(self, layer: int, stop: Callable[[], bool]) -> Load:
         """The load of a layer, moved to the front of the queue."""
-        if all(load.layer.index != layer for load in self._coming):
+        if all(load.what != layer for load in self._coming):
             self._align(layer)
-        while self._coming and self._coming[0].layer.index != layer:
+        while self._coming and self._coming[0].what != layer:
             self._drop(self._coming.popleft())
             self._fill()
         while not self._coming:  # every slot still waits for dropped reads to end
-            if stop():
-                raise DecodeAborted
-            self._changed.wait(_POLL_S)
+            self.slots.wait(stop)
             self._fill()
         return self._coming[0]
 
@@ -177,10 +119,11 @@ class LayerRing:
         self._next = self._position[layer]
         self._fill()
 
-    def _drop(self, load: _Load) -> None:
-        load.dropped = True
-        self._jobs = deque(job for job in self._jobs if job[0] is not load)
-        if not load.under_way:
+    def _drop(self, load: Load) -> None:
+        self.slots.drop(load)
+        if load.under_way:
+            self._dropped.add(load)
+        else:
             self._free.append(load.slot)
 
     def _fill(self) -> None:
@@ -188,35 +131,16 @@ class LayerRing:
         while self._free and len(self._coming) + len(self._held) < len(self._order):
             layer = self._order[self._next % len(self._order)]
             self._next += 1
-            load = _Load(layer, self._free.pop())
+            load = Load(layer.index, self._free.pop())
             self._coming.append(load)
-            self._jobs.extend((load, piece) for piece in layer.pieces)
-        self._changed.notify_all()
+            self.slots.read(load, map(Read.of, layer.pieces))
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._jobs and not self._closing:
-                    self._changed.wait()
-                if self._closing:
-                    return
-                load, piece = self._jobs.popleft()
-                load.under_way += 1
-                self.meter.begun()
-            error: BaseException | None = None
-            try:
-                with self._memory.view(load.slot * self._slot_bytes + piece.at, piece.n_bytes) as memory:
-                    self._reader.read(piece, memory)
-            except BaseException as caught:  # raised where the layer is needed
-                error = caught
-            with self._changed:
-                self.meter.ended(piece.n_bytes)
-                load.under_way -= 1
-                load.missing -= 1
-                load.error = load.error or error
-                if load.dropped:
-                    if not load.under_way:
-                        self._free.append(load.slot)
-                        self._fill()
-                elif not load.missing or load.error:
-                    self._changed.notify_all()
+    def _read_ended(self, load: Load) -> bool:
+        if load in self._dropped:
+            if load.under_way:
+                return False
+            self._dropped.remove(load)
+            self._free.append(load.slot)
+            self._fill()
+            return True
+        return not load.missing or load.error is not None

@@ -19,11 +19,13 @@ from edgespec.kernels.layouts import kernel_layouts
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
 from edgespec.models.llama.runtime.graph import GraphObserver
 from edgespec.models.llama.runtime.residency import BufferTypes, Meanwhile
+from edgespec.offload.experts.guesses import Guesser
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.offload.experts.switch import ExpertSwitch
 from edgespec.offload.layer_switch import LayerSwitch
 from edgespec.offload.layout import Store
 from edgespec.offload.ring import LayerRing
+from edgespec.offload.slot_filler import SlotFiller
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory
 
@@ -40,6 +42,9 @@ class StreamedWeights:
         n_slots: layers in the ring; at least 2.
         expert_slots: experts in the pool, if the store has any.
         n_used: experts of each layer that a token needs.
+
+    Attributes:
+        store: as given.
 
     Raises:
         UnsupportedBuild: this llama.cpp build is not as expected.
@@ -60,7 +65,7 @@ class StreamedWeights:
     ) -> None:
         ggml.check()
         self._files = files
-        self._store = store
+        self.store = store
         self._streamed = frozenset(streamed)
         self._n_slots = n_slots
         self._expert_slots = expert_slots
@@ -82,18 +87,18 @@ class StreamedWeights:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files that layers are read from."""
-        return self._store.paths
+        return self.store.paths
 
     @property
     def packed(self) -> bool:
         """Whether layers are read from a packed file, in the layout of the CPU's kernels."""
-        return self._store.packed
+        return self.store.packed
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of memory that layers take, with the ring and the pool of experts."""
-        parts = (self._resident, self._ring, self._pool)
-        return sum(part.n_bytes for part in parts if part is not None)
+        resident = self._resident.n_bytes if self._resident else 0
+        return resident + sum(slots.n_bytes for slots in self._slots)
 
     @property
     def streamed_bytes(self) -> int:
@@ -102,7 +107,7 @@ class StreamedWeights:
         """
         n_bytes = self._ring.streamed_bytes if self._ring else 0
         if self._pool is not None:
-            needed = self._n_used * len(self._store.experts) * self._pool.slot_bytes
+            needed = self._n_used * len(self.store.experts) * self._pool.slots.slot_bytes
             n_bytes += round(needed * (1 - self.experts_held))
         return n_bytes
 
@@ -119,17 +124,21 @@ class StreamedWeights:
     @property
     def waited_s(self) -> float:
         """Total seconds that passes have waited for weights."""
-        return sum(part.waited_s for part in (self._ring, self._pool) if part is not None)
+        return sum(slots.waited_s for slots in self._slots)
 
     @property
     def read_bytes(self) -> int:
         """Bytes that the ring and the pool have read."""
-        return sum(part.meter.n_bytes for part in (self._ring, self._pool) if part is not None)
+        return sum(slots.meter.n_bytes for slots in self._slots)
 
     @property
     def reading_s(self) -> float:
         """Seconds during which reads were under way."""
-        return sum(part.meter.seconds for part in (self._ring, self._pool) if part is not None)
+        return sum(slots.meter.seconds for slots in self._slots)
+
+    @property
+    def _slots(self) -> list[SlotFiller]:
+        return [part.slots for part in (self._ring, self._pool) if part is not None]
 
     @property
     def observers(self) -> Sequence[GraphObserver]:
@@ -141,11 +150,11 @@ class StreamedWeights:
         """Make llama.cpp create the layers' tensors without memory, and load the rest."""
         kernel_types = {layout.name: layout.address for layout in kernel_layouts()}
         groups: dict[str, list[str]] = {}
-        stored = [layer.places for layer in self._store.layers.values()]
-        stored += [experts.places for experts in self._store.experts.values()]
+        stored = [layer.places for layer in self.store.layers.values()]
+        stored += [experts.places for experts in self.store.experts.values()]
         for places in stored:
             for name in places:
-                groups.setdefault(self._store.kernels.get(name, ""), []).append(name)
+                groups.setdefault(self.store.kernels.get(name, ""), []).append(name)
         patterns: list[tuple[str, Address]] = []
         for kernel, names in groups.items():
             self._types[kernel] = UnbackedBufferType(kernel_types[kernel] if kernel else None)
@@ -171,7 +180,7 @@ class StreamedWeights:
         # llama.cpp skips tensors that it does not use, such as those of multi-token prediction layers.
         used = {
             index: {tensors[name]: place for name, place in layer.places.items() if name in tensors}
-            for index, layer in self._store.layers.items()
+            for index, layer in self.store.layers.items()
         }
         used = {index: places for index, places in used.items() if places}
         self._read_resident({i: places for i, places in used.items() if i not in self._streamed})
@@ -206,7 +215,7 @@ class StreamedWeights:
         self._reader.close()
 
     def _read_resident(self, used: Mapping[int, Mapping[Address, int]]) -> None:
-        layers = [self._store.layers[index] for index in sorted(used)]
+        layers = [self.store.layers[index] for index in sorted(used)]
         if not layers:
             return
         self._resident = WeightMemory(sum(layer.n_bytes for layer in layers))
@@ -219,7 +228,7 @@ class StreamedWeights:
         """Put the stacks of experts that llama.cpp uses into a pool."""
         used = {
             index: {tensors[name]: place for name, place in stored.places.items() if name in tensors}
-            for index, stored in self._store.experts.items()
+            for index, stored in self.store.experts.items()
         }
         used = {index: places for index, places in used.items() if places}
         if not used:
@@ -229,6 +238,9 @@ class StreamedWeights:
         )
         for places in used.values():
             for stack, place in places.items():
-                ggml.place_stack(stack, pool.address + place, pool.slot_bytes, pool.n_slots)
-        n_experts = {index: self._store.experts[index].n_experts for index in used}
-        self._observers.append(ExpertSwitch(pool, {i: list(p) for i, p in used.items()}, n_experts))
+                ggml.place_stack(stack, pool.address + place, pool.slots.slot_bytes, pool.n_slots)
+        n_experts = {index: self.store.experts[index].n_experts for index in used}
+        stacks = {index: list(places) for index, places in used.items()}
+        # A router that comes and goes with its layer cannot be asked beforehand.
+        resident = {index: count for index, count in n_experts.items() if index not in self._streamed}
+        self._observers.append(ExpertSwitch(pool, stacks, n_experts, Guesser(resident, self._n_used)))

@@ -30,6 +30,7 @@ from edgespec.machine.cores import probe_cores
 
 _VERSION = 2
 _NOISY = 0.15  # half the interquartile range, relative to the median
+_CLEARLY_LONGER = 1.05
 _T = TypeVar("_T")
 
 Key = Mapping[str, str]
@@ -217,10 +218,18 @@ class ExpertProfile:
     Attributes:
         held: the share of the experts that was in memory.
         hit_rate: the share of those needed that was.
+        pass_s: median seconds of a pass over one row; 0 if they were not measured.
     """
 
     held: float
     hit_rate: float
+    pass_s: float = 0.0
+
+    def is_slower_with_more(self, fewer: ExpertProfile | None) -> bool:
+        """Whether passes took clearly longer than with fewer experts in memory."""
+        return (
+            fewer is not None and fewer.held < self.held and 0 < fewer.pass_s * _CLEARLY_LONGER < self.pass_s
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
@@ -229,7 +238,7 @@ class ExpertProfile:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> ExpertProfile:
         """From what `to_json` gave."""
-        return cls(float(record["held"]), float(record["hit_rate"]))
+        return cls(float(record["held"]), float(record["hit_rate"]), float(record.get("pass_s", 0.0)))
 
 
 class ProfileStore:

@@ -150,9 +150,7 @@ class ProfileUpdates:
         if self._keys is None:
             return
         self._keep_rate(weights, self._keys)
-        if self._experts.hits + self._experts.misses >= _ENOUGH_EXPERTS:
-            rate = self._experts.hit_rate
-            self._store.put_experts(self._keys.target, ExpertProfile(weights.experts_held, rate))
+        self._keep_experts(weights, self._keys)
         self._keep_seconds(self._keys)
         for temperature, tally in self._tallies.items():
             key = self._keys.yields(temperature)
@@ -160,6 +158,13 @@ class ProfileUpdates:
             if tally is not None and known is not None:
                 self._store.put(key, known.corrected(tally.ratios, tally.passes, tally.steps))
         self.forget()
+
+    def _keep_experts(self, weights: Residency, keys: Keys) -> None:
+        if self._experts.hits + self._experts.misses < _ENOUGH_EXPERTS:
+            return
+        held, known = weights.experts_held, self._store.experts(keys.target)
+        pass_s = known.pass_s if known is not None and known.held == held else 0.0
+        self._store.put_experts(keys.target, ExpertProfile(held, self._experts.hit_rate, pass_s))
 
     def _keep_seconds(self, keys: Keys) -> None:
         """Correct a quick or disturbed pass profile by what this run's passes took."""

@@ -16,6 +16,7 @@ from edgespec.bench.report.share import read_share
 from edgespec.bench.rows.capped import cap_kind
 from edgespec.cli.main import main
 from tests.desk import Desk
+from tests.tiny import write_tiny
 
 SMALL = ["--prompts", "1", "--repetitions", "1", "--max-tokens", "8", "--tree-budget", "8"]
 
@@ -107,6 +108,33 @@ def test_a_row_that_takes_too_long_is_cut(tmp_path: Path, capsys: pytest.Capture
     assert str(Path.home()) not in shared.read_text()
     assert row["samples"]
     assert document["curves"]["memory"]["passes"]["64"]["s"] > 0
+
+
+def test_a_synthetic_mixture_by_the_share_of_its_experts_in_memory(
+    smol_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a tiny model, so that making the mixture takes no time."""
+    tiny = write_tiny(tmp_path / "tiny.gguf", "llama", smol_path)
+    made = ["--synthesize", "moe:32x2,skew=1,locality=0.2", "--held", "50,25", "--draft", "none"]
+    assert main(["bench", str(tiny), *made, *SMALL, "--profile-seconds", "0", "--json", "-", "--quiet"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert any("synthetic mixture of experts" in note for note in document["notes"])
+    rows = {row["name"]: row for row in document["rows"]}
+    assert list(rows) == [
+        "in memory, plain (mixed, no limit)",
+        "memory-mapped, plain (mixed)",
+        "streamed, plain (mixed, whole layers)",
+        "streamed, plain (mixed)",
+        "streamed, plain (mixed, 25 % of the experts)",
+        "streamed, plain (mixed, 50 % of the experts)",
+    ]
+    assert {row["error"] for row in rows.values()} == {None}
+    quarter, half = list(rows.values())[-2:]
+    assert quarter["held"] < half["held"] < 1
+    assert quarter["hit_rate"] <= half["hit_rate"]
+    assert quarter["streamed_bytes_per_pass"] >= half["streamed_bytes_per_pass"]
+    assert (quarter["identical"], half["identical"]) == (True, True)
+    assert list(rows.values())[2]["held"] is None
 
 
 @pytest.mark.skipif(cap_kind() == "none", reason="takes root, or systemd for the user")

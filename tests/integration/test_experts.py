@@ -23,16 +23,20 @@ from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.gguf.experts import layer_weights
-from edgespec.models.gguf.footprint import footprint
+from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.offload.experts import switch
+from edgespec.offload.experts.guesses import Guesser, Trial
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import bytes_needed, predict_memory
+from edgespec.offload.planning.held_experts import budget_for_experts
+from edgespec.offload.planning.needs import ContextOptions
 from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles import updates
 from edgespec.profiles.store import ProfileStore
+from tests.hanging_reads import cancelled_while_reading
 from tests.least_memory import load_in_least_memory
 from tests.tiny import MIXTURES, N_EXPERT, N_EXPERT_USED, N_LAYER, write_tiny
 
@@ -81,15 +85,29 @@ def mixture(plain: Path) -> Path:
 
 
 @pytest.mark.parametrize("architecture", sorted(MIXTURES))
-def test_mixtures_of_every_make(architecture: str, smol_path: Path, tmp_path: Path) -> None:
+def test_mixtures_of_every_make(
+    architecture: str, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guessing all the time, so that wrong guesses come and go as well."""
+    guessed: list[int] = []
+    guess = Guesser.guess
+
+    def counted(self: Guesser, *where: int) -> Any:
+        found = guess(self, *where)
+        guessed.append(len(found))
+        return found
+
+    monkeypatch.setattr(Guesser, "guess", counted)
+    monkeypatch.setattr(Trial, "guessing", True)
     model = write_tiny(tmp_path / f"{architecture}.gguf", architecture, smol_path)
     path = make_drafter(model, tmp_path / "quantized.gguf", quantization="q4_k_m")
     files = ModelFiles.of(read_header(path))
     found = layer_weights(files).experts
     assert len(found) == N_LAYER - (architecture in ("glm4moe", "deepseek2"))
     assert {layer.n_experts for layer in found} == {N_EXPERT}
-    weights = same_as_resident(path, spare=MIB)
+    weights = same_as_resident(path, spare=6 * MIB)
     assert weights.packed is gains_from_packing(files.layers())
+    assert set(guessed) == {0, N_EXPERT_USED}
 
 
 def test_experts_that_are_no_multiples_of_a_block_are_read_from_the_model_itself(
@@ -140,7 +158,10 @@ def test_many_texts_in_a_pass(mixture: Path) -> None:
     assert [answer.tokens for answer in together] == alone
 
 
-def test_more_memory_holds_more_experts_and_the_budget_counts_them(plain: Path) -> None:
+def test_more_memory_holds_more_experts_and_the_budget_counts_them(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trial, "guessing", False)  # what wrong guesses have read depends on the disk
     rates, read = [], []
     for spare in (0, 3 * MIB, 8 * MIB):
         with load_streamed(plain, spare) as engine:
@@ -180,6 +201,18 @@ def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path)
     assert one.pass_s == pytest.approx(0.01 + plans[0].streamed_bytes / (100 * MIB))
     assert eight.read_s > 2 * one.read_s
     assert one.to_json()["experts"]["hit_rate_measured"] is False
+
+
+def test_the_budget_that_holds_a_share_of_the_experts(plain: Path, smol_path: Path) -> None:
+    options = ContextOptions(256 + SPARE_CELLS, USUAL_NODES, n_sequences=1, n_threads=1)
+    budgets = [
+        budget_for_experts(ModelFiles.of(read_header(plain)), options, share) for share in (0.4, 0.6, 0.8)
+    ]
+    assert budgets == sorted(budgets)
+    with edgespec.load(plain, memory=budgets[1], offload="stream", draft="none", context=256) as engine:
+        assert 0.4 < weights_of(engine).experts_held < 0.8
+    with pytest.raises(ValueError, match="the model has no experts"):
+        budget_for_experts(ModelFiles.of(read_header(smol_path)), options, 0.5)
 
 
 def test_runs_measure_how_often_experts_are_in_memory(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,28 +296,11 @@ def test_cancelling_takes_effect_while_waiting_for_an_expert(
     streamed: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = expected_of(streamed)
-    read, countdown, stuck, go_on = FileReader.read_into, [40], threading.Event(), threading.Event()
-
-    def hanging(self: FileReader, memory: memoryview, offset: int) -> int:
-        countdown[0] -= 1
-        if countdown[0] <= 0 and not go_on.is_set():
-            stuck.set()
-            assert go_on.wait(30)
-        return read(self, memory, offset)
-
-    def cancel() -> None:
-        assert stuck.wait(30)
-        streamed.cancel()
-
-    monkeypatch.setattr(FileReader, "read_into", hanging)
-    thread = threading.Thread(target=cancel)
-    thread.start()
-    answer = streamed.generate(PROMPT, CONFIG, raw=True)
-    assert not go_on.is_set()
+    answer = cancelled_while_reading(
+        streamed, monkeypatch, lambda: streamed.generate(PROMPT, CONFIG, raw=True), reads=40
+    )
     assert answer.finish_reason == "cancelled"
     assert answer.tokens == expected[: len(answer.tokens)]
-    go_on.set()
-    thread.join()
     assert streamed.generate(PROMPT, CONFIG, raw=True).tokens == expected
 
 

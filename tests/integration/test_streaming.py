@@ -32,6 +32,7 @@ from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights
 from edgespec.offload.planning import stream_plan
 from edgespec.offload.weights import StreamedWeights
+from tests.hanging_reads import cancelled_while_reading
 from tests.least_memory import load_in_least_memory
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -266,30 +267,13 @@ def test_cancelling_takes_effect_while_waiting_for_the_disk(
     streamed: Engine, resident: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = generate(resident).tokens
-    read, countdown, stuck, go_on = FileReader.read_into, [100], threading.Event(), threading.Event()
-
-    def hanging(self: FileReader, memory: memoryview, offset: int) -> int:
-        countdown[0] -= 1
-        if countdown[0] <= 0 and not go_on.is_set():
-            stuck.set()
-            assert go_on.wait(30)
-        return read(self, memory, offset)
-
-    def cancel() -> None:
-        assert stuck.wait(30)
-        streamed.cancel()
-
-    monkeypatch.setattr(FileReader, "read_into", hanging)
-    thread = threading.Thread(target=cancel)
-    thread.start()
     streamed.target.rewind(0)
-    answer = streamed.generate(PROMPT, GREEDY)
-    assert not go_on.is_set()
+    answer = cancelled_while_reading(
+        streamed, monkeypatch, lambda: streamed.generate(PROMPT, GREEDY), reads=100
+    )
     assert answer.finish_reason == "cancelled"
     assert answer.tokens
     assert answer.tokens == expected[: len(answer.tokens)]
-    go_on.set()
-    thread.join()
     assert generate(streamed).tokens == expected
 
 

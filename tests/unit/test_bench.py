@@ -180,6 +180,21 @@ def test_experts_are_compared_with_whole_layers() -> None:
     assert rows[1].load["memory"] == rows[2].load["memory"] == 950
 
 
+@pytest.mark.parametrize(("cap", "caps"), [(1000, [None, 1000, 2000]), (None, [None, None, None])])
+def test_rows_of_more_experts_have_budgets_and_caps_of_their_own(
+    cap: int | None, caps: list[int | None]
+) -> None:
+    options = wishes(cap=cap, memory=None if cap else 950, marks=("mixed",), held={50: 1900, 25: 950})
+    rows = rows_for(options, fits=False, fits_machine=False, experts=True)
+    assert names(rows)[2:5] == [
+        "streamed, plain (mixed)",
+        "streamed, plain (mixed, 25 % of the experts)",
+        "streamed, plain (mixed, 50 % of the experts)",
+    ]
+    assert [row.load["memory"] for row in rows[2:5]] == [950, 950, 1900]
+    assert [row.cap for row in rows[2:5]] == caps
+
+
 def test_memory_that_was_asked_for_goes_before_the_cap() -> None:
     rows = rows_for(wishes(memory=700, cap=1000), fits=False, fits_machine=False)
     assert names(rows)[0] == "memory-mapped, plain"
@@ -787,6 +802,8 @@ def test_rows_of_many_texts() -> None:
         (["--temperature", "-1"], "temperature is -1.0."),
         (["--parallel", "4,many"], "--parallel is '4,many'. Give numbers of texts, such as 1,4,16,64."),
         (["--parallel", "4,0"], "--parallel is 0. It must be from 1 to 256."),
+        (["--held", "25,half"], "--held is '25,half'. Give percents, such as 25,50,75."),
+        (["--held", "100"], "--held is 100. It must be from 1 to 99, in percent."),
         (["-o", "rows.xml"], "the name of a file ends in one of them."),
         (["-o", "big.gguf"], "There is no output format 'big.gguf'."),
         (["--json", "big.gguf"], "big.gguf would be written over. Name the model with -m: -m big.gguf"),
@@ -835,6 +852,12 @@ def test_a_disk_that_is_too_small_is_noticed_first(
     assert "A widened target of 4096.0 TiB and its packed file need 8192.0 TiB of disk" in err
     assert main(["bench", "--synthesize", "1MiB"]) == 2
     assert "and --synthesize requests 1.0 MiB." in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_dense_model_has_no_rows_of_experts(smol_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(smol_path), "--draft", "none", "--held", "25"]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert f"No single experts of {smol_path.name} are streamed." in err
 
 
 def test_what_killed_benchmarks_left_is_removed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from edgespec.errors import StreamError
 from edgespec.files.direct_reader import BLOCK, FileReader
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.offload.experts.fading_counts import FadingCounts
+from edgespec.offload.experts.guesses import Trial
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, ExpertRun, Store, StoredExperts
 from edgespec.offload.store_reader import StoreReader
@@ -75,15 +76,22 @@ def pool(reader: StoreReader) -> Iterator[ExpertPool]:
     pool.close()
 
 
+def take(
+    pool: ExpertPool, layer: int, experts: Sequence[int], stop: Callable[[], bool] = never
+) -> np.ndarray:
+    pool.request(layer, even(*experts), shares(len(experts)))
+    return pool.take(stop)
+
+
 def check(pool: ExpertPool, store: Store, content: bytes, layer: int, experts: Sequence[int]) -> None:
     """Take some experts, and compare every byte of theirs."""
-    slots = pool.take(layer, np.array(experts, np.intp), shares(len(experts)), never)
+    slots = take(pool, layer, experts)
     assert len(set(slots.tolist())) == len(experts)
     stored = store.experts[layer]
     for expert, slot in zip(experts, slots.tolist(), strict=True):
         for run in stored.runs:
             at = run.offset + expert * run.distance
-            held = ctypes.string_at(pool.address + slot * pool.slot_bytes + run.at, run.n_bytes)
+            held = ctypes.string_at(pool.address + slot * pool.slots.slot_bytes + run.at, run.n_bytes)
             assert held == content[at : at + run.n_bytes]
 
 
@@ -121,8 +129,8 @@ def test_every_expert_lies_where_the_kernels_look_for_it(
         check(pool, store, content, layer, range(N_EXPERTS))
     check(pool, store, content, 0, [4, 1])
     assert pool.use.hits >= 2
-    assert pool.waited_s > 0
-    assert pool.meter.n_bytes >= pool.use.misses * (EVEN + ODD)
+    assert pool.slots.waited_s > 0
+    assert pool.slots.meter.n_bytes >= pool.use.misses * (EVEN + ODD)
 
 
 @settings(max_examples=25, deadline=None)
@@ -174,7 +182,7 @@ def test_misses_are_those_of_the_policy_and_nothing_is_read_twice(
             held = (held - set(least[:given_up])) | numbers
             check(pool, store, content, layer, sorted(needed))
             assert pool.use.misses == misses
-    assert pool.use.read_bytes == misses * BLOCK == pool.meter.n_bytes
+    assert pool.use.read_bytes == misses * BLOCK == pool.slots.meter.n_bytes
     pool.close()
     reader.close()
 
@@ -203,6 +211,84 @@ def test_reading_ahead_brings_a_layer_and_counts_as_a_miss_once(
     check(pool, store, content, 2, range(N_EXPERTS))
 
 
+class Gate:
+    """Reads that begin, and end only when they may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        read = FileReader.read_into
+
+        def waiting(reader: FileReader, memory: memoryview, offset: int) -> int:
+            self.begun.set()
+            assert self.go_on.wait(30)
+            return read(reader, memory, offset)
+
+        monkeypatch.setattr(FileReader, "read_into", waiting)
+
+
+def test_a_guess_is_read_when_nothing_else_is_and_given_up_if_it_was_wrong(
+    pool: ExpertPool, store: Store, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    pool.request(0, even(0, 1), shares(2))
+    assert gate.begun.wait(30)
+    pool.guess(1, even(2, 3))
+    pool.request(1, even(2), shares(1))
+    gate.go_on.set()
+    pool.take(never)
+    check(pool, store, content, 0, [0, 1])
+    check(pool, store, content, 1, [2])
+    experts = [store.experts[0].reads(0), store.experts[0].reads(1), store.experts[1].reads(2)]
+    assert pool.slots.meter.n_bytes == sum(read.piece.n_bytes for reads in experts for read in reads)
+    assert (pool.use.hits, pool.use.misses) == (3, 3)
+
+
+def test_what_a_wrong_guess_has_read_is_counted(
+    pool: ExpertPool, store: Store, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    pool.guess(1, even(4))
+    assert gate.begun.wait(30)
+    pool.request(1, even(2), shares(1))
+    gate.go_on.set()
+    pool.take(never)
+    each = store.experts[1].n_bytes
+    assert (pool.use.misses, pool.use.read_bytes) == (1, 2 * each)
+    check(pool, store, content, 1, [2])
+    check(pool, store, content, 1, [4])  # it is there now, or still on its way
+    assert pool.use.misses == 1
+
+
+def test_no_more_than_two_experts_are_guessed(pool: ExpertPool, store: Store, content: bytes) -> None:
+    check(pool, store, content, 0, [0])
+    pool.guess(0, even(0, 5, 4, 3))
+    check(pool, store, content, 0, [3, 4, 5])
+    assert pool.use.misses == 4
+    experts = [store.experts[0].reads(number) for number in (0, 3, 4, 5)]
+    assert pool.slots.meter.n_bytes == sum(read.piece.n_bytes for reads in experts for read in reads)
+
+
+def passes_of(trial: Trial, n: int, seconds: dict[bool, float]) -> list[bool]:
+    """Whether each of some passes guessed, if one takes so long with guesses, and without."""
+    guessed = []
+    for _ in range(n):
+        guessed.append(trial.guessing)
+        trial.add(seconds[trial.guessing])
+    return guessed
+
+
+@pytest.mark.parametrize("gain", [0.5, 0.97, 1.0, 1.3])
+def test_guessing_goes_on_only_where_it_pays(gain: float) -> None:
+    trial = Trial()
+    assert sum(passes_of(trial, 64, {False: 1.0, True: gain})) == 32
+    assert trial.pays == (gain < 0.98)
+    later = passes_of(trial, 1024, {False: 1.0, True: gain})
+    assert sum(guessing == trial.pays for guessing in later) == 1024 - 2 * 8
+    # When it is the other way round from now on, that is noticed.
+    passes_of(trial, 8 * 512, {False: 1.0, True: 1.5 if trial.pays else 0.5})
+    assert trial.pays == (gain >= 0.98)
+
+
 def test_a_failed_read_is_raised_where_its_expert_is_needed_and_tried_again(
     pool: ExpertPool, store: Store, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +301,7 @@ def test_a_failed_read_is_raised_where_its_expert_is_needed_and_tried_again(
 
     monkeypatch.setattr(FileReader, "read_into", flaky)
     with pytest.raises(StreamError, match="Input/output error"):
-        pool.take(1, even(0, 3), shares(2), never)
+        take(pool, 1, (0, 3))
     failing[0] = False
     check(pool, store, content, 1, [0, 3])
 
@@ -231,7 +317,7 @@ def test_a_wait_ends_when_it_is_asked_to_and_what_was_begun_is_finished(
 
     monkeypatch.setattr(FileReader, "read_into", hanging)
     with pytest.raises(DecodeAborted):
-        pool.take(2, even(1, 5), shares(2), lambda: True)
+        take(pool, 2, (1, 5), lambda: True)
     go_on.set()
     misses = pool.use.misses
     check(pool, store, content, 2, [1, 5])

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.yields import expected_yields
-from edgespec.profiles.store import DiskProfile, DraftProfile, Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import (
+    DiskProfile,
+    DraftProfile,
+    ExpertProfile,
+    Keys,
+    PassProfile,
+    ProfileStore,
+)
 
 CURVE = Curve.through([(1, 0.125), (64, 0.5)])
 PASSES = PassProfile(CURVE, (0.01, 0.02), 0.001, True, 2e9, 10**9, 10**8, 1.5)
@@ -69,6 +77,17 @@ def test_where_nothing_can_be_written_it_is_measured_again(tmp_path: Path) -> No
     store = ProfileStore(tmp_path / "file" / "profiles")
     store.put(KEYS.passes, PASSES)
     assert store.passes(KEYS.passes) is None
+
+
+def test_more_experts_in_memory_that_make_passes_slower_are_noticed(store: ProfileStore) -> None:
+    quarter, half = ExpertProfile(0.25, 0.8, pass_s=0.030), ExpertProfile(0.5, 0.9, pass_s=0.032)
+    store.put_experts("target", quarter)
+    assert store.experts("target") == quarter
+    assert half.is_slower_with_more(quarter)
+    assert not quarter.is_slower_with_more(half)
+    assert not replace(half, pass_s=0.031).is_slower_with_more(quarter)
+    assert not half.is_slower_with_more(replace(quarter, pass_s=0.0))
+    assert not half.is_slower_with_more(None)
 
 
 def test_profiles_are_found_by_what_they_are_about(store: ProfileStore) -> None:

@@ -37,6 +37,7 @@ COLUMNS = (
     Column("pass s", "seconds of a pass of the target", lambda row: _number(row.pass_s, 3)),
     Column("draft s", "seconds of drafting for it", lambda row: _number(row.draft_s, 3)),
     Column("read MiB", "MiB read from disk for a pass", lambda row: _mebi(row.streamed_bytes_per_pass)),
+    Column("held", "experts that are in memory at a time, of all", lambda row: _share(row.held)),
     Column("hits", "experts that were in memory, of those needed", lambda row: _share(row.hit_rate)),
     Column("disk", "share of the disk's limit reached", lambda row: _share(row.disk_share)),
     Column("cpu", "share of the processor's limit reached", lambda row: _share(row.compute_share)),

@@ -31,6 +31,7 @@ _WARM_UP_TOKENS = 16
 _CURVE_ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
 _CURVE_ROUNDS = 3
 _CURVE_S = 20.0  # at most, for one row count
+_PROCESSES_DIFFER = 8 << 20  # by no more bytes, while they load the same model
 _READ_BYTES = 8 << 30  # of a large file; reading more would not make the figure more accurate
 
 
@@ -91,6 +92,30 @@ def _is_profiled(engine: Engine) -> bool:
     store = ProfileStore()
     passes = store.passes(engine.keys.passes)
     return passes is not None and not passes.quick and store.yields(engine.keys.yields(0.0)) is not None
+
+
+def budgets(task: dict[str, Any]) -> dict[str, Any]:
+    """The budgets that hold shares of a mixture's experts, for a process like those that measure rows."""
+    import edgespec.loading.load  # noqa: F401  # its imports take memory, too
+    from edgespec.machine.cores import default_threads
+    from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
+    from edgespec.models.gguf.header import read_header
+    from edgespec.models.gguf.layers import ModelFiles
+    from edgespec.models.llama.runtime.backend import start_backend
+    from edgespec.offload.planning.held_experts import budget_for_experts
+    from edgespec.offload.planning.needs import ContextOptions
+
+    files, load = ModelFiles.of(read_header(Path(task["model"]))), task["load"]
+    options = ContextOptions(
+        load["context"] + SPARE_CELLS,
+        USUAL_NODES,
+        n_sequences=1,
+        n_threads=load.get("threads") or default_threads(),
+        kv=load.get("kv", "f16"),
+    )
+    start_backend()
+    found = {n: budget_for_experts(files, options, n / 100) + _PROCESSES_DIFFER for n in task["held"]}
+    return {"budgets": found}
 
 
 def render(task: dict[str, Any]) -> dict[str, Any]:
@@ -262,6 +287,7 @@ class _Measurement:
             "rows": dict(rows),
             # What passes read of experts was counted; what they read of layers is always the same.
             "streamed_bytes_per_pass": experts.read_bytes // n if experts else memory.streamed_bytes_per_pass,
+            "held": self._engine.target.model.weights.experts_held if experts else None,
             "hit_rate": experts.hit_rate if experts else None,
             "budget_bytes": memory.budget_bytes,
             "prefill_tokens_per_second": sum(a.prompt_tokens for a in made)
@@ -301,6 +327,7 @@ def _rendered(engine: Engine, prompts: list[str]) -> list[str]:
 
 _ROLES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "prepare": prepare,
+    "budgets": budgets,
     "render": render,
     "disk": disk,
     "answers": answers,

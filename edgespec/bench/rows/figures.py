@@ -27,6 +27,7 @@ class Row:
         pass_s: seconds of the target's pass.
         wait_s: the part of it spent waiting for the disk.
         rows: target passes by the rows they had, padding included.
+        held: the share of a mixture's experts that is in memory at a time, if they are read one by one.
         hit_rate: how often experts that a pass needed were in memory, if they are read one by one.
         disk_share: seconds that the disk alone needs for a pass, over the seconds of a round.
         compute_share: seconds that the same rows take with all weights in memory, over those of the pass.
@@ -61,6 +62,7 @@ class Row:
     wait_s: float | None = None
     rows: dict[int, int] = field(default_factory=dict)
     streamed_bytes_per_pass: int | None = None
+    held: float | None = None
     hit_rate: float | None = None
     disk_share: float | None = None
     compute_share: float | None = None

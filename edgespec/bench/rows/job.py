@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from edgespec.bench.rows.capped import cap_kind
+from edgespec.bench.rows.capped import cap_kind, run_capped
 from edgespec.bench.rows.llamacpp import LlamaCpp, Programs, find_programs, program_folder
 from edgespec.bench.rows.llamacpp_batches import LlamaCppBatches
 from edgespec.bench.rows.machine import describe_machine, versions
-from edgespec.bench.rows.row_spec import RowOptions, RowSpec, rows_for
-from edgespec.bench.rows.runner import OtherProgram, RunConfig
+from edgespec.bench.rows.request import Request
+from edgespec.bench.rows.row_spec import BUDGET_SHARE, RowOptions, RowSpec, rows_for
+from edgespec.bench.rows.runner import CHILD, OtherProgram, RunConfig, why_it_failed
 from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
-from edgespec.errors import UsageError
-from edgespec.generation.config import GenerationConfig
+from edgespec.errors import BackendError, UsageError
 from edgespec.loading.load import DEFAULT_CONTEXT
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
@@ -35,42 +36,7 @@ from edgespec.progress import Progress
 from edgespec.units import readable
 
 _TEMPLATE_TOKENS = 128
-_MOST_TEXTS = 256  # llama.cpp's most sequences
-
-
-@dataclass(frozen=True)
-class Request:
-    """What `edgespec bench` was asked to measure.
-
-    Attributes:
-        load: arguments of `edgespec.load` that every row shares.
-        trees: budgets; "auto" is a tree sized by cost.
-        memory, cap: bytes, or None.
-        workload: a file of questions; None for our own.
-        prompts: how many questions are asked.
-        synthesize: bytes of a widened target to make, or the mixture of experts; None measures the model
-            itself.
-        compare: the value of --compare, or None.
-        texts: numbers of texts to answer at once.
-    """
-
-    model: str | None
-    load: dict[str, Any]
-    config: GenerationConfig
-    trees: Sequence[int | str]
-    memory: int | None = None
-    cap: int | None = None
-    offload: str = "auto"
-    workload: Path | None = None
-    prompts: int = 3
-    repetitions: int = 3
-    row_seconds: float = 60.0
-    profile_s: float = 50.0
-    synthesize: int | MixtureShape | None = None
-    keep: bool = False
-    compare: str | None = None
-    texts: Sequence[int] = ()
-    command: str = "edgespec bench"
+USUAL_HELD = (25, 50, 75)  # percent of the experts
 
 
 @dataclass(frozen=True)
@@ -114,8 +80,19 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         header = read_header(target)
         marks = tuple(mark for mark in ("widened", "mixed") if f"edgespec.{mark}_from" in header.metadata)
         files = ModelFiles.of(header)
+        held = _held(request, files, load)
+        if held and request.memory is None and request.cap is None:
+            request = replace(request, cap=int(min(held.values()) / BUDGET_SHARE))
         options = RowOptions(
-            target, load, request.trees, request.memory, request.cap, request.offload, marks, request.texts
+            target,
+            load,
+            request.trees,
+            request.memory,
+            request.cap,
+            request.offload,
+            marks,
+            request.texts,
+            held,
         )
         room = available_memory()
         limit = min(options.limit or room, room)
@@ -154,6 +131,32 @@ def context_for(prompts: Sequence[str], max_tokens: int) -> int:
     """
     longest = max(len(prompt.encode()) for prompt in prompts)
     return min(round_up(longest + _TEMPLATE_TOKENS + max_tokens, 256), DEFAULT_CONTEXT)
+
+
+def _held(request: Request, files: ModelFiles, load: dict[str, Any]) -> dict[int, int]:
+    """Percents of the experts to hold in rows of their own, and the budgets that hold them.
+
+    Raises:
+        UsageError: rows were asked for, and there are no experts to stream.
+    """
+    made = isinstance(request.synthesize, MixtureShape)
+    percents = (USUAL_HELD if made else ()) if request.held is None else request.held
+    if not percents:
+        return {}
+    if not layer_weights(files).experts or load.get("experts") == "never":
+        raise UsageError(
+            f"No single experts of {files.paths[0].name} are streamed.",
+            "Leave out --held, or add --synthesize moe:64x4.",
+        )
+    # A process like those that will measure the rows knows best what it takes itself.
+    task = {"role": "budgets", "model": str(files.paths[0]), "load": load, "held": list(percents)}
+    ended = run_capped(CHILD, None, text=json.dumps(task), keep_errors=True)
+    if ended.status != 0:
+        raise BackendError(why_it_failed(ended, None))
+    result = json.loads(ended.output.splitlines()[-1])["result"]
+    if "error" in result:
+        raise BackendError(result["error"])
+    return {int(percent): budget for percent, budget in result["budgets"].items()}
 
 
 def _drafter(
@@ -306,30 +309,3 @@ def _about(
         },
         "notes": notes,
     }
-
-
-def check(request: Request) -> None:
-    """Check the numbers alone.
-
-    Raises:
-        UsageError: one of them is out of its range.
-    """
-    for name, value in (("--prompts", request.prompts), ("--repetitions", request.repetitions)):
-        if not 1 <= value <= 10_000:
-            raise UsageError(f"{name} is {value}.", "It must be from 1 to 10000.")
-    for texts in request.texts:
-        if not 1 <= texts <= _MOST_TEXTS:
-            raise UsageError(f"--parallel is {texts}.", f"It must be from 1 to {_MOST_TEXTS}.")
-    if not 0 <= request.profile_s < 3600:
-        raise UsageError(f"--profile-seconds is {request.profile_s:g}.", "It must be from 0 to 3600.")
-    if not 0 < request.row_seconds < 1e6:
-        raise UsageError(f"--row-seconds is {request.row_seconds:g}.", "It must be above 0.")
-    if request.offload not in ("auto", "stream", "mmap", "none"):
-        raise UsageError(f"--offload is '{request.offload}'.", "It must be auto, stream, mmap or none.")
-    if request.keep and request.synthesize is None:
-        raise UsageError("--keep applies only to --synthesize.", "Leave it out, or add --synthesize SIZE.")
-    if request.memory is not None and request.cap is not None and request.memory > request.cap:
-        raise UsageError(
-            f"--memory is {readable(request.memory)}, and --memory-cap {readable(request.cap)}.",
-            "The cap must be larger than the budget: it includes the page cache.",
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,8 @@ Place = Literal["memory", "mmap", "stream", "llama.cpp"]
 
 AUTO = "auto"  # a tree sized by cost
 PLAIN = "none"  # no tree
+
+BUDGET_SHARE = 0.95  # of a memory cap; the rest is for what nobody counts
 
 _NAMES = {"memory": "in memory", "mmap": "memory-mapped", "stream": "streamed", "llama.cpp": "llama.cpp"}
 _OFFLOAD = {"memory": "none", "mmap": "mmap", "stream": "stream"}
@@ -25,6 +27,7 @@ class RowSpec:
         tree: most nodes a pass, "auto" or "none".
         load: arguments of `edgespec.load`.
         capped: whether it runs within the memory cap, if there is one.
+        cap: bytes of a cap of its own; None for that of all rows.
         marks: what a reader must know about all figures of the row, such as that the target is widened.
         curve: whether the seconds of passes of several row counts are measured too.
         texts: how many are answered at once; 0 for one after the other.
@@ -37,6 +40,7 @@ class RowSpec:
     marks: tuple[str, ...] = ()
     curve: bool = False
     texts: int = 0
+    cap: int | None = None
 
     @property
     def name(self) -> str:
@@ -68,6 +72,7 @@ class RowOptions:
         offload: "auto", "stream", "mmap" or "none".
         marks: as for RowSpec.
         texts: numbers of texts to answer at once, each a row of its own.
+        held: budgets that hold so many percent of a mixture's experts, each a row of its own.
     """
 
     model: Path
@@ -78,12 +83,13 @@ class RowOptions:
     offload: str = "auto"
     marks: tuple[str, ...] = ()
     texts: Sequence[int] = ()
+    held: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def limit(self) -> int | None:
         """The memory budget in force: the one requested, or most of the cap."""
         if self.memory is None and self.cap is not None:
-            return int(self.cap * 0.95)
+            return int(self.cap * BUDGET_SHARE)
         return self.memory
 
 
@@ -109,6 +115,7 @@ def rows_for(options: RowOptions, *, fits: bool, fits_machine: bool, experts: bo
     if experts:
         rows.append(_whole_layers(options))
     rows.append(_spec(options, "stream", PLAIN, curve=not experts))
+    rows += [_held(options, percent, budget) for percent, budget in sorted(options.held.items())]
     return [*rows, *_more(options, "stream")]
 
 
@@ -140,6 +147,17 @@ def _whole_layers(options: RowOptions) -> RowSpec:
     spec = _spec(options, "stream", PLAIN)
     return replace(
         spec, load=spec.load | {"experts": "never", "exact": False}, marks=(*spec.marks, "whole layers")
+    )
+
+
+def _held(options: RowOptions, percent: int, budget: int) -> RowSpec:
+    """Single experts in a budget of their own, and in a cap if the other rows have one."""
+    spec = _spec(options, "stream", PLAIN)
+    return replace(
+        spec,
+        load=spec.load | {"memory": budget},
+        marks=(*spec.marks, f"{percent} % of the experts"),
+        cap=int(budget / BUDGET_SHARE) if options.cap is not None else None,
     )
 
 

@@ -22,7 +22,7 @@ from edgespec.units import readable
 
 Predict = Callable[[RowSpec], "float | None"]
 
-_CHILD = [sys.executable, "-m", "edgespec.bench.rows.child"]
+CHILD = [sys.executable, "-m", "edgespec.bench.rows.child"]
 
 
 def no_prediction(_spec: RowSpec) -> float | None:
@@ -163,7 +163,7 @@ class Runner:
     def _row(self, spec: RowSpec, title: str, measured: Measured) -> Row:
         predicted = self._predict(spec)
         result = self._ask("texts" if spec.texts else "answers", spec, title)
-        capped = spec.capped and self._config.cap is not None and result.get("group_bytes", 0) > 0
+        capped = self._cap_of(spec) is not None and result.get("group_bytes", 0) > 0
         shared: dict[str, Any] = {"predicted_tokens_per_second": predicted, "capped": capped}
         rss, group = result.pop("rss_bytes", 0) or None, result.pop("group_bytes", 0)
         shared |= {"peak_rss_bytes": rss, "peak_bytes": group or rss}
@@ -176,10 +176,12 @@ class Runner:
         result["notes"] += result.pop("left_out")
         return Row.of(spec, **spread(result["samples"]), **result, **shared)
 
+    def _cap_of(self, spec: RowSpec) -> int | None:
+        return (spec.cap or self._config.cap) if spec.capped else None
+
     def _other(self, other: OtherProgram, spec: RowSpec, prompts: Sequence[str]) -> Row:
         def run(command: Sequence[str], **options: Any) -> Capped:
-            cap = self._config.cap if spec.capped else None
-            return run_capped(command, cap, killable=self._child, **options)
+            return run_capped(command, self._cap_of(spec), killable=self._child, **options)
 
         return other.measure(spec, prompts, run)
 
@@ -211,9 +213,9 @@ class Runner:
             else:
                 result.update(said["result"])
 
-        cap = config.cap if spec is not None and spec.capped else None
+        cap = self._cap_of(spec) if spec is not None else None
         ended = run_capped(
-            _CHILD, cap, text=json.dumps(task), on_line=on_line, keep_errors=True, killable=self._child
+            CHILD, cap, text=json.dumps(task), on_line=on_line, keep_errors=True, killable=self._child
         )
         result["group_bytes"] = ended.peak_bytes
         result["rss_bytes"] = ended.rss_bytes

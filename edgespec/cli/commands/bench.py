@@ -26,7 +26,7 @@ from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
     from edgespec.bench.rows.figures import Row
-    from edgespec.bench.rows.job import Request
+    from edgespec.bench.rows.request import Request
     from edgespec.bench.rows.runner import Measured
     from edgespec.bench.rows.synthetic import MixtureShape
 
@@ -87,6 +87,15 @@ def bench(
             "--synthesize",
             metavar="SIZE|moe:EXPERTSxTOP",
             help_text="Measure a model widened to this size, or made a mixture of so many experts.",
+        ),
+    ] = None,
+    held: Annotated[
+        str | None,
+        option(
+            _ROWS,
+            "--held",
+            metavar="PERCENT,...",
+            help_text="Rows with so much of a mixture's experts in memory. Default for moe: 25,50,75.",
         ),
     ] = None,
     keep: Annotated[bool, option(_ROWS, "--keep", help_text="Keep what --synthesize makes.")] = False,
@@ -195,7 +204,7 @@ def bench(
     cap = parse_size(memory_cap) if memory_cap else None
     wanted = _synthetic(synthesize) if synthesize else None
     from edgespec.bench.report.document import check_writable
-    from edgespec.bench.rows.job import Request, check
+    from edgespec.bench.rows.request import Request, check
 
     request = Request(
         model=model,
@@ -213,7 +222,8 @@ def bench(
         synthesize=wanted,
         keep=keep,
         compare=compare,
-        texts=_texts(parallel),
+        texts=_numbers("--parallel", parallel, "numbers of texts, such as 1,4,16,64") or [],
+        held=_numbers("--held", held, "percents, such as 25,50,75"),
         command=shlex.join(["edgespec", *sys.argv[1:]]),
     )
     check(request)
@@ -361,16 +371,18 @@ def _conditions(document: dict[str, Any]) -> str:
     return ". ".join(parts) + "."
 
 
-def _texts(given: str | None) -> list[int]:
-    """The numbers of --parallel, each once.
+def _numbers(name: str, given: str | None, what: str) -> list[int] | None:
+    """The numbers that an option was given, each once; None if it was left out.
 
     Raises:
         UsageError: one of them is no number.
     """
+    if given is None:
+        return None
     words = [word.strip() for word in given.split(",")] if given else []
     for word in words:
         if not word.isdecimal():
-            raise UsageError(f"--parallel is '{given}'.", "Give numbers of texts, such as 1,4,16,64.")
+            raise UsageError(f"{name} is '{given}'.", f"Give {what}.")
     return list(dict.fromkeys(map(int, words)))
 
 

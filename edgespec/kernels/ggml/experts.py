@@ -20,9 +20,11 @@ from edgespec.kernels.ggml.structs import F32, I32, POINTER, Address, Tensor, re
 from edgespec.kernels.ggml.tensors import ScratchContext, operation_of, read_node, set_data, shape_of
 
 IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
 
-_INT_BYTES = 4
+_INT_BYTES = _FLOAT_BYTES = 4
 _INDICES = 2  # among the sources of a product
+_MOST_STEPS = 12  # from the choice of experts back to the router's product
 _FEWEST = 2  # matrices of a stack; some layouts' kernels look at the number of dimensions
 _SOURCE_OFFSET, _NAME_OFFSET = Tensor.src.offset, Tensor.name.offset
 _POINTER_BYTES = ctypes.sizeof(POINTER)
@@ -44,6 +46,20 @@ def indexed_product() -> int:
         return operation_of(node)
 
 
+@cache
+def product() -> int:
+    """ggml's operation number of a product with one matrix.
+
+    Raises:
+        UnsupportedBuild: its sources are not where they are expected.
+    """
+    with ScratchContext() as scratch:
+        matrix, rows = scratch.tensor(F32, (32, 8)), scratch.tensor(F32, (32, 3))
+        node = functions()["ggml_mul_mat"](scratch.handle, matrix, rows)
+        require_same("the sources of a product", read_node(node)[:2], (matrix, rows))
+        return operation_of(node)
+
+
 def place_stack(stack: Address, data: Address, stride: int, count: int) -> None:
     """Describe a stack as `count` matrices, of which the first is at `data` and each `stride` bytes apart."""
     tensor = Tensor.from_address(stack)
@@ -55,12 +71,12 @@ def place_stack(stack: Address, data: Address, stride: int, count: int) -> None:
 
 def stack_of(node: Address) -> Address:
     """The first source of a node: for a product, what its rows are multiplied by."""
-    return POINTER.from_address(node + _SOURCE_OFFSET).value or 0
+    return _source(node, 0)
 
 
 def indices_of(node: Address) -> Address:
     """The indices of a product with chosen matrices."""
-    return POINTER.from_address(node + _SOURCE_OFFSET + _INDICES * _POINTER_BYTES).value or 0
+    return _source(node, _INDICES)
 
 
 def set_indices(node: Address, indices: Address) -> None:
@@ -74,18 +90,54 @@ def name_of(node: Address) -> bytes:
 
 
 def read_indices(tensor: Address) -> IntArray:
-    """(rows, chosen) the indices that were computed: a copy.
+    """(rows, chosen) the indices that were computed: a copy, to read only.
 
     They may be the first columns of a wider matrix, such as the result of sorting.
     """
     layout = Tensor.from_address(tensor)
-    chosen, rows = int(layout.ne[0]), int(layout.ne[1])
+    chosen, rows, stride = int(layout.ne[0]), int(layout.ne[1]), int(layout.nb[1])
     if not rows or not chosen:
         return np.zeros((rows, chosen), np.int32)
-    n_bytes = layout.nb[1] * (rows - 1) + _INT_BYTES * chosen
-    flat = np.frombuffer((ctypes.c_char * n_bytes).from_address(layout.data), np.int32)
-    strided = np.lib.stride_tricks.as_strided(flat, (rows, chosen), (layout.nb[1], _INT_BYTES))
-    return np.array(strided, np.int32)
+    copy = ctypes.string_at(layout.data, stride * (rows - 1) + _INT_BYTES * chosen)
+    indices: IntArray = np.ndarray((rows, chosen), np.int32, copy, strides=(stride, _INT_BYTES))
+    return indices
+
+
+def product_behind(node: Address) -> tuple[Address, Address] | None:
+    """The matrix and the rows of the product that a node is derived from.
+
+    Only first sources are followed, which lead from the choice of experts to their router.
+
+    Returns:
+        None if there is no product among them.
+    """
+    for _ in range(_MOST_STEPS):
+        if operation_of(node) == product():
+            return _source(node, 0), _source(node, 1)
+        node = _source(node, 0)
+        if not node:
+            return None
+    return None
+
+
+def rows_of(tensor: Address) -> FloatArray | None:
+    """(rows, columns) a matrix in F32, as it lies in memory: a view, valid for as long as it stays there.
+
+    Returns:
+        None if it is of another type, on a device, or not contiguous.
+    """
+    layout = Tensor.from_address(tensor)
+    columns, rows = int(layout.ne[0]), int(layout.ne[1])
+    if layout.type != F32 or tuple(layout.nb[:2]) != (_FLOAT_BYTES, _FLOAT_BYTES * columns):
+        return None
+    if not (layout.data and layout.buffer and functions()["ggml_backend_buffer_is_host"](layout.buffer)):
+        return None
+    memory = (ctypes.c_float * (rows * columns)).from_address(layout.data)
+    return np.frombuffer(memoryview(memory), np.float32).reshape(rows, columns)
+
+
+def _source(node: Address, number: int) -> Address:
+    return POINTER.from_address(node + _SOURCE_OFFSET + number * _POINTER_BYTES).value or 0
 
 
 class Indices:
@@ -108,8 +160,9 @@ class Indices:
         """
         self._values = np.ascontiguousarray(values, np.int32)
         ctypes.memmove(self.address, like, ctypes.sizeof(Tensor))
+        rows, chosen = self._values.shape
+        row = _INT_BYTES * chosen
         tensor = self._tensor
         tensor.view_src, tensor.view_offs = None, 0
         tensor.data = self._values.ctypes.data
-        tensor.nb[1] = _INT_BYTES * tensor.ne[0]
-        tensor.nb[2] = tensor.nb[3] = tensor.nb[1] * tensor.ne[1]
+        tensor.nb = (_INT_BYTES, row, row * rows, row * rows)

@@ -38,6 +38,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_flash_attn_ext": (POINTER, [*[POINTER] * 5, *[ctypes.c_float] * 3]),
     "ggml_backend_cpu_buffer_type": (POINTER, []),
     "ggml_backend_cpu_buffer_from_ptr": (POINTER, [POINTER, SIZE]),
+    "ggml_backend_buffer_is_host": (ctypes.c_bool, [POINTER]),
     "ggml_backend_buft_name": (ctypes.c_char_p, [POINTER]),
     "ggml_backend_buft_alloc_buffer": (POINTER, [POINTER, SIZE]),
     "ggml_backend_buft_get_alloc_size": (SIZE, [POINTER, POINTER]),

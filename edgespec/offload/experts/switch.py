@@ -7,6 +7,7 @@ weights of the experts, and their biases) goes on with the real numbers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ import numpy as np
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Indices
+from edgespec.offload.experts.guesses import Guesser, Trial
 from edgespec.offload.experts.pool import ExpertPool
 
 CHOICE = b"ffn_moe_topk-"  # llama.cpp's name for the chosen experts; the layer's number follows
@@ -38,12 +40,24 @@ class ExpertSwitch:
     Args:
         stacks: layer to the addresses of the stacks of its experts.
         n_experts: layer to how many it has.
+        guesser: names experts before they are chosen.
+
+    Attributes:
+        trial: whether that pays.
     """
 
     def __init__(
-        self, pool: ExpertPool, stacks: Mapping[int, Sequence[Address]], n_experts: Mapping[int, int]
+        self,
+        pool: ExpertPool,
+        stacks: Mapping[int, Sequence[Address]],
+        n_experts: Mapping[int, int],
+        guesser: Guesser,
     ) -> None:
         self._pool = pool
+        self._guesser = guesser
+        self.trial = Trial()
+        self._guessing = False
+        self._begun: float | None = None  # when the pass began, if it counts for the trial
         self._n_experts = n_experts
         self._product = ggml.indexed_product()
         self._layer_of = {stack: layer for layer, found in stacks.items() for stack in found}
@@ -51,6 +65,8 @@ class ExpertSwitch:
         self._next = dict(pairwise(order))
         self._indices = {layer: Indices() for layer in order}
         self._choices = {CHOICE + b"%d" % layer: layer for layer in order}
+        self._operations: set[int] = set()  # of the nodes that choose, as far as they have been seen
+        self._choosing: set[int] | None = None  # the same, if it is known to be all of them
         self._chosen_at: dict[int, Address] = {}  # layers whose experts were brought in this pass
         self._stopped_at: tuple[int, Address] | None = None
         self._stop_asked: Callable[[], bool] = lambda: False
@@ -61,21 +77,32 @@ class ExpertSwitch:
         self._stop_asked, self._padding = stop, padding
         self._stopped_at = None
         self._chosen_at.clear()
+        self._guessing, self._begun = self.trial.guessing, time.perf_counter()
         self._pool.next_pass()
 
     def end(self, *, completed: bool) -> None:
         """The pass is over."""
+        self._choosing = None
+        if completed and len(self._chosen_at) == len(self._choices):
+            self._choosing = self._operations
+        # While the pool fills up, passes become quicker by themselves.
+        if completed and self._begun is not None and self._pool.full:
+            self.trial.add(time.perf_counter() - self._begun)
 
     def reached(self, node: Address) -> bool:
         """A node is about to be computed. Returns whether it is the choice of a layer's experts."""
-        if ggml.operation_of(node) == self._product:
+        operation = ggml.operation_of(node)
+        if operation == self._product:
             layer = self._layer_of.get(ggml.stack_of(node))
             if layer is not None:
                 self._redirect(node, layer)
             return False
+        if self._choosing is not None and operation not in self._choosing:
+            return False  # reading its name would take longer than all else here
         layer = self._choices.get(ggml.name_of(node))
         if layer is None:
             return False
+        self._operations.add(operation)
         self._stopped_at = layer, node
         return True
 
@@ -95,13 +122,25 @@ class ExpertSwitch:
             counts = np.bincount(chosen[:used].ravel(), minlength=n_experts)
             experts = np.flatnonzero(counts)
             slot_of = np.zeros(n_experts, np.int32)
-            slot_of[experts] = self._pool.take(layer, experts, counts[experts] / used, self._stop_asked)
+            self._pool.request(layer, experts, counts[experts] / used)
+            self._look_ahead(layer, node, used, chosen[:used].size)
+            slot_of[experts] = self._pool.take(self._stop_asked)
             slots = slot_of[chosen]
             slots[used:] = slots[0]
         self._indices[layer].assign(node, slots)
         self._chosen_at[layer] = node
-        if chosen[:used].size >= _SATURATED * n_experts and layer in self._next:
-            self._pool.read_ahead(self._next[layer])
+
+    def _look_ahead(self, layer: int, node: Address, rows: int, n_chosen: int) -> None:
+        """Begin to read what the next layer will need, as far as that can be told."""
+        following = self._next.get(layer)
+        if rows > 1:
+            self._begun = None
+        if following is None:
+            return
+        if n_chosen >= _SATURATED * self._n_experts[following]:
+            self._pool.read_ahead(following)
+        elif rows == 1 and self._guessing:
+            self._pool.guess(following, self._guesser.guess(layer, node, following))
 
     def _redirect(self, node: Address, layer: int) -> None:
         """Make a product find its experts in the pool."""

@@ -194,6 +194,8 @@ def predict_memory(
     *,
     streams: bool = False,
     hits: HitRates | None = None,
+    process: int | None = None,
+    n_rows: int = USUAL_NODES,
 ) -> PlannedMemory:
     """Where weights would be held under a budget, found without reading or writing any.
 
@@ -201,11 +203,13 @@ def predict_memory(
         footprints: the target's footprint, and the drafter's if it is a model.
         streams: stream even if all weights fit.
         hits: how often experts are in memory; None assumes it.
+        process: bytes of the process itself; None estimates them.
+        n_rows: most rows of the target's passes.
 
     Raises:
         MemoryLimitError: the budget is too small; says how much is needed.
     """
-    whole = bytes_needed(footprints)
+    whole = bytes_needed(footprints, process)
     weights = layer_weights(files)
     layers, expert_bytes = stored_sizes(files, weights)
     if (budget >= whole and not streams) or not (layers or expert_bytes):
@@ -214,10 +218,10 @@ def predict_memory(
     other = beside + tied_bytes(files)
     placement = place_weights(
         layers,
-        pool_sizes(weights, expert_bytes, USUAL_NODES),
+        pool_sizes(weights, expert_bytes, n_rows),
         budget=budget,
         fixed=whole - footprints[0].weights + other,
-        loading=PROCESS_BYTES + other + largest_beside(files),
+        loading=(PROCESS_BYTES if process is None else process) + other + largest_beside(files),
     )
     streamed = sum(layers[index] for index in placement.streamed)
     resident = beside + sum(layers[index] for index in placement.resident)

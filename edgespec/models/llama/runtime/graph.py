@@ -99,6 +99,8 @@ class GraphCallback:
             return ask
 
     def _reached(self, node: Address) -> bool:
+        if len(self._observers) == 1:
+            return self._observers[0].reached(node)
         stop = False
         for observer in self._observers:
             stop = observer.reached(node) or stop

@@ -1,0 +1,83 @@
+"""What `edgespec bench` was asked to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.bench.rows.synthetic import MixtureShape
+from edgespec.errors import UsageError
+from edgespec.generation.config import GenerationConfig
+from edgespec.units import readable
+
+_MOST_TEXTS = 256  # llama.cpp's most sequences
+
+
+@dataclass(frozen=True)
+class Request:
+    """The model, the rows, and what is asked.
+
+    Attributes:
+        load: arguments of `edgespec.load` that every row shares.
+        trees: budgets; "auto" is a tree sized by cost.
+        memory, cap: bytes, or None.
+        workload: a file of questions; None for our own.
+        prompts: how many questions are asked.
+        synthesize: bytes of a widened target to make, or the mixture of experts; None measures the model
+            itself.
+        compare: the value of --compare, or None.
+        texts: numbers of texts to answer at once.
+        held: percents of a mixture's experts in memory, each a row of its own; None for the usual ones of a
+            mixture that is made here.
+    """
+
+    model: str | None
+    load: dict[str, Any]
+    config: GenerationConfig
+    trees: Sequence[int | str]
+    memory: int | None = None
+    cap: int | None = None
+    offload: str = "auto"
+    workload: Path | None = None
+    prompts: int = 3
+    repetitions: int = 3
+    row_seconds: float = 60.0
+    profile_s: float = 50.0
+    synthesize: int | MixtureShape | None = None
+    keep: bool = False
+    compare: str | None = None
+    texts: Sequence[int] = ()
+    held: Sequence[int] | None = None
+    command: str = "edgespec bench"
+
+
+def check(request: Request) -> None:
+    """Check the numbers alone.
+
+    Raises:
+        UsageError: one of them is out of its range.
+    """
+    for name, value in (("--prompts", request.prompts), ("--repetitions", request.repetitions)):
+        if not 1 <= value <= 10_000:
+            raise UsageError(f"{name} is {value}.", "It must be from 1 to 10000.")
+    for texts in request.texts:
+        if not 1 <= texts <= _MOST_TEXTS:
+            raise UsageError(f"--parallel is {texts}.", f"It must be from 1 to {_MOST_TEXTS}.")
+    for percent in request.held or ():
+        if not 1 <= percent <= 99:
+            raise UsageError(f"--held is {percent}.", "It must be from 1 to 99, in percent.")
+    if not 0 <= request.profile_s < 3600:
+        raise UsageError(f"--profile-seconds is {request.profile_s:g}.", "It must be from 0 to 3600.")
+    if not 0 < request.row_seconds < 1e6:
+        raise UsageError(f"--row-seconds is {request.row_seconds:g}.", "It must be above 0.")
+    if request.offload not in ("auto", "stream", "mmap", "none"):
+        raise UsageError(f"--offload is '{request.offload}'.", "It must be auto, stream, mmap or none.")
+    if request.keep and request.synthesize is None:
+        raise UsageError("--keep applies only to --synthesize.", "Leave it out, or add --synthesize SIZE.")
+    if request.memory is not None and request.cap is not None and request.memory > request.cap:
+        raise UsageError(
+            f"--memory is {readable(request.memory)}, and --memory-cap {readable(request.cap)}.",
+            "The cap must be larger than the budget: it includes the page cache.",
+        )

@@ -1,0 +1,45 @@
+"""The memory budget that holds a given share of a mixture's experts."""
+
+from __future__ import annotations
+
+from edgespec.errors import MemoryLimitError
+from edgespec.models.gguf.experts import layer_weights
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.offload.planning.budget import predict_memory
+from edgespec.offload.planning.needs import ContextOptions, measure_needs
+
+_STEP = 1 << 20  # bytes; finer would be finer than what is known of the process
+
+
+def budget_for_experts(files: ModelFiles, options: ContextOptions, share: float) -> int:
+    """The least budget under which this share of the experts is in memory at a time, without a drafter.
+
+    It is found by bisection: more memory never holds fewer experts.
+
+    Args:
+        share: of all layers' experts, from 0 to 1. No budget holds fewer than one layer's.
+
+    Raises:
+        ValueError: the model has no experts that could be streamed one by one.
+        ModelFileError: llama.cpp cannot load it.
+    """
+    if not layer_weights(files).experts:
+        raise ValueError("the model has no experts")
+
+    def holds(budget: int) -> bool:
+        try:
+            needs = measure_needs(files, None, options, budget=budget, offload="stream")
+            plan = predict_memory(
+                needs.footprints, files, budget, streams=True, process=needs.process, n_rows=needs.rows
+            )
+        except MemoryLimitError:
+            return False
+        return plan.experts is not None and plan.experts.held >= share
+
+    low, high = 0, files.tensor_bytes
+    while not holds(high):
+        low, high = high, 2 * high
+    while high - low > _STEP:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

@@ -1,0 +1,223 @@
+"""Slots for weights, and the threads that fill them from a store.
+
+What is read into which slot, and when a slot may be filled anew, is for others to decide: the ring of layers
+and the pool of experts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from edgespec.kernels.ggml import Address, address_of_map
+from edgespec.models.llama.runtime.abort import DecodeAborted
+from edgespec.models.llama.runtime.residency import Meanwhile
+from edgespec.offload.layout import Read
+from edgespec.offload.read_meter import ReadMeter
+from edgespec.offload.store_reader import StoreReader
+from edgespec.offload.weight_memory import WeightMemory
+
+_POLL_S = 0.05  # how often a wait checks whether it should end
+
+
+class Load:
+    """Something that is being read into a slot.
+
+    Attributes:
+        what: it, in its owner's numbers.
+        missing: its reads that have not ended.
+        under_way: those of them that have begun.
+        read_bytes: of those that have ended.
+        error: why one of them failed.
+    """
+
+    def __init__(self, what: int, slot: int) -> None:
+        self.what = what
+        self.slot = slot
+        self.missing = self.under_way = self.read_bytes = 0
+        self.error: BaseException | None = None
+
+
+class SlotFiller:
+    """Equal slots, and the threads that read into them.
+
+    Args:
+        scratch_bytes: of the largest read whose bytes have to be moved to their place; 0 if there are none.
+        on_ended: called whenever a read of a load has ended, with the lock held. Returns whether that may end
+            a wait.
+
+    Attributes:
+        lock: guards everything, what its owner keeps included.
+        most_later: what is only to be read later begins while fewer reads than this are under way. Where the
+            disk does not read in parallel, what is needed now waits behind them.
+        waited_s: total seconds of waits, without what was done meanwhile.
+        meter: counts the reads.
+    """
+
+    def __init__(
+        self,
+        reader: StoreReader,
+        *,
+        n_slots: int,
+        slot_bytes: int,
+        n_threads: int,
+        on_ended: Callable[[Load], bool],
+        scratch_bytes: int = 0,
+    ) -> None:
+        self._reader = reader
+        self._on_ended = on_ended
+        self._scratch_bytes = scratch_bytes
+        self.slot_bytes = slot_bytes
+        self._memory = WeightMemory(n_slots * slot_bytes)
+        self.lock = threading.Lock()
+        self._queued = threading.Condition(self.lock)  # readers wait for reads
+        self._arrived = threading.Condition(self.lock)  # a pass waits for weights
+        self._jobs: deque[tuple[Load, Read]] = deque()
+        self._later: deque[tuple[Load, Read]] = deque()  # after all others
+        self._under_way = 0
+        self.most_later = n_threads
+        self._closing = False
+        self.waited_s = 0.0
+        self.meter = ReadMeter()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"edgespec-reader-{n}", daemon=True)
+            for n in range(n_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self._memory.n_bytes
+
+    def address_of(self, slot: int) -> Address:
+        """Where a slot begins."""
+        return self._memory.address + slot * self.slot_bytes
+
+    def read(self, load: Load, reads: Iterable[Read], *, later: bool = False) -> None:
+        """Queue the reads of a load; the lock must be held, as for all that follows.
+
+        Args:
+            later: only when nothing else is to be read.
+        """
+        jobs = [(load, read) for read in reads]
+        load.missing += len(jobs)
+        (self._later if later else self._jobs).extend(jobs)
+        self._queued.notify(len(jobs))
+
+    def hurry(self, loads: Collection[Load]) -> None:
+        """Read these before what is only to be read later."""
+        if loads and self._later:
+            wanted = {id(load) for load in loads}
+            hurried = [job for job in self._later if id(job[0]) in wanted]
+            self._jobs.extend(hurried)
+            self._later = deque(job for job in self._later if id(job[0]) not in wanted)
+            self._queued.notify(len(hurried))
+
+    def drop(self, load: Load) -> None:
+        """Do not begin any more reads of a load."""
+        self._jobs = deque(job for job in self._jobs if job[0] is not load)
+        self._later = deque(job for job in self._later if job[0] is not load)
+        load.missing = load.under_way
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Hold the lock, and count the time as spent waiting."""
+        start = perf_counter()
+        with self.lock:
+            try:
+                yield
+            finally:
+                self.waited_s += perf_counter() - start
+
+    def wait(self, stop: Callable[[], bool]) -> None:
+        """Wait until something may have arrived, or for a moment.
+
+        Raises:
+            DecodeAborted: `stop` says so.
+        """
+        if stop():
+            raise DecodeAborted
+        self._arrived.wait(_POLL_S)
+
+    def work(self, meanwhile: Meanwhile, left: float, stop: Callable[[], bool]) -> bool:
+        """Do something else while the readers go on, which does not count as waiting.
+
+        Args:
+            left: the share of the pass that is still to be computed.
+
+        Returns:
+            Whether anything was done.
+
+        Raises:
+            DecodeAborted: `stop` says so.
+        """
+        if stop():
+            raise DecodeAborted
+        queued = sum(read.piece.n_bytes for _, read in self._jobs)
+        start = perf_counter()
+        self.lock.release()
+        try:
+            worked = meanwhile(queued * self.meter.seconds / max(self.meter.n_bytes, 1), left)
+        finally:
+            self.lock.acquire()
+        if worked:
+            self.waited_s -= perf_counter() - start
+        return worked
+
+    def close(self) -> None:
+        """End the threads and free the memory; the lock must not be held."""
+        with self.lock:
+            self._closing = True
+            self._jobs.clear()
+            self._later.clear()
+            self._queued.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._memory.close()
+
+    def _work(self) -> None:
+        scratch = mmap.mmap(-1, max(self._scratch_bytes, 1))  # takes memory when it is first written to
+        with self.lock:
+            while not self._closing:
+                if not (self._jobs or (self._later and self._under_way < self.most_later)):
+                    self._queued.wait()
+                    continue
+                load, read = (self._jobs or self._later).popleft()
+                load.under_way += 1
+                self._under_way += 1
+                self.meter.begun()
+                self.lock.release()
+                error: BaseException | None = None
+                try:
+                    self._read(read, load.slot * self.slot_bytes, scratch)
+                except BaseException as caught:  # raised where the weights are needed
+                    error = caught
+                self.lock.acquire()
+                self.meter.ended(read.piece.n_bytes)
+                self._under_way -= 1
+                load.under_way -= 1
+                load.missing -= 1
+                load.read_bytes += read.piece.n_bytes
+                load.error = load.error or error
+                if self._on_ended(load):
+                    self._arrived.notify_all()
+        scratch.close()
+
+    def _read(self, read: Read, slot: int, scratch: mmap.mmap) -> None:
+        """Read into the slot that begins at byte `slot` of the memory."""
+        piece = read.piece
+        if read.direct:
+            with self._memory.view(slot + piece.at, piece.n_bytes) as memory:
+                self._reader.read(piece, memory)
+            return
+        with memoryview(scratch) as whole, whole[: piece.n_bytes] as memory:
+            self._reader.read(piece, memory)
+        to = self._memory.address + slot + piece.at + read.first
+        ctypes.memmove(to, address_of_map(scratch) + read.first, read.last - read.first)

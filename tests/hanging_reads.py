@@ -1,0 +1,46 @@
+"""Cancelling an answer whose weights do not arrive."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.files.direct_reader import FileReader
+from edgespec.generation.result import Generation
+
+_MOST_S = 30  # that anything may take
+
+
+def cancelled_while_reading(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, answer: Callable[[], Generation], *, reads: int
+) -> Generation:
+    """What an answer comes to that is cancelled while a read hangs, which ends only afterwards.
+
+    Args:
+        reads: how many reads begin before one hangs, and all that follow.
+    """
+    read, left = FileReader.read_into, [reads]
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def hanging(self: FileReader, memory: memoryview, offset: int) -> int:
+        left[0] -= 1
+        if left[0] <= 0 and not go_on.is_set():
+            stuck.set()
+            assert go_on.wait(_MOST_S)
+        return read(self, memory, offset)
+
+    def cancel() -> None:
+        assert stuck.wait(_MOST_S)
+        engine.cancel()
+
+    monkeypatch.setattr(FileReader, "read_into", hanging)
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    try:
+        return answer()
+    finally:
+        go_on.set()
+        thread.join()
