@@ -174,6 +174,17 @@ def test_think_says_how_much(typed: Any, engine: TalkingEngine) -> None:
     ]
 
 
+def test_think_says_that_the_model_cannot(typed: Any, engine: TalkingEngine) -> None:
+    engine.can_think = False
+    _, err, _ = typed("/think off", "/set temperature 1", "/think auto")
+    assert err == [
+        "The model's chat template knows no thoughts, so --think changes nothing.",
+        "think is off from now on.",
+        "temperature is 1 from now on.",
+        "think is auto from now on.",
+    ]
+
+
 def test_system_sets_the_prompt(typed: Any) -> None:
     _, err, session = typed("/system Be  brief.", "/system")
     assert err == ["The system prompt is set.", "Be  brief."]

@@ -187,6 +187,8 @@ class Chat:
         else:
             self.sources[name] = _SET
         self.terminal.rule(config.rule)
+        if name == "think":
+            self.terminal.thinking(self._engine, config)
 
     def set_budget(self, budget: int | None) -> None:
         """Size the trees from now on; raises UsageError if the engine cannot."""
