@@ -28,14 +28,15 @@ class DraftingAhead:
 
     Args:
         clock: tells the time, in seconds.
+        enabled: whether waits are used at all.
 
     Attributes:
-        enabled: whether waits are used at all.
+        enabled: the same; may be changed between passes.
         steps, seconds: of the steps during the latest pass.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.enabled = True
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, enabled: bool = True) -> None:
+        self.enabled = enabled
         self._clock = clock
         self.steps = 0
         self.seconds = 0.0

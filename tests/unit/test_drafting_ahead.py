@@ -126,16 +126,18 @@ def test_it_can_be_switched_off() -> None:
     assert ahead.begin(Stepping(clock, 0.01)) is None
 
 
-@pytest.mark.parametrize("waits", [0, 3])
-def test_an_engine_drafts_ahead_while_its_target_waits(waits: int) -> None:
+@pytest.mark.parametrize(("waits", "enabled"), [(0, True), (3, True), (3, False)])
+def test_an_engine_that_may_drafts_ahead_while_its_target_waits(waits: int, enabled: bool) -> None:
     clock = Clock()
     drafter = Stepping(clock, 0.0, steps=10_000)
     drafter.steps = 1
     plain, _ = fake_engine(NoDrafter(), 5, never_ends=True)
     expected = plain.generate([1, 2, 3], GenerationConfig(max_tokens=40)).tokens
     engine, target = fake_engine(drafter, 5, tree_budget=6, never_ends=True)
+    assert not engine.loop.ahead.enabled
+    engine.loop.ahead.enabled = enabled
     target.waits = waits
     drafter.left = 200
     answer = engine.generate([1, 2, 3], GenerationConfig(max_tokens=40))
     assert answer.tokens == expected
-    assert drafter.taken == (200 if waits else 0)
+    assert drafter.taken == (200 if waits and enabled else 0)
