@@ -15,8 +15,7 @@ from edgespec.generation.result import Chunk, FinishReason, Generation, PassReco
 from edgespec.generation.tools import CallPiece
 from edgespec.machine.probe import peak_rss
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.models.text.answer_parts import AnswerParts, Part
-from edgespec.models.text.channels import ChannelParts
+from edgespec.models.text.answer_parts import Part, PartsReader
 from edgespec.models.text.stream import TextStream
 from edgespec.speculation.methods import Method
 
@@ -154,7 +153,7 @@ class AnswerBuilder:
         generation: Generation,
         vocabulary: Vocabulary,
         stop: Sequence[str],
-        parts: AnswerParts | ChannelParts | None = None,
+        parts: PartsReader | None = None,
         shown: frozenset[int] = frozenset(),
     ) -> None:
         self.generation = generation

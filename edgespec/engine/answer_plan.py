@@ -12,7 +12,7 @@ from edgespec.generation.tools import CHOICES, Tool
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text import harmony
 from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat
-from edgespec.models.text.answer_parts import AnswerParts, call_id
+from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
 from edgespec.models.text.call_syntax import CallSyntax
 from edgespec.models.text.channels import ChannelParts
 from edgespec.models.text.encoding import Encoder
@@ -34,7 +34,7 @@ class AnswerPlan:
     """
 
     constraint: Constraint | None = None
-    parts: AnswerParts | ChannelParts | None = None
+    parts: PartsReader | None = None
     shown: frozenset[int] = frozenset()
 
 
@@ -144,9 +144,7 @@ class AnswerPlanner:
         return self._marks[form]
 
 
-def _parts(
-    form: AnswerFormat, *, opened: bool, tools: Sequence[Tool], prompt: Sequence[int]
-) -> AnswerParts | ChannelParts:
+def _parts(form: AnswerFormat, *, opened: bool, tools: Sequence[Tool], prompt: Sequence[int]) -> PartsReader:
     """What takes an answer apart."""
     identify = partial(call_id, tuple(prompt))
     if form.thought is not None and form.thought.again and (form.calls.in_channels or not tools):

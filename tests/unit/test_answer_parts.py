@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.generation.tools import Tool, ToolCall
 from edgespec.models.text.answer_format import ThoughtFormat
-from edgespec.models.text.answer_parts import AnswerParts, call_id
+from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
 from edgespec.models.text.call_syntax import (
     GENERIC,
     GLM,
@@ -55,7 +55,7 @@ def taken_apart(
     syntax: CallSyntax | None = None,
 ) -> tuple[str, str, list[tuple[str, str]]]:
     """Thought, text and calls; what was streamed and what was kept must agree."""
-    parts: AnswerParts | ChannelParts = AnswerParts(thought, opened=opened, syntax=syntax, tools=TOOLS)
+    parts: PartsReader = AnswerParts(thought, opened=opened, syntax=syntax, tools=TOOLS)
     if syntax is HARMONY:
         parts = ChannelParts(opened=opened, calls_tools=True)
     found = [part for piece in pieces for part in parts.push(piece)] + parts.flush()

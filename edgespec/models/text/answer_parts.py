@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +25,65 @@ class Part:
     call: CallPiece | None = None
 
 
-class AnswerParts:
+class PartsReader(ABC):
     """Takes the characters of an answer, and gives its parts as soon as they are certain.
+
+    Args:
+        call_id: gives the id of a call by its index.
+
+    Attributes:
+        calls: the calls so far; the last one may be incomplete.
+    """
+
+    def __init__(self, call_id: Callable[[int], str]) -> None:
+        self.calls: list[ToolCall] = []
+        self._call_id = call_id
+        self._held = ""  # not certain yet
+
+    @property
+    @abstractmethod
+    def thinking(self) -> bool:
+        """Whether the answer is in a thought."""
+
+    def push(self, text: str) -> list[Part]:
+        """Take more characters; returns the parts that have become certain."""
+        self._held += text
+        return list(self._parts(final=False))
+
+    def flush(self) -> list[Part]:
+        """End the answer; returns the rest."""
+        return list(self._parts(final=True))
+
+    @abstractmethod
+    def _parts(self, *, final: bool) -> Iterator[Part]:
+        """The parts that are certain now."""
+
+    def _new_call(self, name: str) -> Part:
+        index = len(self.calls)
+        self.calls.append(ToolCall(self._call_id(index), name, ""))
+        return Part(call=CallPiece(index, self.calls[index].id, name))
+
+    def _more_arguments(self, said: str) -> Part:
+        last = self.calls[-1]
+        self.calls[-1] = ToolCall(last.id, last.name, last.arguments + said)
+        return Part(call=CallPiece(len(self.calls) - 1, arguments=said))
+
+    def _certain_length(self, marks: Sequence[str]) -> int:
+        """How much of what is held is certainly not part of a mark or of the space before it."""
+        end = len(self._held)
+        for mark in marks:
+            sizes = range(min(len(mark) - 1, len(self._held)), 0, -1)
+            size = next((n for n in sizes if mark.startswith(self._held[-n:])), 0)
+            end = min(end, len(self._held) - size)
+        return len(self._held[:end].rstrip())
+
+    def _release(self, end: int) -> str:
+        said, self._held = self._held[:end], self._held[end:]
+        return said
+
+
+class AnswerParts(PartsReader):
+    """The parts of an answer whose thought, text and calls are marked one after the other.
 
     Space around a thought is no part of anything.
 
@@ -34,11 +92,7 @@ class AnswerParts:
         opened: the prompt has opened one.
         syntax: how tools are called; None if no call is to be recognized.
         tools: those that may be called.
-        call_id: gives the id of a call by its index.
-
-    Attributes:
-        calls: the calls so far; the last one may be incomplete.
-        thinking: whether the thought is not over.
+        call_id: as for PartsReader.
     """
 
     def __init__(
@@ -50,12 +104,10 @@ class AnswerParts:
         tools: Sequence[Tool] = (),
         call_id: Callable[[int], str] = lambda index: call_id("", index),
     ) -> None:
-        self.calls: list[ToolCall] = []
+        super().__init__(call_id)
         self._thought = thought
         self._syntax = syntax
         self._tools = tools
-        self._call_id = call_id
-        self._held = ""  # not certain yet
         self._call: CallReader | None = None
         self._said = False  # the answer has text
         self._take = self._in_thought if thought and opened else self._at_start if thought else self._in_text
@@ -64,15 +116,6 @@ class AnswerParts:
     def thinking(self) -> bool:
         """Whether the answer is in its thought."""
         return self._take == self._in_thought
-
-    def push(self, text: str) -> list[Part]:
-        """Take more characters; returns the parts that have become certain."""
-        self._held += text
-        return list(self._parts(final=False))
-
-    def flush(self) -> list[Part]:
-        """End the answer; returns the rest."""
-        return list(self._parts(final=True))
 
     def _parts(self, *, final: bool) -> Iterator[Part]:
         while True:
@@ -174,24 +217,12 @@ class AnswerParts:
             self._take = self._in_text
             return None
         if isinstance(read, CallName):
-            index = len(self.calls)
-            self.calls.append(ToolCall(self._call_id(index), read.name, ""))
-            return Part(call=CallPiece(index, self.calls[index].id, read.name))
-        if not read:
-            return None
-        last = self.calls[-1]
-        self.calls[-1] = ToolCall(last.id, last.name, last.arguments + read)
-        return Part(call=CallPiece(len(self.calls) - 1, arguments=read))
+            return self._new_call(read.name)
+        return self._more_arguments(read) if read else None
 
     def _certain(self, mark: str, final: bool) -> str:
         """What is certainly not part of a mark or of the space before it; it is held no longer."""
-        end = len(self._held)
-        if not final:
-            sizes = range(min(len(mark) - 1, end), 0, -1)
-            end -= next((n for n in sizes if mark.startswith(self._held[end - n :])), 0)
-            end = len(self._held[:end].rstrip())
-        said, self._held = self._held[:end], self._held[end:]
-        return said
+        return self._release(len(self._held) if final else self._certain_length([mark]))
 
 
 def call_id(prompt: str | Sequence[int], index: int) -> str:

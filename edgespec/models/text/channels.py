@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from edgespec.generation.tools import CallPiece, ToolCall
 from edgespec.models.text import harmony
-from edgespec.models.text.answer_parts import Part, call_id
+from edgespec.models.text.answer_parts import Part, PartsReader, call_id
 
 _HEADS = (harmony.CHANNEL, harmony.START, "to=functions.")
 _ENDS = (harmony.END, harmony.CALL, harmony.RETURN, harmony.START)
@@ -19,19 +18,16 @@ _CHANNEL = re.compile(re.escape(harmony.CHANNEL) + r"\s*(\w+)", re.ASCII)
 _Body = Literal["", "thought", "text", "call"]
 
 
-class ChannelParts:
-    """Takes the characters of an answer, and gives its parts as soon as they are certain.
+class ChannelParts(PartsReader):
+    """The parts of an answer that is a row of messages, each with a header.
 
-    The interface is that of `answer_parts.AnswerParts`. Messages to the user are one text, thoughts are one
+    Messages to the user are one text, thoughts are one
     thought, with blank lines in between. What has no header is text.
 
     Args:
         opened: the prompt has opened a thought.
         calls_tools: whether calls are to be recognized.
-        call_id: gives the id of a call by its index.
-
-    Attributes:
-        calls: the calls so far; the last one may be incomplete.
+        call_id: as for PartsReader.
     """
 
     def __init__(
@@ -41,10 +37,8 @@ class ChannelParts:
         calls_tools: bool = False,
         call_id: Callable[[int], str] = lambda index: call_id("", index),
     ) -> None:
-        self.calls: list[ToolCall] = []
+        super().__init__(call_id)
         self._calls_tools = calls_tools
-        self._call_id = call_id
-        self._held = ""  # not certain yet
         self._body: _Body = "thought" if opened else ""  # empty within a header
         self._begun = False  # the body has something other than space
         self._has: set[_Body] = set()  # what the answer has so far
@@ -53,15 +47,6 @@ class ChannelParts:
     def thinking(self) -> bool:
         """Whether the answer is in a thought."""
         return self._body == "thought"
-
-    def push(self, text: str) -> list[Part]:
-        """Take more characters; returns the parts that have become certain."""
-        self._held += text
-        return list(self._parts(final=False))
-
-    def flush(self) -> list[Part]:
-        """End the answer; returns the rest."""
-        return list(self._parts(final=True))
 
     def _parts(self, *, final: bool) -> Iterator[Part]:
         while True:
@@ -92,10 +77,8 @@ class ChannelParts:
         header, rest = begun[:at], begun[at + len(harmony.MESSAGE) :]
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         if recipient is not None and self._calls_tools:
-            index = len(self.calls)
-            self.calls.append(ToolCall(self._call_id(index), recipient[1], ""))
             self._enter("call", rest)
-            return Part(call=CallPiece(index, self.calls[index].id, recipient[1]))
+            return self._new_call(recipient[1])
         self._enter("thought" if channel is not None and channel[1] == "analysis" else "text", rest)
         return None
 
@@ -124,20 +107,10 @@ class ChannelParts:
             return Part(reasoning=between + said)
         if body == "text":
             return Part(text=between + said)
-        last = self.calls[-1]
-        self.calls[-1] = ToolCall(last.id, last.name, last.arguments + said)
-        return Part(call=CallPiece(len(self.calls) - 1, arguments=said))
+        return self._more_arguments(said)
 
     def _certain(self, final: bool) -> str:
         """What is certainly not part of a mark or of the space before it; it is held no longer."""
-        end = len(self._held)
         if not final:
-            for mark in _ENDS:
-                sizes = range(min(len(mark) - 1, len(self._held)), 0, -1)
-                size = next((n for n in sizes if mark.startswith(self._held[-n:])), 0)
-                end = min(end, len(self._held) - size)
-            end = len(self._held[:end].rstrip())
-        elif self._body == "thought":
-            end = len(self._held.rstrip())
-        said, self._held = self._held[:end], self._held[end:]
-        return said
+            return self._release(self._certain_length(_ENDS))
+        return self._release(len(self._held.rstrip() if self._body == "thought" else self._held))
