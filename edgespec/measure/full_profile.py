@@ -17,7 +17,7 @@ from edgespec.generation.expert_use import ExpertUse
 from edgespec.generation.result import PassRecord
 from edgespec.measure.draft_steps import measure_steps
 from edgespec.measure.passes import measure_passes
-from edgespec.measure.throughput import measure_reading, memory_bandwidth
+from edgespec.measure.throughput import measure_reading
 from edgespec.measure.trees import TreeStatistics, measure_trees, write_texts
 from edgespec.profiles.store import (
     DiskProfile,
@@ -45,7 +45,7 @@ class FullProfile:
 
     Attributes:
         disk: None if the model file could not be read directly.
-        bandwidth: memory bandwidth in bytes per second.
+        bandwidth: memory bandwidth in bytes per second; None if it was not measured.
         drafts: None without a drafter, or with one whose steps take next to no time.
         greedy, sampled: what trees yield; None without a drafter.
         experts: how often experts were in memory, if single experts are streamed.
@@ -60,7 +60,6 @@ class FullProfile:
     threads: int
     passes: PassProfile
     streamed_bytes: int
-    bandwidth: float
     disk: DiskProfile | None
     drafts: DraftProfile | None
     greedy: Yields | None
@@ -69,6 +68,7 @@ class FullProfile:
     fewer_experts: ExpertProfile | None
     noisy: bool
     seconds: float
+    bandwidth: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, for scripts."""
@@ -90,7 +90,7 @@ class FullProfile:
             "exact": self.exact,
             "threads": self.threads,
             "streamed_bytes_per_pass": self.streamed_bytes,
-            "memory_bandwidth": round(self.bandwidth),
+            "memory_bandwidth": round(self.bandwidth) if self.bandwidth else None,
             "noisy": self.noisy,
             "seconds": round(self.seconds, 1),
             **parts,
@@ -117,7 +117,6 @@ def measure_full_profile(
         store.put(disk_key(file), disk)
     except (StreamError, OSError):
         disk = None
-    bandwidth = memory_bandwidth(keys.threads)
     passes, noisy = measure_passes(engine.target, seconds * (_PASSES if drafts else 1 - _DISK), on_progress)
     passes = replace(passes, load_s=engine.load_s)
     store.put(keys.passes, passes)
@@ -166,7 +165,6 @@ def measure_full_profile(
         threads=keys.threads,
         passes=passes,
         streamed_bytes=engine.target.model.weights.streamed_bytes,
-        bandwidth=bandwidth,
         disk=disk,
         drafts=steps,
         greedy=greedy,

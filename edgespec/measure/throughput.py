@@ -21,7 +21,7 @@ from edgespec.progress import Progress
 
 _BLOCKS = (1 << 20, 4 << 20, 16 << 20)
 _THREADS = (1, 2, 4)
-_COPIED = 64 << 20
+_COPIED = 128 << 20
 
 
 def measure_reading(path: Path, seconds: float, on_progress: Progress) -> DiskProfile:
@@ -81,14 +81,15 @@ def read_speed(path: Path, *, most_bytes: int = 256 << 20, seconds: float = 1.0)
 
 def memory_bandwidth(threads: int, rounds: int = 5) -> float:
     """Bytes per second that all threads together read and write while copying; a median over rounds."""
-    sources = [np.ones(_COPIED // 8) for _ in range(threads)]
-    targets = [np.zeros(_COPIED // 8) for _ in range(threads)]
+    n_bytes = _COPIED // threads
+    sources = [np.ones(n_bytes // 8) for _ in range(threads)]
+    targets = [np.zeros(n_bytes // 8) for _ in range(threads)]
     speeds = []
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(rounds):
             begun = time.perf_counter()
             list(pool.map(np.copyto, targets, sources))
-            speeds.append(2 * threads * _COPIED / (time.perf_counter() - begun))
+            speeds.append(2 * threads * n_bytes / (time.perf_counter() - begun))
     return statistics.median(speeds)
 
 

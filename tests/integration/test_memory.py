@@ -256,3 +256,20 @@ def test_the_budget_holds_and_is_spent(
     if streamed:
         # Of what is left, a layer of 13 MB may not fit, and 16 are the template's process.
         assert peak > 0.9 * budget - (29 << 20)
+
+
+def test_measuring_a_profile_keeps_to_the_budget(wide_path: Path, q4_drafter_path: Path) -> None:
+    if cap_kind() == "none":
+        pytest.skip("no control group can be made here")
+    options = {"context": 512, "threads": 2, "offload": "stream"}
+    least = least_memory(wide_path, draft=str(q4_drafter_path), pack="never", **options)
+    budget = least + (64 << 20)
+    command = [sys.executable, "-m", "edgespec", "profile", str(wide_path), "--draft", str(q4_drafter_path)]
+    command += ["--context", "512", "--threads", "2", "--offload", "stream", "--pack", "never"]
+    command += ["--memory", str(budget), "--seconds", "3", "--json"]
+    ran = run_capped(command, budget + budget // 20, keep_errors=True)
+    assert not ran.killed, ran.errors
+    assert ran.status == 0, ran.errors
+    found = json.loads(ran.output)
+    assert found["memory_bandwidth"] > 1e8
+    assert found["streamed_bytes_per_pass"] > 0

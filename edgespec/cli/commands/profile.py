@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,10 @@ def profile(
         terminal.note(f"Measuring for about {readable_time(seconds)}.")
         with terminal.working(engine, long=True) as progress:
             found = measure_full_profile(engine, seconds, progress)
+    from edgespec.measure.throughput import memory_bandwidth
+
+    # Beside the model there may be no memory for it.
+    found = replace(found, bandwidth=memory_bandwidth(found.threads))
     if found.noisy:
         terminal.warn(
             "The machine was busy during both attempts, so the figures may be too slow. Close other "
@@ -65,8 +70,9 @@ def _report(found: FullProfile) -> str:
         ("target", f"{found.model}, {'exact' if found.exact else 'not bit-exact'}"),
         ("drafter", found.drafter),
         ("threads", str(found.threads)),
-        ("memory", f"{_rate(found.bandwidth)} while all threads copy"),
     ]
+    if found.bandwidth is not None:
+        rows.append(("memory", f"{_rate(found.bandwidth)} while all threads copy"))
     if found.disk is not None:
         if found.disk.direct:
             how = f"{found.disk.threads} at a time, {found.disk.block_bytes >> 20} MiB each"
