@@ -35,8 +35,7 @@ from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.sizing import FIRST_BUDGET, AdaptiveSizer, FixedSizer
-from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.verification.base import Acceptance
+from edgespec.speculation.tree import Acceptance, TokenTree
 
 Step = TypeVar("Step")
 

@@ -23,8 +23,8 @@ from edgespec.speculation.drafters.base import Drafter, ProposedBy
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method
 from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer, PassRoom
-from edgespec.speculation.tree import FloatArray, TokenTree
-from edgespec.speculation.verification.base import Acceptance, DraftedTree
+from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
+from edgespec.speculation.verification.base import DraftedTree
 
 Sizer = FixedSizer | AdaptiveSizer
 

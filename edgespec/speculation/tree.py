@@ -237,6 +237,19 @@ class TokenTree:
         return numbers, offsets
 
 
+@dataclass(frozen=True)
+class Acceptance:
+    """What the target accepted of a tree.
+
+    Attributes:
+        path: the accepted nodes, from the root on.
+        bonus: the target's token after the last of them.
+    """
+
+    path: tuple[int, ...]
+    bonus: int
+
+
 def _depths(parents: IntArray) -> IntArray:
     depths = np.zeros(len(parents), dtype=np.int32)
     above = parents
