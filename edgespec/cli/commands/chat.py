@@ -15,8 +15,8 @@ from edgespec.cli.conversation.attach import Attachments, after_files, read_atta
 from edgespec.cli.conversation.changeable_model import ChangeableModel
 from edgespec.cli.conversation.chat import Chat
 from edgespec.cli.conversation.echo import without_echo
-from edgespec.cli.conversation.interactive import InteractiveChat
-from edgespec.cli.conversation.prompting import keyboard
+from edgespec.cli.conversation.interactive import InteractiveChat, Keyboard, TypedKeyboard
+from edgespec.cli.conversation.plain_keyboard import PlainKeyboard
 from edgespec.cli.conversation.welcome import welcome
 from edgespec.cli.options.declaration import is_on_command_line, option, with_options
 from edgespec.cli.options.loading import LoadOptions
@@ -138,7 +138,9 @@ def chat(
                 welcome(terminal)
             interactive = InteractiveChat(turns, pending, models)
             interactive.attached += attached
-            interactive.run(keyboard(interactive.completer), first=prompt)
+            keyboard: Keyboard
+            keyboard = TypedKeyboard(interactive.completer) if is_terminal(sys.stdout) else PlainKeyboard()
+            interactive.run(keyboard, first=prompt)
         else:
             assert prompt is not None
             _answer_once(turns, prompt, as_json=output.as_json)

@@ -134,7 +134,6 @@ class Chat:
                 status.waiting("Reading the prompt")
                 for chunk in begin(status):
                     answer = chunk.generation
-                    answer = chunk.generation
                     if as_json:
                         status.clear()
                         continue
