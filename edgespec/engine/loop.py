@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgespec.engine.drafting_ahead import DraftingAhead
-from edgespec.engine.target import CachedText, PromptChunk, TargetPass, TextTree, Verified
+from edgespec.engine.passes import CachedText, PromptChunk, TargetPass, TextTree, Verified
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import PassRecord
 from edgespec.models.llama.runtime.residency import Meanwhile
