@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing, closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import TypeVar
 
 from edgespec.costs.batches import knee_of_texts
 from edgespec.costs.pass_time import Costs
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.answer_plan import AnswerPlanner
-from edgespec.engine.asynchronous import events_of_thread
 from edgespec.engine.loop import Loop, Sizer
-from edgespec.engine.requests import Answers, Event, Request, RequestList, RequestSource, numbered
-from edgespec.engine.shared_passes import SharedPasses
+from edgespec.engine.many_answers import ManyAnswers
 from edgespec.engine.target import Target
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
@@ -37,20 +34,10 @@ from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.sizing import FIRST_BUDGET, AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import Acceptance, TokenTree
 
-Step = TypeVar("Step")
-
-
 _FIRST_NODES_BY_EXPERT = 2
 
 
-class _NoMore:
-    """Ends a generator whose steps may be None."""
-
-
-_NO_MORE = _NoMore()
-
-
-class Engine:
+class Engine(ManyAnswers):
     """One target and one drafter, generating one answer at a time, or many in shared passes.
 
     Several threads may use an engine: a call waits until those that other threads made before it have ended.
@@ -100,19 +87,8 @@ class Engine:
         self.notes = list(notes)
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
-        most = limits or TreeLimits(budget=target.max_nodes)
-        most = replace(
-            most,
-            budget=min(tree_budget or most.budget, target.max_nodes),
-            leaves=min(most.leaves, target.max_leaves),
-            ends=target.model.vocabulary.ends,
-        )
         by_expert = target.model.weights.expert_use is not None
-        if target.rule is not None and not by_expert:
-            # Passes are padded to these rows anyway, so filling them costs nothing.
-            most = replace(most, rows=target.rule.multiple, free=min(target.rule.minimum, most.budget))
-        if most.leaves == 1:
-            most = replace(most, width=1, branching=1)
+        most = _tree_limits(target, limits, tree_budget)
         self.limits = most
         self.policy = policy or tree_policy()
         self.keys = keys
@@ -211,20 +187,7 @@ class Engine:
     ) -> Generator[Chunk, None, None]:
         tokens, room = self._checked(prompt, config, raw)
         with self._usage.turn(own[0]):
-            yield from self._held_steps(self._answer(tokens, room, config, raw, on_prefill))
-
-    def _held_steps(self, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
-        """The same steps, during each of which no other thread can free the models."""
-        try:
-            while True:
-                with self._usage.held():
-                    step = next(steps, _NO_MORE)
-                if isinstance(step, _NoMore):
-                    return
-                yield step
-        finally:
-            with self._usage.held_for_cleanup():
-                steps.close()
+            yield from self._usage.held_steps(self._answer(tokens, room, config, raw, on_prefill))
 
     def _checked(self, prompt: Prompt, config: GenerationConfig, raw: bool) -> tuple[list[int], int]:
         """The tokens of a prompt, and the room that the context has behind them."""
@@ -260,199 +223,6 @@ class Engine:
             generation = chunk.generation
         assert generation is not None
         return generation
-
-    def stream_many(
-        self,
-        source: RequestSource | Iterable[Request],
-        *,
-        parallel: int | None = None,
-        on_pass: Callable[[Sequence[PassRecord]], None] | None = None,
-    ) -> Generator[Event, None, None]:
-        """Answer many requests in shared passes, yielding what each pass adds to each answer.
-
-        Every answer is the one that `generate` would give: texts that share passes do not change each other
-        in exact decoding, and otherwise differ no more than trees of other sizes would make them.
-
-        Args:
-            source: requests, taken as there is room for them.
-            parallel: most answers at once; None for `texts`.
-            on_pass: called after each pass that extended answers, with a record of each; all have the
-                times of the whole pass.
-
-        Raises:
-            UsageError: `parallel` is not positive, or this thread has begun another answer and not ended it.
-            BackendError: the engine is closed, or another thread closes it in the meantime.
-        """
-        if parallel is not None and parallel < 1:
-            raise UsageError(f"The number of parallel texts is {parallel}.", "It must be 1 or more.")
-        requests = RequestList(source) if isinstance(source, Iterable) else source
-        own: list[weakref.ref[Generator[Event, None, None]]] = []
-        answers = self._stream_many(own, requests, parallel, on_pass)
-        own.append(weakref.ref(answers))
-        return answers
-
-    def _stream_many(
-        self,
-        own: Sequence[weakref.ref[Generator[Event, None, None]]],
-        source: RequestSource,
-        parallel: int | None,
-        on_pass: Callable[[Sequence[PassRecord]], None] | None,
-    ) -> Generator[Event, None, None]:
-        with self._usage.turn(own[0]):
-            yield from self._shared_passes(source, parallel, on_pass)
-
-    def _shared_passes(
-        self,
-        source: RequestSource,
-        parallel: int | None,
-        on_pass: Callable[[Sequence[PassRecord]], None] | None,
-    ) -> Generator[Event, None, None]:
-        self._usage.clear_abort()
-        threads = self.target.context.n_threads
-
-        def count_pass(rows: int, records: Sequence[PassRecord]) -> None:
-            self.profile_updates.add_pass(replace(records[0], nodes=rows), threads)
-            if on_pass is not None:
-                on_pass(records)
-
-        passes = SharedPasses(
-            self.target,
-            self.loop,
-            source,
-            begin=lambda request: self._begin(
-                *self._checked(request.prompt, request.config, request.raw), request.config, request.raw
-            ),
-            # A text that waits, or was given up, is not in the cache.
-            finish=lambda answer, reason: self._finish(answer, reason, settles=answer.cached is not None),
-            stopped=lambda: self._abort.is_set,
-            on_pass=count_pass,
-            most_texts=parallel or self.texts,
-        )
-        with closing(self._held_steps(passes.events())) as events:
-            for event in events:
-                if event is not None:
-                    yield event
-                elif not source.wait():
-                    return
-
-    def generate_many(
-        self,
-        prompts: Iterable[Prompt],
-        config: GenerationConfig | None = None,
-        *,
-        raw: bool = False,
-        parallel: int | None = None,
-        on_result: Callable[[int, Generation], None] = lambda index, answer: None,
-    ) -> list[Generation]:
-        """Answer many prompts in shared passes; see `stream_many`.
-
-        Args:
-            on_result: called with each prompt's index and answer, as soon as it is finished.
-
-        Returns:
-            The answers, in the order of the prompts.
-
-        Raises:
-            EdgeSpecError: a prompt cannot be answered; see `stream`.
-        """
-        answers = Answers(on_result)
-        for event in self.stream_many(numbered(prompts, config, raw), parallel=parallel):
-            answers.take(event)
-        return answers.in_order
-
-    def stream_many_async(
-        self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
-    ) -> AsyncGenerator[Event, None]:
-        """The same as `stream_many` for asynchronous code: passes run in a thread of their own.
-
-        Ending the iteration early, or cancelling the task that iterates, ends the answers after the pass that
-        is running, and the engine is free then. If the engine still works for another call, the iteration
-        ends at once, and nothing is answered. Requests may be added meanwhile through a `RequestQueue`, which
-        is closed in the end.
-        """
-        return events_of_thread(lambda requests: self.stream_many(requests, parallel=parallel), source)
-
-    async def generate_many_async(
-        self,
-        prompts: Iterable[Prompt],
-        config: GenerationConfig | None = None,
-        *,
-        raw: bool = False,
-        parallel: int | None = None,
-        on_result: Callable[[int, Generation], None] = lambda index, answer: None,
-    ) -> list[Generation]:
-        """The same as `generate_many` for asynchronous code; may be cancelled like `stream_many_async`."""
-        answers = Answers(on_result)
-        async with aclosing(
-            self.stream_many_async(numbered(prompts, config, raw), parallel=parallel)
-        ) as events:
-            async for event in events:
-                answers.take(event)
-        return answers.in_order
-
-    def cancel(self) -> None:
-        """End the running answer; may be called from other threads and from signal handlers."""
-        self._abort.set()
-
-    def forget_texts(self) -> None:
-        """Forget what was learned and kept of texts so far, in this engine and not on disk.
-
-        For measurements: a question that was asked before is drafted for from its answer.
-        """
-        self.policy = tree_policy(self.policy.name)
-        self.drafter.forget_texts()
-
-    def set_tree_budget(self, budget: int | None) -> None:
-        """Set the size of trees from now on: the nodes per pass, or None to follow the measured cost.
-
-        Raises:
-            UsageError: the engine was not loaded for trees of that size.
-        """
-        if budget is not None and not 1 <= budget <= self.target.max_nodes:
-            raise UsageError(
-                f"The tree budget is {budget}.",
-                f"It must be from 1 to {self.target.max_nodes} now, or auto.",
-            )
-        self.loop.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)
-
-    def close(self) -> None:
-        """Free the models and their caches; may be called from any thread, and repeatedly.
-
-        An answer that another thread is generating is ended first; `stream` and `generate` raise BackendError
-        there. In a process that was forked after loading, nothing is freed.
-        """
-        self._usage.close(self._free)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the engine is closed."""
-        return self._usage.closed
-
-    def held(self) -> AbstractContextManager[None]:
-        """A context in which no other thread can free the models, for code that uses them directly.
-
-        Raises:
-            BackendError: the engine is closed, or was loaded before this process was forked.
-        """
-        return self._usage.held()
-
-    def _free(self) -> None:
-        with ExitStack() as stack:  # if one of these fails, the others still run
-            stack.callback(self.target.close)
-            stack.callback(self.drafter.close)
-            stack.callback(self.encoder.close)
-            self.profile_updates.keep(self.target.model.weights)
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _answer(
         self,
@@ -538,6 +308,87 @@ class Engine:
         self.last_generation = answer
         return answer
 
+    def cancel(self) -> None:
+        """End the running answer; may be called from other threads and from signal handlers."""
+        self._abort.set()
+
+    def forget_texts(self) -> None:
+        """Forget what was learned and kept of texts so far, in this engine and not on disk.
+
+        For measurements: a question that was asked before is drafted for from its answer.
+        """
+        self.policy = tree_policy(self.policy.name)
+        self.drafter.forget_texts()
+
+    def set_tree_budget(self, budget: int | None) -> None:
+        """Set the size of trees from now on: the nodes per pass, or None to follow the measured cost.
+
+        Raises:
+            UsageError: the engine was not loaded for trees of that size.
+        """
+        if budget is not None and not 1 <= budget <= self.target.max_nodes:
+            raise UsageError(
+                f"The tree budget is {budget}.",
+                f"It must be from 1 to {self.target.max_nodes} now, or auto.",
+            )
+        self.loop.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)
+
+    def close(self) -> None:
+        """Free the models and their caches; may be called from any thread, and repeatedly.
+
+        An answer that another thread is generating is ended first; `stream` and `generate` raise BackendError
+        there. In a process that was forked after loading, nothing is freed.
+        """
+        self._usage.close(self._free)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine is closed."""
+        return self._usage.closed
+
+    def held(self) -> AbstractContextManager[None]:
+        """A context in which no other thread can free the models, for code that uses them directly.
+
+        Raises:
+            BackendError: the engine is closed, or was loaded before this process was forked.
+        """
+        return self._usage.held()
+
+    def _free(self) -> None:
+        with ExitStack() as stack:  # if one of these fails, the others still run
+            stack.callback(self.target.close)
+            stack.callback(self.drafter.close)
+            stack.callback(self.encoder.close)
+            self.profile_updates.keep(self.target.model.weights)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
 
 def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
+
+
+def _tree_limits(target: Target, limits: TreeLimits | None, tree_budget: int | None) -> TreeLimits:
+    """Limits that no tree may exceed: those that are asked for, and what the target can verify in a pass."""
+    most = limits or TreeLimits(budget=target.max_nodes)
+    most = replace(
+        most,
+        budget=min(tree_budget or most.budget, target.max_nodes),
+        leaves=min(most.leaves, target.max_leaves),
+        ends=target.model.vocabulary.ends,
+    )
+    if target.rule is not None and target.model.weights.expert_use is None:
+        # Passes are padded to these rows anyway, so filling them costs nothing.
+        most = replace(most, rows=target.rule.multiple, free=min(target.rule.minimum, most.budget))
+    if most.leaves == 1:
+        most = replace(most, width=1, branching=1)
+    return most
