@@ -17,7 +17,7 @@ from edgespec.costs.pass_time import Costs
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.answer_plan import AnswerPlanner
 from edgespec.engine.loop import Loop, Sizer
-from edgespec.engine.many_answers import ManyAnswers
+from edgespec.engine.many_texts.answers import ManyAnswers
 from edgespec.engine.target import Target
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
@@ -87,9 +87,7 @@ class Engine(ManyAnswers):
         self.notes = list(notes)
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
-        by_expert = target.model.weights.expert_use is not None
-        most = _tree_limits(target, limits, tree_budget)
-        self.limits = most
+        self.limits = _tree_limits(target, limits, tree_budget)
         self.policy = policy or tree_policy()
         self.keys = keys
         self.profile_updates = ProfileUpdates(keys)
@@ -97,9 +95,10 @@ class Engine(ManyAnswers):
         if texts is None:
             texts = knee_of_texts(costs.verify, target.max_texts) if costs else target.max_texts
         self.texts = texts
+        by_expert = target.model.weights.expert_use is not None
         # Where every row needs experts of its own, even a small tree may cost several plain passes.
         self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
-        sizer = self._new_sizer(fixed=most if tree_budget else None)
+        sizer = self._new_sizer(fixed=self.limits if tree_budget else None)
         self.loop = Loop(target, drafter, sizer, plain_s=costs.verify.at(1) if costs else 0.0)
         self.load_s = self._load_s = load_s
         self._memory = memory or MemoryUse()

@@ -91,7 +91,7 @@ def chat(
             stack.enter_context(without_echo())
         file = None
         if session is not None:
-            from edgespec.engine.session_file import SessionFile
+            from edgespec.engine.sessions.file import SessionFile
 
             file = SessionFile(session)
             stack.callback(file.close)
@@ -113,7 +113,7 @@ def chat(
         chosen = models.sampling
         terminal.rule(chosen.config.rule)
         terminal.thinking(engine, chosen.config)
-        from edgespec.engine.session import Session
+        from edgespec.engine.sessions.session import Session
 
         conversation = Session(engine, system)
         turns = Chat(

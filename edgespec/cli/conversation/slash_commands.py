@@ -20,7 +20,7 @@ from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError
 
 if TYPE_CHECKING:
-    from edgespec.engine.session import Session
+    from edgespec.engine.sessions.session import Session
 
 ALIASES = {
     "/?": "/help",
@@ -210,7 +210,7 @@ class SlashCommands:
                 raise UsageError("/save needs a name.", "For example: /save trip, or /save notes/trip.json")
             self._chat.say(f"The conversation is saved in {self._session.file.path} as it goes.")
             return
-        from edgespec.engine.session_file import SessionFile, session_path
+        from edgespec.engine.sessions.file import SessionFile, session_path
 
         path = session_path(rest)
         if self._session.file is not None and self._session.file.path == path:
@@ -222,7 +222,7 @@ class SlashCommands:
         self._chat.say(f"The conversation is saved in {path}, from now on as it goes.")
 
     def _load(self, rest: str) -> None:
-        from edgespec.engine.session_file import SessionFile, saved_sessions, session_path
+        from edgespec.engine.sessions.file import SessionFile, saved_sessions, session_path
 
         if not rest:
             raise UsageError("/load needs a name.", "/sessions lists them.")
@@ -258,7 +258,7 @@ class SlashCommands:
         self._chat.say(f"The conversation was written to {path}.")
 
     def _list_sessions(self, _rest: str) -> None:
-        from edgespec.engine.session_file import saved_sessions
+        from edgespec.engine.sessions.file import saved_sessions
 
         found = list(saved_sessions())
         if not found:
@@ -308,7 +308,7 @@ def _names(typed: str) -> Sequence[str]:
 
 
 def _sessions(typed: str) -> Sequence[str]:
-    from edgespec.engine.session_file import saved_sessions
+    from edgespec.engine.sessions.file import saved_sessions
 
     return [session.name for session in saved_sessions()] or paths(typed)
 

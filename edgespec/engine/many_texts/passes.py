@@ -15,10 +15,10 @@ from pathlib import Path
 
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.loop import Loop
-from edgespec.engine.pass_tree import pass_tree
+from edgespec.engine.many_texts.pass_tree import pass_tree
+from edgespec.engine.many_texts.scheduler import CellBudget, PassLimits, plan_pass
 from edgespec.engine.passes import CachedText, PromptChunk
 from edgespec.engine.requests import Event, Request, RequestSource
-from edgespec.engine.scheduler import CellBudget, PassLimits, plan_pass
 from edgespec.engine.target import Target
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import Chunk, FinishReason, PassRecord

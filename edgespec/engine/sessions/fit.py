@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgespec.engine.session_file import Conversation, SessionFile
+from edgespec.engine.sessions.file import Conversation, SessionFile
 from edgespec.errors import SessionError
 
 _REASONS = {

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.session_file import Conversation, SessionFile
-from edgespec.engine.session_fit import misfit
+from edgespec.engine.sessions.file import Conversation, SessionFile
+from edgespec.engine.sessions.fit import misfit
 from edgespec.errors import SessionError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
