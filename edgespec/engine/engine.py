@@ -31,7 +31,7 @@ from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.policies import TreePolicy, tree_policy
-from edgespec.speculation.sizing import FIRST_BUDGET, AdaptiveSizer, FixedSizer
+from edgespec.speculation.sizing.sizers import FIRST_BUDGET, AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import Acceptance, TokenTree
 
 _FIRST_NODES_BY_EXPERT = 2

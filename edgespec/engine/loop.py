@@ -22,7 +22,7 @@ from edgespec.models.llama.runtime.residency import Meanwhile
 from edgespec.speculation.drafters.base import Drafter, ProposedBy
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method
-from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer, PassRoom
+from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer, PassRoom
 from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 from edgespec.speculation.verification.base import DraftedTree
 

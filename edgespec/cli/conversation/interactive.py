@@ -14,7 +14,7 @@ from edgespec.cli.completion import Completer
 from edgespec.cli.conversation.attach import with_attachments
 from edgespec.cli.conversation.echo import suspend
 from edgespec.cli.conversation.editor import edit_message
-from edgespec.cli.conversation.slash_commands import ALIASES, SlashCommands
+from edgespec.cli.conversation.slash.commands import ALIASES, SlashCommands
 from edgespec.cli.interrupt import Interruption
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.utf8 import checked

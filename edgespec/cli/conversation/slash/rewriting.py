@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgespec.cli.conversation.echo import with_shell_modes
 from edgespec.cli.conversation.editor import edited
-from edgespec.cli.conversation.typed_chat import TypedChat
+from edgespec.cli.conversation.slash.typed_chat import TypedChat
 from edgespec.errors import UsageError
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgespec.cli.completion import complete_model, paths
-from edgespec.cli.conversation import clipboard, settings
+from edgespec.cli.conversation import settings
 from edgespec.cli.conversation.attach import read_attachment
-from edgespec.cli.conversation.export import Transcript, export, export_path
-from edgespec.cli.conversation.model_command import ModelCommand
-from edgespec.cli.conversation.rewriting import Rewriting
-from edgespec.cli.conversation.typed_chat import TypedChat
+from edgespec.cli.conversation.slash import clipboard
+from edgespec.cli.conversation.slash.export import Transcript, export, export_path
+from edgespec.cli.conversation.slash.model import ModelCommand
+from edgespec.cli.conversation.slash.rewriting import Rewriting
+from edgespec.cli.conversation.slash.typed_chat import TypedChat
 from edgespec.cli.screen.formatting import count, details
 from edgespec.errors import EdgeSpecError, SessionError, UsageError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.cli.conversation.typed_chat import TypedChat
+from edgespec.cli.conversation.slash.typed_chat import TypedChat
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.units import readable
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from edgespec.costs.pass_time import Costs
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.running_costs import FadingLine, MovingCurve, StepCosts
+from edgespec.speculation.sizing.running_costs import FadingLine, MovingCurve, StepCosts
 
 FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
