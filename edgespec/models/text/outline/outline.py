@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgespec.models.text.outline_stages import (
+from edgespec.models.text.outline.pieces import Pieces
+from edgespec.models.text.outline.stages import (
     Choosing,
     FormMatcher,
     Free,
@@ -25,8 +26,7 @@ from edgespec.models.text.outline_stages import (
     Start,
     thinking,
 )
-from edgespec.models.text.outline_steps import Calls, Fixed, Form, Step, Thought
-from edgespec.models.text.pieces import Pieces
+from edgespec.models.text.outline.steps import Calls, Fixed, Form, Step, Thought
 
 
 class Outline:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.models.text.argument_values import ANYTHING_BUT_TEXT, Value, parameters_of
-from edgespec.models.text.call_reader import CallName, CallOver
+from edgespec.models.text.calls.argument_values import ANYTHING_BUT_TEXT, Value, parameters_of
+from edgespec.models.text.calls.reader import CallName, CallOver
 
 _SPACE = {"x-guidance": {"whitespace_pattern": r"[ \n]{0,20}"}}
 _OPTIONAL = r"\n?"
@@ -97,7 +97,7 @@ GLM = Tags(("", "\n"), ("<arg_key>", "</arg_key>\n<arg_value>"), "</arg_value>\n
 
 
 class TaggedCallReader:
-    """Reads calls between tags; see `call_reader.CallReader`. Texts are passed on as they come."""
+    """Reads calls between tags; see `reader.CallReader`. Texts are passed on as they come."""
 
     def __init__(self, tags: Tags, tools: Sequence[Tool]) -> None:
         opens, after = (re.escape(mark.strip()) for mark in tags.name)

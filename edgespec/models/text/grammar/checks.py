@@ -2,7 +2,7 @@
 
 A server gets both from untrusted clients, and llguidance follows references and nesting by recursion: a chain
 of 3,000 crashes the process. So size and depth are checked first, without recursion. What is small and simple
-is then compiled at once; anything else is tried in a child process first (grammar_trial.py).
+is then compiled at once; anything else is tried in a child process first (trial.py).
 """
 
 from __future__ import annotations

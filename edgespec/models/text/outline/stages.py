@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.text.outline_steps import Calls, Step, Thought
-from edgespec.models.text.pieces import Pieces
+from edgespec.models.text.outline.pieces import Pieces
+from edgespec.models.text.outline.steps import Calls, Step, Thought
 
 BoolArray = NDArray[np.bool_]
 

@@ -12,7 +12,7 @@ Source: https://cookbook.openai.com/articles/openai-harmony
 
 from __future__ import annotations
 
-from edgespec.models.text.outline_steps import Choice, Fixed, Form
+from edgespec.models.text.outline.steps import Choice, Fixed, Form
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

@@ -1,6 +1,6 @@
 """What each argument of a tool may be, by its schema: a text as it is, one of several words, or JSON.
 
-For spellings of calls that put each argument between tags of its own; see `tagged_calls`.
+For spellings of calls that put each argument between tags of its own; see `calls.tagged`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.config import Grammar
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.models.text.grammar_checks import NAMES, check, is_plain, source_of, wrong
+from edgespec.models.text.grammar.checks import NAMES, check, is_plain, source_of, wrong
 from edgespec.processes.trial import attempt_in_child
 
 # Limits for one grammar: compile time, and memory then and later. llguidance's own limits are four to sixteen
@@ -126,7 +126,7 @@ class _Tokens:
 def _try_out(grammar: Grammar) -> tuple[str, int]:
     """Compile a grammar in a child process: its source for llguidance, and the bytes that it takes."""
     verdict = attempt_in_child(
-        "edgespec.models.text.grammar_trial",
+        "edgespec.models.text.grammar.trial",
         {"kind": grammar.kind, "text": grammar.text, "limits": _LIMITS},
         cpu_s=MOST_COMPILE_S,
         memory_bytes=MOST_COMPILED_BYTES,

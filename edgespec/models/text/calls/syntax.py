@@ -13,10 +13,10 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.models.text import harmony, tagged_calls
-from edgespec.models.text.call_reader import CallReader, JsonCallReader
-from edgespec.models.text.outline_steps import Choice, Fixed, Form, Step
-from edgespec.models.text.tagged_calls import TaggedCallReader, Tags
+from edgespec.models.text.calls import harmony, tagged
+from edgespec.models.text.calls.reader import CallReader, JsonCallReader
+from edgespec.models.text.calls.tagged import TaggedCallReader, Tags
+from edgespec.models.text.outline.steps import Choice, Fixed, Form, Step
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ HERMES = CallSyntax("Hermes", "<tool_call>", lead="\n", ends="\n</tool_call>")
 LLAMA = CallSyntax("Llama 3", '{"name":', first_only=True, trigger_is_json=True, arguments="parameters")
 MISTRAL = CallSyntax("Mistral", "[TOOL_CALLS]", is_list=True)
 MISTRAL_NAMED = CallSyntax("Mistral with [ARGS]", "[TOOL_CALLS]", name_mark="[ARGS]")
-QWEN_CODER = CallSyntax("Qwen3-Coder", "<tool_call>", tags=tagged_calls.QWEN_CODER)
-GLM = CallSyntax("GLM", "<tool_call>", tags=tagged_calls.GLM)
+QWEN_CODER = CallSyntax("Qwen3-Coder", "<tool_call>", tags=tagged.QWEN_CODER)
+GLM = CallSyntax("GLM", "<tool_call>", tags=tagged.GLM)
 HARMONY = CallSyntax("gpt-oss", harmony.TRIGGER, in_channels=True)
 GENERIC = CallSyntax("generic", "<tool_call>", lead="\n", ends="\n</tool_call>", in_template=False)
 
