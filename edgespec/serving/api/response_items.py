@@ -10,7 +10,7 @@ from typing import Any, Literal
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.generation.tools import CHOICES, CallPiece, Tool
-from edgespec.serving import protocol
+from edgespec.serving.api import protocol
 
 Event = dict[str, Any]
 _Kind = Literal["rs", "msg", "fc"]  # what ids begin with: reasoning, message, function call

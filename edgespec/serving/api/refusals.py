@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, EdgeSpecError, TemplateError, UsageError
-from edgespec.serving import protocol
+from edgespec.serving.api import protocol
 
 if TYPE_CHECKING:
     from starlette.responses import JSONResponse

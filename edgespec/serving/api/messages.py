@@ -8,8 +8,8 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import CHOICES, Tool, tools_of
-from edgespec.serving.limits import Limits
-from edgespec.serving.values import boolean, shown, wrong
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.values import boolean, shown, wrong
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 Message = dict[str, Any]

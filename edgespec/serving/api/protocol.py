@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.generation.result import Chunk, Generation, TokenLogprob
 from edgespec.generation.tools import CallPiece
-from edgespec.serving import speculation
+from edgespec.serving.api import speculation
 
 
 class Reply:

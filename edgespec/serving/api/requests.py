@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, UsageError
 from edgespec.generation.config import MAX_SEED, MOST_LOGPROBS, GenerationConfig, Grammar
-from edgespec.serving.limits import LARGEST_COUNT, Limits
-from edgespec.serving.messages import read_messages, read_tools, texts_of
-from edgespec.serving.reasoning import read_think
-from edgespec.serving.refusals import Refusal
-from edgespec.serving.values import boolean, integer, shown, wrong
+from edgespec.serving.api.limits import LARGEST_COUNT, Limits
+from edgespec.serving.api.messages import read_messages, read_tools, texts_of
+from edgespec.serving.api.reasoning import read_think
+from edgespec.serving.api.refusals import Refusal
+from edgespec.serving.api.values import boolean, integer, shown, wrong
 
 if TYPE_CHECKING:
     from edgespec.models.text.encoding import Prompt

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.thinking import EFFORTS, MOST_BUDGET, think_text
-from edgespec.serving.values import integer, shown, wrong
+from edgespec.serving.api.values import integer, shown, wrong
 
 _KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
 
