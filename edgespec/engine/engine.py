@@ -34,6 +34,8 @@ from edgespec.speculation.policies import TreePolicy, tree_policy
 from edgespec.speculation.sizing.sizers import FIRST_BUDGET, AdaptiveSizer, FixedSizer
 from edgespec.speculation.tree import Acceptance, TokenTree
 
+# Nodes of the first tree where every row needs experts of its own: even a small one may cost several plain
+# passes there.
 _FIRST_NODES_BY_EXPERT = 2
 
 
@@ -96,7 +98,6 @@ class Engine(ManyAnswers):
             texts = knee_of_texts(costs.verify, target.max_texts) if costs else target.max_texts
         self.texts = texts
         by_expert = target.model.weights.expert_use is not None
-        # Where every row needs experts of its own, even a small tree may cost several plain passes.
         self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
         sizer = self._new_sizer(fixed=self.limits if tree_budget else None)
         self.loop = Loop(target, drafter, sizer, plain_s=costs.verify.at(1) if costs else 0.0)
@@ -136,15 +137,6 @@ class Engine(ManyAnswers):
     def last_round(self) -> tuple[TokenTree, Acceptance] | None:
         """The latest tree with drafted tokens, and what was accepted of it; None before the first."""
         return self.loop.last_round
-
-    def _new_sizer(self, *, fixed: TreeLimits | None) -> Sizer:
-        """What sizes the trees: always `fixed`, or by measured cost."""
-        return FixedSizer(fixed) if fixed else AdaptiveSizer(self.limits, self._costs, self._first_nodes)
-
-    def _sizer_for(self, method: Method) -> Sizer:
-        if method.nodes is None or isinstance(self.loop.sizer, FixedSizer):
-            return self.loop.sizer
-        return FixedSizer(replace(self.limits, budget=min(method.nodes, self.limits.budget)))
 
     def stream(
         self,
@@ -231,6 +223,7 @@ class Engine(ManyAnswers):
         raw: bool,
         on_prefill: Callable[[int, int], None] | None,
     ) -> Generator[Chunk, None, None]:
+        """Read the prompt, then extend the text pass by pass until the answer ends."""
         self._usage.clear_abort()
         answer = self._begin(prompt, room, config, raw)
         decoding = answer.decoding
@@ -259,6 +252,7 @@ class Engine(ManyAnswers):
         yield last
 
     def _begin(self, prompt: list[int], room: int, config: GenerationConfig, raw: bool) -> AnswerInProgress:
+        """Begin an answer: how it is constrained and taken apart, drafted and accepted."""
         seed = secrets.randbits(32) if config.seed is None else config.seed
         plan = self._planner.plan(self.encoder, prompt, config, raw=raw)
         vocabulary = self.target.model.vocabulary
@@ -269,7 +263,15 @@ class Engine(ManyAnswers):
         sizer = self._sizer_for(method)
         return AnswerInProgress(prompt, room, config, generation, vocabulary, method, sizer, plan)
 
+    def _sizer_for(self, method: Method) -> Sizer:
+        """The engine's own, unless the rule has trees of one size."""
+        if method.nodes is None or isinstance(self.loop.sizer, FixedSizer):
+            return self.loop.sizer
+        return FixedSizer(replace(self.limits, budget=min(method.nodes, self.limits.budget)))
+
     def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, settles: bool = True) -> Chunk:
+        """End an answer, and the text in the cache where plain decoding would have."""
+
         def settle(length: int) -> None:
             with self._usage.held_for_cleanup() as is_open:
                 if is_open and settles:
@@ -331,6 +333,10 @@ class Engine(ManyAnswers):
                 f"It must be from 1 to {self.target.max_nodes} now, or auto.",
             )
         self.loop.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)
+
+    def _new_sizer(self, *, fixed: TreeLimits | None) -> Sizer:
+        """What sizes the trees: always `fixed`, or by measured cost."""
+        return FixedSizer(fixed) if fixed else AdaptiveSizer(self.limits, self._costs, self._first_nodes)
 
     def close(self) -> None:
         """Free the models and their caches; may be called from any thread, and repeatedly.
