@@ -15,8 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.drafters.draft_step import DraftStep
-from edgespec.drafters.drafted_text import DraftedText
+from edgespec.drafters.drafted_text import DraftedText, DraftStep
 from edgespec.drafters.head_text import HeadText
 from edgespec.drafters.model import ModelDrafter
 from edgespec.models.llama.cache.text_cache import TextCache

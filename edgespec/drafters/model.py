@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.draft_step import DraftStep
-from edgespec.drafters.drafted_text import DraftedText
+from edgespec.drafters.drafted_text import DraftedText, DraftStep
 from edgespec.drafters.drafted_texts import ROOM, DraftedTexts
 from edgespec.errors import EdgeSpecError
 from edgespec.models.gguf.header import read_header
