@@ -1,4 +1,4 @@
-"""The token tree: candidate continuations that share prefixes, as a plain value."""
+"""The token tree: candidate continuations that share prefixes, and what was accepted of it; plain values."""
 
 from __future__ import annotations
 

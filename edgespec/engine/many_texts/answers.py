@@ -11,7 +11,7 @@ from dataclasses import replace
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.loop import Loop
 from edgespec.engine.many_texts.asynchronous import events_of_thread
-from edgespec.engine.many_texts.passes import SharedPasses
+from edgespec.engine.many_texts.shared_passes import SharedPasses
 from edgespec.engine.requests import Answers, Event, Request, RequestList, RequestSource, numbered
 from edgespec.engine.target import Target
 from edgespec.engine.usage import Usage

@@ -1,4 +1,4 @@
-"""Takes answers in channels apart (the Harmony format of gpt-oss; see `harmony`)."""
+"""Takes answers in channels apart (the Harmony format of gpt-oss; see `calls.harmony`)."""
 
 from __future__ import annotations
 
