@@ -39,7 +39,7 @@ from edgespec.measure.throughput import forget_cached
 from edgespec.models.gguf.widen import widen
 from edgespec.offload.layout import Piece
 from edgespec.offload.store_reader import StoreReader
-from edgespec.speculation.sizing import FixedSizer
+from edgespec.speculation.sizing.sizers import FixedSizer
 
 CONTEXT = 512
 _SUMMED = ("nodes", "draft_s", "draft_steps", "ahead_s", "ahead_steps", "wait_s", "verify_s")  # of passes

@@ -114,7 +114,7 @@ def _gap(engine: Engine, prompt: str, tokens: list[int], reference: list[int]) -
     at = next((i for i, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b), None)
     if at is None:
         return 0.0
-    from edgespec.engine.target import TextTree
+    from edgespec.engine.passes import TextTree
     from edgespec.speculation.tree import TokenTree
 
     text = [*engine.encoder.encode(prompt), *reference[:at]]

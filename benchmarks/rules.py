@@ -18,7 +18,7 @@ from functools import partial
 
 import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0
-from edgespec.engine.target import TextTree
+from edgespec.engine.passes import TextTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
 from edgespec.speculation.draws import SeededDraws

@@ -16,7 +16,7 @@ from edgespec.version import __version__
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
-    from edgespec.engine.session import Session
+    from edgespec.engine.sessions.session import Session
     from edgespec.generation.config import GenerationConfig
     from edgespec.loading.load import load
 
@@ -25,7 +25,7 @@ __all__ = ["EdgeSpecError", "Engine", "GenerationConfig", "Session", "__version_
 _HOMES = {
     "Engine": "edgespec.engine.engine",
     "GenerationConfig": "edgespec.generation.config",
-    "Session": "edgespec.engine.session",
+    "Session": "edgespec.engine.sessions.session",
     "load": "edgespec.loading.load",
 }
 

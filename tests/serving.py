@@ -18,8 +18,8 @@ from typing import Any
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
+from edgespec.serving.api.limits import Limits
 from edgespec.serving.app import Application
-from edgespec.serving.limits import Limits
 from edgespec.serving.request_log import Entry
 from edgespec.serving.server import Server
 from edgespec.serving.worker import Worker

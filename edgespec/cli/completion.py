@@ -96,7 +96,7 @@ def complete_draft(incomplete: str) -> list[str]:
 
 def complete_session(incomplete: str) -> list[str]:
     """Saved sessions for a shell: names, and files."""
-    from edgespec.engine.session_file import sessions_folder
+    from edgespec.engine.sessions.file import sessions_folder
 
     names = sorted(path.stem for path in sessions_folder().glob("*.json"))
     files = [path for path in paths(incomplete) if path.endswith((".json", "/"))]

@@ -4,7 +4,7 @@ A round is a draft, a pass, and the time to accept. A pass computes and, where t
 weights; each hides the other for as long as it lasts. A draft is a number of decodes, each reading some rows.
 
 These functions predict. What decoding measures on its way, and how it corrects these figures by that, is in
-`speculation.running_costs`.
+`speculation.sizing.running_costs`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -242,3 +243,38 @@ class DraftedText:
         if self._limits is not None and list(text[self.unread : end]) == self._text:
             self._expansions.teach(self._limits.growth.chances, text[end:])
         self._expansions = Expansions()  # each counts as evidence once
+
+
+@dataclass
+class DraftStep:
+    """The part of a draft step that concerns one text: which nodes are read, and their rows.
+
+    Attributes:
+        rows: which nodes of the frontier are read.
+        batch: the rows that are decoded; None if there are none.
+    """
+
+    text: DraftedText
+    frontier: Frontier
+    batch: Batch | None = None
+
+    def __post_init__(self) -> None:
+        self.rows: list[int] = [0]
+
+    @property
+    def n_outputs(self) -> int:
+        """Rows of the batch whose logits are computed; the nodes' are the last of them."""
+        return self.batch.n_outputs if self.batch is not None else 0
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether this step reads the text up to the root, instead of nodes below it."""
+        return bool(self.frontier.nodes[0] == 0)
+
+    def prepare(self, most_pending: int) -> None:
+        """Set the rows to decode; of long pending text only the last tokens are left to them."""
+        if self.reads_text:
+            self.text.read_pending(most_pending)
+            self.batch = self.text.pending_batch()
+        else:
+            self.rows, self.batch = self.text.branch_batch(self.frontier)

@@ -15,11 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.drafters.draft_step import DraftStep
-from edgespec.drafters.drafted_text import DraftedText
+from edgespec.drafters.drafted_text import DraftedText, DraftStep
 from edgespec.drafters.head_text import HeadText
 from edgespec.drafters.model import ModelDrafter
-from edgespec.models.llama.cache.text_cache import TextCache, open_beside
+from edgespec.models.llama.cache.text_cache import TextCache
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.model import Model
 from edgespec.speculation.drafters.base import DraftRequest
@@ -198,11 +197,9 @@ class HeadDrafter(ModelDrafter):
         for text in self._texts:
             text.forget_tree()  # its branches may have all sequence ids
         try:
-            text = self._new_text(open_beside(self._texts[0].cache))
+            return self._texts.open_empty()
         except ValueError:
             return None
-        self._texts.append(text)
-        return text
 
     def _release(self, owner: ReadText) -> None:
         for known, text in list(self._owned):
@@ -212,7 +209,7 @@ class HeadDrafter(ModelDrafter):
                     text.forget()
                 else:
                     text.forget_tree()
-                    self._close(text)
+                    self._texts.close(text)
 
     def _ready(self, texts: Sequence[Sequence[int]]) -> list[HeadText | None]:
         """For each text, the one in the head's cache whose features are known up to the root."""

@@ -11,20 +11,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.draft_step import DraftStep
-from edgespec.drafters.drafted_text import DraftedText
+from edgespec.drafters.drafted_text import DraftedText, DraftStep
+from edgespec.drafters.drafted_texts import ROOM, DraftedTexts
 from edgespec.errors import EdgeSpecError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.states import BLOCK, StateStore
 from edgespec.models.llama.cache.text_cache import (
     TextCache,
-    close_all_but,
-    common_prefix,
     decode_together,
-    inherit,
-    open_beside,
-    open_cache,
 )
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.batch import Batch
@@ -41,8 +36,6 @@ from edgespec.speculation.tree_search import TreeSearch, draft_steps, grow_toget
 from edgespec.speculation.verification.base import DraftedTree
 
 _TRIAL_TEXT = 32  # tokens before the rows that are timed
-_MOST_UNUSED = 16  # rounds after which a text that is not drafted for is forgotten
-_ROOM = 256  # cells that branches kept from the last tree leave to the next one
 _NODES_AHEAD = 128  # nodes beyond a tree that it is extended by
 _LEAST_AHEAD = math.log(0.01)  # score of a node that is worth reading before its time has come
 
@@ -79,7 +72,7 @@ class ModelDrafter(Drafter):
         # One vocabulary may be padded at its end; padding is no token of the other.
         self._n_vocab = min(model.vocabulary.n_tokens, target_vocabulary)
         self._proposers = proposers
-        self._texts = [self._new_text(open_cache(context, ordered=False))]
+        self._texts = DraftedTexts(context, self._new_text)
         self._drafted: list[DraftedText] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
         self._store: StateStore | None = None
@@ -162,7 +155,7 @@ class ModelDrafter(Drafter):
     def _steps_ahead(self, search: TreeSearch, limits: TreeLimits) -> Iterator[None]:
         """Continue the search for the last tree: its best open nodes are what most likely comes next."""
         text = self._drafted[0]
-        most_cells = self._context.n_cells - _ROOM - limits.width
+        most_cells = self._context.n_cells - ROOM - limits.width
         wider = replace(
             limits,
             budget=limits.budget + _NODES_AHEAD,
@@ -228,9 +221,7 @@ class ModelDrafter(Drafter):
     def forget(self) -> None:
         """Forget everything that was read."""
         self._recover()
-        for text in self._texts[1:]:
-            self._close(text)
-        self._texts[0].forget()
+        self._texts.forget()
 
     def proposed_by(self, tree: TokenTree, index: int = 0) -> list[ProposedBy]:
         """Who proposed each node of the last tree."""
@@ -292,27 +283,17 @@ class ModelDrafter(Drafter):
         """Return to the texts that were certainly read, and forget the last trees."""
         self._changing = True  # in case this is interrupted too
         self._ahead = None
-        close_all_but([text.cache for text in self._texts])
-        self._texts[0].cache.recover()
-        for text in self._texts:
-            text.recover()
+        self._texts.recover()
         self._drafted, self._places = [], {}
         self._changing = False
 
     def _with_room(self, requests: Sequence[DraftRequest], limits: TreeLimits) -> list[int]:
-        """The requests that the cache has room for; if it has not for all, those with short texts."""
-        if len(requests) == 1:
-            return [0]
-        if self._texts[0].cache.max_paths == 1:
-            return []  # a recurrent state is that of one text
-        room = self._context.n_cells - 2 * limits.budget  # nodes are read that do not make it into a tree
-        served = []
-        for index in sorted(range(len(requests)), key=lambda index: len(requests[index].text)):
-            room -= len(requests[index].text)
-            if room < 0:
-                break
-            served.append(index)
-        return sorted(served)
+        """The requests that the cache has room for."""
+        return self._texts.with_room(requests, limits)
+
+    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftedText]:
+        """The text in the cache for each of these; see `DraftedTexts.continued`."""
+        return self._texts.continued(wanted)
 
     def _take_up(self, requests: Sequence[DraftRequest]) -> None:
         """Take up texts where their last trees left them."""
@@ -324,59 +305,6 @@ class ModelDrafter(Drafter):
             merged = self._proposers if limits.growth.merges else ()
             proposals = proposals_of(merged, request.text, limits.depth) if merged else None
             drafted.take_up(limits, request.ranking, proposals)
-
-    def _texts_for(self, wanted: Sequence[tuple[Sequence[int], Ranking | None, int]]) -> list[DraftedText]:
-        """For each text, the one in the cache that it continues, or a new one; its last tree is settled.
-
-        Args:
-            wanted: texts, with how their candidates are ranked and how many of each node are wanted.
-        """
-        others = list(self._texts)
-        found: dict[int, DraftedText] = {}
-        for index, (text, ranking, count) in enumerate(wanted):
-            best = max(others, key=lambda known: common_prefix(known.read, text), default=None)
-            if best is None:
-                break
-            if len(wanted) == 1 or best.read == list(text[: len(best.read)]):
-                found[index] = best
-                others.remove(best)
-                best.begin(text)
-                alone = len(wanted) == len(self._texts) == 1 and best.cache.max_paths > 1
-                best.keep_accepted(ranking, count, alone=alone, room=self._context.n_cells - _ROOM)
-        # Sequence ids are needed for texts that are new, so no branches may be left.
-        for known in others:
-            known.unused += 1
-            known.forget_tree()
-        self._make_room(others, sum(len(text) for text, _, _ in wanted))
-        for index, (text, ranking, count) in enumerate(wanted):
-            if index not in found:
-                found[index] = self._opened(text)
-                found[index].begin(text)
-                found[index].keep_accepted(ranking, count)
-        return [found[index] for index in range(len(wanted))]
-
-    def _make_room(self, others: Sequence[DraftedText], wanted: int) -> None:
-        """Close texts that were not drafted for lately or have no room beside what is wanted."""
-        room = self._context.n_cells - wanted
-        for text in sorted(others, key=lambda text: text.unused):
-            room -= len(text.read)
-            if text.unused > _MOST_UNUSED or room < 0:
-                self._close(text)
-
-    def _close(self, text: DraftedText) -> None:
-        text.cache.close()
-        self._texts.remove(text)
-
-    def _opened(self, text: Sequence[int]) -> DraftedText:
-        """A new text in the cache, which shares the longest beginning that another one has."""
-        opened = self._new_text(open_beside(self._texts[0].cache))
-        source = max(self._texts, key=lambda known: common_prefix(known.read, text))
-        shared = common_prefix(source.read, text[:-1])
-        if shared:
-            inherit(opened.cache, source.cache, shared)
-            opened.read = list(text[:shared])
-        self._texts.append(opened)
-        return opened
 
     def _recall(self, drafted: DraftedText, text: Sequence[int]) -> None:
         """Restore as much of a long text as the saved state holds."""

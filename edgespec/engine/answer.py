@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgespec.engine.answer_plan import AnswerPlan
 from edgespec.engine.logprobs import Logprobs
 from edgespec.engine.loop import DecodingText, Sizer
-from edgespec.engine.target import CachedText
+from edgespec.engine.passes import CachedText
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, FinishReason, Generation, PassRecord
 from edgespec.generation.tools import CallPiece

@@ -10,16 +10,16 @@ from typing import Any
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.tools import CHOICES, Tool
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.models.text import harmony
 from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat
 from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
-from edgespec.models.text.call_syntax import CallSyntax
+from edgespec.models.text.calls import harmony
+from edgespec.models.text.calls.syntax import CallSyntax
 from edgespec.models.text.channels import ChannelParts
 from edgespec.models.text.encoding import Encoder
-from edgespec.models.text.grammar import Grammars
-from edgespec.models.text.outline import Outline
-from edgespec.models.text.outline_steps import Calls, Choice, Form, Thought
-from edgespec.models.text.pieces import Pieces
+from edgespec.models.text.grammar.matchers import Grammars
+from edgespec.models.text.outline.outline import Outline
+from edgespec.models.text.outline.pieces import Pieces
+from edgespec.models.text.outline.steps import Calls, Choice, Form, Thought
 from edgespec.speculation.constraint import Constraint, Matcher
 
 

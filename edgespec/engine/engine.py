@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing, closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import TypeVar
 
 from edgespec.costs.batches import knee_of_texts
 from edgespec.costs.pass_time import Costs
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.answer_plan import AnswerPlanner
-from edgespec.engine.asynchronous import events_of_thread
 from edgespec.engine.loop import Loop, Sizer
-from edgespec.engine.requests import Answers, Event, Request, RequestList, RequestSource, numbered
-from edgespec.engine.shared_passes import SharedPasses
+from edgespec.engine.many_texts.answers import ManyAnswers
 from edgespec.engine.target import Target
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
@@ -34,24 +31,15 @@ from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.policies import TreePolicy, tree_policy
-from edgespec.speculation.sizing import FIRST_BUDGET, AdaptiveSizer, FixedSizer
-from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.verification.base import Acceptance
+from edgespec.speculation.sizing.sizers import FIRST_BUDGET, AdaptiveSizer, FixedSizer
+from edgespec.speculation.tree import Acceptance, TokenTree
 
-Step = TypeVar("Step")
-
-
+# Nodes of the first tree where every row needs experts of its own: even a small one may cost several plain
+# passes there.
 _FIRST_NODES_BY_EXPERT = 2
 
 
-class _NoMore:
-    """Ends a generator whose steps may be None."""
-
-
-_NO_MORE = _NoMore()
-
-
-class Engine:
+class Engine(ManyAnswers):
     """One target and one drafter, generating one answer at a time, or many in shared passes.
 
     Several threads may use an engine: a call waits until those that other threads made before it have ended.
@@ -101,20 +89,7 @@ class Engine:
         self.notes = list(notes)
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
-        most = limits or TreeLimits(budget=target.max_nodes)
-        most = replace(
-            most,
-            budget=min(tree_budget or most.budget, target.max_nodes),
-            leaves=min(most.leaves, target.max_leaves),
-            ends=target.model.vocabulary.ends,
-        )
-        by_expert = target.model.weights.expert_use is not None
-        if target.rule is not None and not by_expert:
-            # Passes are padded to these rows anyway, so filling them costs nothing.
-            most = replace(most, rows=target.rule.multiple, free=min(target.rule.minimum, most.budget))
-        if most.leaves == 1:
-            most = replace(most, width=1, branching=1)
-        self.limits = most
+        self.limits = _tree_limits(target, limits, tree_budget)
         self.policy = policy or tree_policy()
         self.keys = keys
         self.profile_updates = ProfileUpdates(keys)
@@ -122,9 +97,9 @@ class Engine:
         if texts is None:
             texts = knee_of_texts(costs.verify, target.max_texts) if costs else target.max_texts
         self.texts = texts
-        # Where every row needs experts of its own, even a small tree may cost several plain passes.
+        by_expert = target.model.weights.expert_use is not None
         self._first_nodes = _FIRST_NODES_BY_EXPERT if by_expert else FIRST_BUDGET
-        sizer = self._new_sizer(fixed=most if tree_budget else None)
+        sizer = self._new_sizer(fixed=self.limits if tree_budget else None)
         self.loop = Loop(target, drafter, sizer, plain_s=costs.verify.at(1) if costs else 0.0)
         self.load_s = self._load_s = load_s
         self._memory = memory or MemoryUse()
@@ -162,15 +137,6 @@ class Engine:
     def last_round(self) -> tuple[TokenTree, Acceptance] | None:
         """The latest tree with drafted tokens, and what was accepted of it; None before the first."""
         return self.loop.last_round
-
-    def _new_sizer(self, *, fixed: TreeLimits | None) -> Sizer:
-        """What sizes the trees: always `fixed`, or by measured cost."""
-        return FixedSizer(fixed) if fixed else AdaptiveSizer(self.limits, self._costs, self._first_nodes)
-
-    def _sizer_for(self, method: Method) -> Sizer:
-        if method.nodes is None or isinstance(self.loop.sizer, FixedSizer):
-            return self.loop.sizer
-        return FixedSizer(replace(self.limits, budget=min(method.nodes, self.limits.budget)))
 
     def stream(
         self,
@@ -212,20 +178,7 @@ class Engine:
     ) -> Generator[Chunk, None, None]:
         tokens, room = self._checked(prompt, config, raw)
         with self._usage.turn(own[0]):
-            yield from self._held_steps(self._answer(tokens, room, config, raw, on_prefill))
-
-    def _held_steps(self, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
-        """The same steps, during each of which no other thread can free the models."""
-        try:
-            while True:
-                with self._usage.held():
-                    step = next(steps, _NO_MORE)
-                if isinstance(step, _NoMore):
-                    return
-                yield step
-        finally:
-            with self._usage.held_for_cleanup():
-                steps.close()
+            yield from self._usage.held_steps(self._answer(tokens, room, config, raw, on_prefill))
 
     def _checked(self, prompt: Prompt, config: GenerationConfig, raw: bool) -> tuple[list[int], int]:
         """The tokens of a prompt, and the room that the context has behind them."""
@@ -262,134 +215,99 @@ class Engine:
         assert generation is not None
         return generation
 
-    def stream_many(
+    def _answer(
         self,
-        source: RequestSource | Iterable[Request],
-        *,
-        parallel: int | None = None,
-        on_pass: Callable[[Sequence[PassRecord]], None] | None = None,
-    ) -> Generator[Event, None, None]:
-        """Answer many requests in shared passes, yielding what each pass adds to each answer.
-
-        Every answer is the one that `generate` would give: texts that share passes do not change each other
-        in exact decoding, and otherwise differ no more than trees of other sizes would make them.
-
-        Args:
-            source: requests, taken as there is room for them.
-            parallel: most answers at once; None for `texts`.
-            on_pass: called after each pass that extended answers, with a record of each; all have the
-                times of the whole pass.
-
-        Raises:
-            UsageError: `parallel` is not positive, or this thread has begun another answer and not ended it.
-            BackendError: the engine is closed, or another thread closes it in the meantime.
-        """
-        if parallel is not None and parallel < 1:
-            raise UsageError(f"The number of parallel texts is {parallel}.", "It must be 1 or more.")
-        requests = RequestList(source) if isinstance(source, Iterable) else source
-        own: list[weakref.ref[Generator[Event, None, None]]] = []
-        answers = self._stream_many(own, requests, parallel, on_pass)
-        own.append(weakref.ref(answers))
-        return answers
-
-    def _stream_many(
-        self,
-        own: Sequence[weakref.ref[Generator[Event, None, None]]],
-        source: RequestSource,
-        parallel: int | None,
-        on_pass: Callable[[Sequence[PassRecord]], None] | None,
-    ) -> Generator[Event, None, None]:
-        with self._usage.turn(own[0]):
-            yield from self._shared_passes(source, parallel, on_pass)
-
-    def _shared_passes(
-        self,
-        source: RequestSource,
-        parallel: int | None,
-        on_pass: Callable[[Sequence[PassRecord]], None] | None,
-    ) -> Generator[Event, None, None]:
+        prompt: list[int],
+        room: int,
+        config: GenerationConfig,
+        raw: bool,
+        on_prefill: Callable[[int, int], None] | None,
+    ) -> Generator[Chunk, None, None]:
+        """Read the prompt, then extend the text pass by pass until the answer ends."""
         self._usage.clear_abort()
-        threads = self.target.context.n_threads
+        answer = self._begin(prompt, room, config, raw)
+        decoding = answer.decoding
+        reason: FinishReason = "cancelled"
+        try:
+            try:
+                self.target.prefill(decoding.tokens[:-1], on_prefill)
+            finally:
+                answer.prompt_was_read()
+            self._usage.check()  # the progress callback may have closed the engine
+            while not answer.is_full:
+                yield self._add_pass(answer, self.loop.next_pass(decoding))
+                if answer.builder.ended or self._abort.is_set:
+                    break
+            else:
+                reason = "length"
+        except DecodeAborted:
+            pass
+        except EdgeSpecError:
+            reason = "error"
+            raise
+        finally:
+            last = self._finish(answer, reason)
+        if answer.generation.finish_reason == "cancelled":
+            self._usage.check()
+        yield last
 
-        def count_pass(rows: int, records: Sequence[PassRecord]) -> None:
-            self.profile_updates.add_pass(replace(records[0], nodes=rows), threads)
-            if on_pass is not None:
-                on_pass(records)
-
-        passes = SharedPasses(
-            self.target,
-            self.loop,
-            source,
-            begin=lambda request: self._begin(
-                *self._checked(request.prompt, request.config, request.raw), request.config, request.raw
-            ),
-            # A text that waits, or was given up, is not in the cache.
-            finish=lambda answer, reason: self._finish(answer, reason, settles=answer.cached is not None),
-            stopped=lambda: self._abort.is_set,
-            on_pass=count_pass,
-            most_texts=parallel or self.texts,
+    def _begin(self, prompt: list[int], room: int, config: GenerationConfig, raw: bool) -> AnswerInProgress:
+        """Begin an answer: how it is constrained and taken apart, drafted and accepted."""
+        seed = secrets.randbits(32) if config.seed is None else config.seed
+        plan = self._planner.plan(self.encoder, prompt, config, raw=raw)
+        vocabulary = self.target.model.vocabulary
+        method = method_for(
+            config, vocabulary.n_tokens, seed, self.drafter, plan.constraint, policy=self.policy
         )
-        with closing(self._held_steps(passes.events())) as events:
-            for event in events:
-                if event is not None:
-                    yield event
-                elif not source.wait():
-                    return
+        generation = self._new_answer(len(prompt), config, seed)
+        sizer = self._sizer_for(method)
+        return AnswerInProgress(prompt, room, config, generation, vocabulary, method, sizer, plan)
 
-    def generate_many(
-        self,
-        prompts: Iterable[Prompt],
-        config: GenerationConfig | None = None,
-        *,
-        raw: bool = False,
-        parallel: int | None = None,
-        on_result: Callable[[int, Generation], None] = lambda index, answer: None,
-    ) -> list[Generation]:
-        """Answer many prompts in shared passes; see `stream_many`.
+    def _sizer_for(self, method: Method) -> Sizer:
+        """The engine's own, unless the rule has trees of one size."""
+        if method.nodes is None or isinstance(self.loop.sizer, FixedSizer):
+            return self.loop.sizer
+        return FixedSizer(replace(self.limits, budget=min(method.nodes, self.limits.budget)))
 
-        Args:
-            on_result: called with each prompt's index and answer, as soon as it is finished.
+    def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, settles: bool = True) -> Chunk:
+        """End an answer, and the text in the cache where plain decoding would have."""
 
-        Returns:
-            The answers, in the order of the prompts.
+        def settle(length: int) -> None:
+            with self._usage.held_for_cleanup() as is_open:
+                if is_open and settles:
+                    self.target.settle(length, answer.cached)
 
-        Raises:
-            EdgeSpecError: a prompt cannot be answered; see `stream`.
-        """
-        answers = Answers(on_result)
-        for event in self.stream_many(numbered(prompts, config, raw), parallel=parallel):
-            answers.take(event)
-        return answers.in_order
+        answer.generation.plain_pass_s = self.loop.plain_s
+        try:
+            return answer.finish(reason, settle)
+        finally:
+            self.policy.keep()
 
-    def stream_many_async(
-        self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
-    ) -> AsyncGenerator[Event, None]:
-        """The same as `stream_many` for asynchronous code: passes run in a thread of their own.
+    def _add_pass(self, answer: AnswerInProgress, record: PassRecord) -> Chunk:
+        """Add a pass to the answer that has the target to itself."""
+        chunk, config = answer.add(record), answer.config
+        assert chunk.record is not None
+        if record.nodes > 1 and config.rule.kind.invariant and not answer.constrained:
+            assert self.last_round is not None
+            tree, accepted = self.last_round
+            path = accepted.path[: chunk.record.accepted + 1]
+            self.profile_updates.add_tree(tree, path, record.draft_steps, config.temperature)
+        self.profile_updates.add_pass(record, self.target.context.n_threads)
+        return chunk
 
-        Ending the iteration early, or cancelling the task that iterates, ends the answers after the pass that
-        is running, and the engine is free then. If the engine still works for another call, the iteration
-        ends at once, and nothing is answered. Requests may be added meanwhile through a `RequestQueue`, which
-        is closed in the end.
-        """
-        return events_of_thread(lambda requests: self.stream_many(requests, parallel=parallel), source)
-
-    async def generate_many_async(
-        self,
-        prompts: Iterable[Prompt],
-        config: GenerationConfig | None = None,
-        *,
-        raw: bool = False,
-        parallel: int | None = None,
-        on_result: Callable[[int, Generation], None] = lambda index, answer: None,
-    ) -> list[Generation]:
-        """The same as `generate_many` for asynchronous code; may be cancelled like `stream_many_async`."""
-        answers = Answers(on_result)
-        async with aclosing(
-            self.stream_many_async(numbered(prompts, config, raw), parallel=parallel)
-        ) as events:
-            async for event in events:
-                answers.take(event)
-        return answers.in_order
+    def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
+        answer = Generation(
+            prompt_tokens=prompt_tokens,
+            seed=0 if config.greedy else seed,
+            exact=self.target.rule is not None and config.rule.kind.invariant,
+            verify=str(config.rule),
+            lossy=config.rule.kind.lossy,
+            memory=replace(self._memory),
+        )
+        # The time to load counts once, for the first answer.
+        answer.timings.load_s, self._load_s = self._load_s, 0.0
+        self.last_generation = answer
+        return answer
 
     def cancel(self) -> None:
         """End the running answer; may be called from other threads and from signal handlers."""
@@ -415,6 +333,10 @@ class Engine:
                 f"It must be from 1 to {self.target.max_nodes} now, or auto.",
             )
         self.loop.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)
+
+    def _new_sizer(self, *, fixed: TreeLimits | None) -> Sizer:
+        """What sizes the trees: always `fixed`, or by measured cost."""
+        return FixedSizer(fixed) if fixed else AdaptiveSizer(self.limits, self._costs, self._first_nodes)
 
     def close(self) -> None:
         """Free the models and their caches; may be called from any thread, and repeatedly.
@@ -455,90 +377,23 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _answer(
-        self,
-        prompt: list[int],
-        room: int,
-        config: GenerationConfig,
-        raw: bool,
-        on_prefill: Callable[[int, int], None] | None,
-    ) -> Generator[Chunk, None, None]:
-        self._usage.clear_abort()
-        answer = self._begin(prompt, room, config, raw)
-        decoding = answer.decoding
-        reason: FinishReason = "cancelled"
-        try:
-            try:
-                self.target.prefill(decoding.tokens[:-1], on_prefill)
-            finally:
-                answer.prompt_was_read()
-            self._usage.check()  # the progress callback may have closed the engine
-            while not answer.is_full:
-                yield self._add_pass(answer, self.loop.next_pass(decoding))
-                if answer.builder.ended or self._abort.is_set:
-                    break
-            else:
-                reason = "length"
-        except DecodeAborted:
-            pass
-        except EdgeSpecError:
-            reason = "error"
-            raise
-        finally:
-            last = self._finish(answer, reason)
-        if answer.generation.finish_reason == "cancelled":
-            self._usage.check()
-        yield last
-
-    def _begin(self, prompt: list[int], room: int, config: GenerationConfig, raw: bool) -> AnswerInProgress:
-        seed = secrets.randbits(32) if config.seed is None else config.seed
-        plan = self._planner.plan(self.encoder, prompt, config, raw=raw)
-        vocabulary = self.target.model.vocabulary
-        method = method_for(
-            config, vocabulary.n_tokens, seed, self.drafter, plan.constraint, policy=self.policy
-        )
-        generation = self._new_answer(len(prompt), config, seed)
-        sizer = self._sizer_for(method)
-        return AnswerInProgress(prompt, room, config, generation, vocabulary, method, sizer, plan)
-
-    def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, settles: bool = True) -> Chunk:
-        def settle(length: int) -> None:
-            with self._usage.held_for_cleanup() as is_open:
-                if is_open and settles:
-                    self.target.settle(length, answer.cached)
-
-        answer.generation.plain_pass_s = self.loop.plain_s
-        try:
-            return answer.finish(reason, settle)
-        finally:
-            self.policy.keep()
-
-    def _add_pass(self, answer: AnswerInProgress, record: PassRecord) -> Chunk:
-        """Add a pass to the answer that has the target to itself."""
-        chunk, config = answer.add(record), answer.config
-        assert chunk.record is not None
-        if record.nodes > 1 and config.rule.kind.invariant and not answer.constrained:
-            assert self.last_round is not None
-            tree, accepted = self.last_round
-            path = accepted.path[: chunk.record.accepted + 1]
-            self.profile_updates.add_tree(tree, path, record.draft_steps, config.temperature)
-        self.profile_updates.add_pass(record, self.target.context.n_threads)
-        return chunk
-
-    def _new_answer(self, prompt_tokens: int, config: GenerationConfig, seed: int) -> Generation:
-        answer = Generation(
-            prompt_tokens=prompt_tokens,
-            seed=0 if config.greedy else seed,
-            exact=self.target.rule is not None and config.rule.kind.invariant,
-            verify=str(config.rule),
-            lossy=config.rule.kind.lossy,
-            memory=replace(self._memory),
-        )
-        # The time to load counts once, for the first answer.
-        answer.timings.load_s, self._load_s = self._load_s, 0.0
-        self.last_generation = answer
-        return answer
-
 
 def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
+
+
+def _tree_limits(target: Target, limits: TreeLimits | None, tree_budget: int | None) -> TreeLimits:
+    """Limits that no tree may exceed: those that are asked for, and what the target can verify in a pass."""
+    most = limits or TreeLimits(budget=target.max_nodes)
+    most = replace(
+        most,
+        budget=min(tree_budget or most.budget, target.max_nodes),
+        leaves=min(most.leaves, target.max_leaves),
+        ends=target.model.vocabulary.ends,
+    )
+    if target.rule is not None and target.model.weights.expert_use is None:
+        # Passes are padded to these rows anyway, so filling them costs nothing.
+        most = replace(most, rows=target.rule.multiple, free=min(target.rule.minimum, most.budget))
+    if most.leaves == 1:
+        most = replace(most, width=1, branching=1)
+    return most

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edgespec.generation.result import TokenLogprob
-from edgespec.speculation.tree import FloatArray, TokenTree
-from edgespec.speculation.verification.base import Acceptance
+from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 
 class Logprobs:

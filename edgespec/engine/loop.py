@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgespec.engine.drafting_ahead import DraftingAhead
-from edgespec.engine.target import CachedText, PromptChunk, TargetPass, TextTree, Verified
+from edgespec.engine.passes import CachedText, PromptChunk, TargetPass, TextTree, Verified
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import PassRecord
 from edgespec.models.llama.runtime.residency import Meanwhile
 from edgespec.speculation.drafters.base import Drafter, ProposedBy
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method
-from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer, PassRoom
-from edgespec.speculation.tree import FloatArray, TokenTree
-from edgespec.speculation.verification.base import Acceptance, DraftedTree
+from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer, PassRoom
+from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
+from edgespec.speculation.verification.base import DraftedTree
 
 Sizer = FixedSizer | AdaptiveSizer
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
-from edgespec.speculation.tree import FloatArray, TokenTree
-from edgespec.speculation.verification.base import Acceptance
+from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 if TYPE_CHECKING:
     from edgespec.models.text.encoding import Prompt

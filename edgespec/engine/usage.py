@@ -15,15 +15,23 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.errors import BackendError, UsageError
 from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.abort import AbortFlag
 
 Answer = Generator[Any, None, None]
+Step = TypeVar("Step")
 
 _LOOK_S = 0.05  # how often a waiting call looks for generators that ended without saying so
+
+
+class _NoMore:
+    """Ends a generator whose steps may be None."""
+
+
+_NO_MORE = _NoMore()
 
 
 @dataclass(eq=False)
@@ -143,6 +151,19 @@ class Usage:
         """The same for cleaning up: never raises, and yields whether the models still exist."""
         with self._inside:
             yield not (self._closed or self._forked)
+
+    def held_steps(self, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
+        """The same steps, during each of which no other thread can free the models."""
+        try:
+            while True:
+                with self.held():
+                    step = next(steps, _NO_MORE)
+                if isinstance(step, _NoMore):
+                    return
+                yield step
+        finally:
+            with self.held_for_cleanup():
+                steps.close()
 
     def close(self, free: Callable[[], None]) -> None:
         """End a running computation, wait for it, and free the models; a second call does nothing.

@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.costs.pass_time import USUAL_OVERLAP, fitted_overlap, read_seconds
-from edgespec.engine.target import Target, TextTree
+from edgespec.engine.passes import TextTree
+from edgespec.engine.target import Target
 from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.samples import ROUNDS, TimingSamples
 from edgespec.models.llama.row_rule import MOST_ROWS

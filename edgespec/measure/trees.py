@@ -15,7 +15,7 @@ from edgespec.progress import Progress
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
 from edgespec.speculation.policies import tree_policy
-from edgespec.speculation.yield_meter import YieldMeter
+from edgespec.speculation.sizing.yield_meter import YieldMeter
 
 PROMPTS = (
     "Write a Python function that counts the words in a text, and explain it briefly.",

@@ -22,9 +22,8 @@ from edgespec.models.llama.runtime.residency import BufferTypes, Meanwhile
 from edgespec.offload.experts.guesses import Guesser
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.offload.experts.switch import ExpertSwitch
-from edgespec.offload.layer_switch import LayerSwitch
+from edgespec.offload.layer_ring import LayerRing, LayerSwitch
 from edgespec.offload.layout import Store
-from edgespec.offload.ring import LayerRing
 from edgespec.offload.slot_filler import SlotFiller
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory

@@ -21,8 +21,8 @@ from edgespec.machine.contention import ContentionWatch
 from edgespec.models.llama.runtime.residency import Residency
 from edgespec.profiles.store import ExpertProfile, Keys, PassProfile, ProfileStore
 from edgespec.profiles.stream_rate import StreamRate
+from edgespec.speculation.sizing.yield_meter import accepted_by_budget
 from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.yield_meter import accepted_by_budget
 
 _ENOUGH_PASSES = 4  # streamed passes that it takes to measure the disk's speed
 _ENOUGH_EXPERTS = 5_000  # that passes needed, to say how often experts are in memory

@@ -23,12 +23,10 @@ from starlette.types import Message, Receive, Scope, Send
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
-from edgespec.serving import protocol, response_items, responses
-from edgespec.serving.bodies import Bodies, Body, parse
-from edgespec.serving.limits import Limits
-from edgespec.serving.refusals import Refusal, ShuttingDown, refusal_for
-from edgespec.serving.request_log import GONE, Entry
-from edgespec.serving.requests import (
+from edgespec.serving.api import protocol, response_items, responses
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.refusals import Refusal, ShuttingDown, refusal_for
+from edgespec.serving.api.requests import (
     Request,
     check_size,
     nth_config,
@@ -36,6 +34,8 @@ from edgespec.serving.requests import (
     too_long,
     with_system,
 )
+from edgespec.serving.bodies import Bodies, Body, parse
+from edgespec.serving.request_log import GONE, Entry
 from edgespec.serving.worker import Place, Task, Worker
 
 HALF_CLOSED = "edgespec.half_closed"

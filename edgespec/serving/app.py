@@ -16,12 +16,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.generation.config import GenerationConfig
-from edgespec.serving import protocol
 from edgespec.serving.answering import Answering, Kind, Reply
-from edgespec.serving.limits import Limits
+from edgespec.serving.api import protocol
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.refusals import Refusal, refusal_for
 from edgespec.serving.origins import origin_checks
 from edgespec.serving.page import PAGE, Page
-from edgespec.serving.refusals import Refusal, refusal_for
 from edgespec.serving.request_log import Entry
 from edgespec.serving.worker import Worker
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from starlette.requests import Request as HTTPRequest
 
-from edgespec.serving.limits import Limits
-from edgespec.serving.refusals import RETRY_S, Refusal
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.refusals import RETRY_S, Refusal
 
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 

@@ -19,8 +19,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from edgespec.serving.answering import HALF_CLOSED
-from edgespec.serving.limits import Limits
-from edgespec.serving.refusals import RETRY_S, Refusal
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.refusals import RETRY_S, Refusal
 
 _POLL_S = 0.1
 _POLLS_PER_PROBE = 10

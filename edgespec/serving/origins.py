@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.errors import UsageError
-from edgespec.serving.refusals import Refusal
+from edgespec.serving.api.refusals import Refusal
 
 ANY = "*"
 

@@ -8,9 +8,9 @@ from types import FrameType
 
 import uvicorn
 
+from edgespec.serving.api.limits import Limits
 from edgespec.serving.app import Application
 from edgespec.serving.connection import connection_type
-from edgespec.serving.limits import Limits
 
 _GRACE_S = 3
 

@@ -15,8 +15,8 @@ from edgespec.engine.requests import Request, RequestSource
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, PassRecord
 from edgespec.progress import Progress
+from edgespec.serving.api.refusals import QueueFull, ShuttingDown, Unavailable, is_clients_fault
 from edgespec.serving.metrics import Metrics
-from edgespec.serving.refusals import QueueFull, ShuttingDown, Unavailable, is_clients_fault
 
 Open = Callable[[Progress], Engine]
 

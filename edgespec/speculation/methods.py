@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
+
+import numpy as np
 
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import Rule
 from edgespec.speculation.constraint import Constraint
-from edgespec.speculation.drafters.base import Drafter, NoDrafter
+from edgespec.speculation.drafters.base import Drafter, DraftRequest, NoDrafter, TreeDrafting
 from edgespec.speculation.draws import DrawSource, SeededDraws
 from edgespec.speculation.growth import Growth, TreeLimits
 from edgespec.speculation.noise import Stream
 from edgespec.speculation.policies import TreePolicy, tree_policy
-from edgespec.speculation.ranking import ByProbability
-from edgespec.speculation.sampled_trees import DrawingDrafter, Shape, by_rank, chain, sequences
-from edgespec.speculation.sampling import Sampler
-from edgespec.speculation.tree import FloatArray
-from edgespec.speculation.tree_drafting import (
-    ConfidenceFloor,
-    OneHotDrafting,
-    RankedDrafting,
+from edgespec.speculation.ranking import ByProbability, ConfidenceFloor, Ranking
+from edgespec.speculation.sampled_trees import (
+    DrawingDrafter,
     SampledDrafting,
-    TreeDrafting,
+    Shape,
+    by_rank,
+    chain,
+    sequences,
 )
-from edgespec.speculation.verification.base import Acceptance, DraftedTree, Law, Verifier
+from edgespec.speculation.sampling import Sampler, sample_and_match
+from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
+from edgespec.speculation.verification.base import DraftedTree, Law, Verifier
 from edgespec.speculation.verification.block import Block
 from edgespec.speculation.verification.ksequential import KSequential
 from edgespec.speculation.verification.longest import TopKGap, Typical
-from edgespec.speculation.verification.matching import sample_and_match
 from edgespec.speculation.verification.rejection import Rejection
 from edgespec.speculation.verification.rollback import Rollback
 
@@ -63,6 +65,37 @@ class Method(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class RankedDrafting(TreeDrafting):
+    """The best nodes by a ranking, as a tree or as a chain.
+
+    Attributes:
+        growth: score and stop rule, which may learn from how the text continues. The default scores by the
+            drafter's own probability and merges in nothing from the text, for rules that judge the drafter's
+            tokens.
+    """
+
+    ranking: Ranking
+    chain: bool = False
+    constraint: Constraint | None = None
+    growth: Growth = Growth(merges=False, ends=True)  # noqa: RUF009 (frozen)
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
+        request = self.request(text, limits)
+        return self.drafted(drafter.draft(request.text, request.limits, request.ranking), text)
+
+    def request(self, text: Sequence[int], limits: TreeLimits) -> DraftRequest:
+        limits = replace(limits, growth=self.growth)
+        if self.chain:
+            limits = replace(limits, leaves=1, width=1, branching=1)
+        constraint = self.constraint
+        ranking = self.ranking if constraint is None else constraint.guiding(self.ranking, text)
+        return DraftRequest(text, limits, ranking)
+
+    def drafted(self, tree: TokenTree, text: Sequence[int]) -> DraftedTree:
+        return DraftedTree(tree if self.constraint is None else self.constraint.pruned(tree, text))
+
+
 class SamplingMethod(Method):
     """The target chooses every token; the draft only decides how many choices one pass can make."""
 
@@ -89,6 +122,31 @@ class SamplingMethod(Method):
         accepted = sample_and_match(tree, choose)
         text.append(accepted.bonus)
         return accepted
+
+
+@dataclass(frozen=True)
+class OneHotDrafting(TreeDrafting):
+    """The best chain, presented as draws from distributions that have a single token each.
+
+    Args:
+        n_vocab: size of the target's vocabulary.
+    """
+
+    n_vocab: int
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
+        tree = RankedDrafting(ByProbability(), chain=True).draft(drafter, text, limits).tree
+        tokens = list(enumerate(tree.tokens[1:].tolist()))
+        return DraftedTree(
+            tree,
+            {node: [token] for node, token in tokens},
+            {node: self._one_hot(token) for node, token in tokens},
+        )
+
+    def _one_hot(self, token: int) -> Law:
+        law = np.zeros(self.n_vocab)
+        law[token] = 1.0
+        return law
 
 
 class VerifierMethod(Method):

@@ -74,6 +74,20 @@ class ByProbability(Ranking):
         return Children(tokens, scores - log_sums(logits, best, self._temperature))
 
 
+class ConfidenceFloor(Ranking):
+    """Ends a draft where the drafter's best candidate is less likely than `floor` (BiLD's fallback)."""
+
+    def __init__(self, floor: float) -> None:
+        self._floor = floor
+
+    def best(
+        self, logits: FloatArray, positions: list[int], count: int, after: IntArray | None = None
+    ) -> Children:
+        children = ByProbability().best(logits, positions, count, after)
+        unsure = np.exp(children.logprobs[:, :1]) < self._floor
+        return Children(children.tokens, np.where(unsure, np.float32(-np.inf), children.logprobs))
+
+
 class ByAgreement(Ranking):
     """By the probability that the target chooses a candidate, from what was learned about the pair.
 

@@ -16,8 +16,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.speculation.draws import Draws
+from edgespec.speculation.drafters.base import Drafter, TreeDrafting
+from edgespec.speculation.draws import Draws, DrawSource
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
+from edgespec.speculation.noise import Stream
+from edgespec.speculation.sampling import Sampler
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 from edgespec.speculation.tree_search import grow
 from edgespec.speculation.verification.base import DraftedTree, Law
@@ -120,6 +123,36 @@ class DrawingDrafter(Protocol):
 
     def draw(self, text: Sequence[int], drawing: Drawing, width: int) -> DraftedTree:
         """A sampled tree below the last token of the text; `width` is the most nodes in a draft step."""
+
+
+@dataclass(frozen=True)
+class SampledDrafting(TreeDrafting):
+    """Tokens sampled from the drafter's law, with the target's penalties, filters and temperature.
+
+    Args:
+        shape: how many tokens are drawn, and where, within limits.
+        replacement: whether a token may be drawn twice below one node.
+        n_vocab: size of the target's vocabulary.
+    """
+
+    shape: Callable[[TreeLimits], Shape]
+    replacement: bool
+    sampler: Sampler
+    n_vocab: int
+    draws: DrawSource
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
+        assert isinstance(drafter, DrawingDrafter), "checked by method_for"
+
+        def law(logits: FloatArray, below: Sequence[int]) -> Law:
+            if len(logits) < self.n_vocab:
+                missing = np.full(self.n_vocab - len(logits), -np.inf, dtype=np.float32)
+                logits = np.concatenate([logits, missing])
+            return self.sampler.law(logits, [*text, *below] if self.sampler.penalizes else text)
+
+        draws = self.draws(Stream.DRAFTING, len(text))
+        drawing = Drawing(self.shape(limits), self.replacement, law, draws, limits.ends)
+        return drafter.draw(text, drawing, limits.width)
 
 
 def grow_drawn(

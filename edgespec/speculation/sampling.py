@@ -1,16 +1,15 @@
-"""Sampling: how the target chooses the next token, with penalties, filters, temperature and noise."""
+"""Sampling: how the target chooses the next token, and follows its choices down a tree."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.noise import GumbelNoise, Stream
-
-FloatArray = NDArray[np.float32]
+from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 # Tokens further below the best than this (in nats) usually hold too little probability to matter for top-p.
 # The search checks this, and covers all tokens if they do matter.
@@ -21,6 +20,25 @@ _ARRAYS = 8  # double-precision arrays of vocabulary size that exist at a time
 def scratch_bytes(n_vocab: int) -> int:
     """Most bytes of temporary arrays for one choice, noise included."""
     return _ARRAYS * 8 * n_vocab
+
+
+def sample_and_match(tree: TokenTree, choose: Callable[[int], int]) -> Acceptance:
+    """The target chooses token after token, with no further pass for as long as the tree holds its choice.
+
+    The drafter has no influence on the choice, so the text is the target's own whatever the tree
+    (SpecExec, Svirschevski et al. 2024, section 4). With greedy choices this is argmax matching; with
+    shared noise it is drafter-invariant sampling.
+
+    Args:
+        choose: returns the target's token after a node, drawn from its distribution there.
+    """
+    path = [0]
+    while True:
+        token = choose(path[-1])
+        child = tree.child(path[-1], token)
+        if child is None:
+            return Acceptance(tuple(path), token)
+        path.append(child)
 
 
 class Sampler:

@@ -1,4 +1,4 @@
-"""The token tree: candidate continuations that share prefixes, as a plain value."""
+"""The token tree: candidate continuations that share prefixes, and what was accepted of it; plain values."""
 
 from __future__ import annotations
 
@@ -235,6 +235,19 @@ class TokenTree:
         offsets = np.zeros(len(self) + 1, dtype=np.int64)
         np.cumsum(member.sum(axis=1), out=offsets[1:])
         return numbers, offsets
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What the target accepted of a tree.
+
+    Attributes:
+        path: the accepted nodes, from the root on.
+        bonus: the target's token after the last of them.
+    """
+
+    path: tuple[int, ...]
+    bonus: int
 
 
 def _depths(parents: IntArray) -> IntArray:

@@ -13,7 +13,7 @@ from typing import Any
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request
-from edgespec.engine.session_file import SessionFile
+from edgespec.engine.sessions.file import SessionFile
 from edgespec.errors import EdgeSpecError, StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.generation.config import GenerationConfig, Grammar

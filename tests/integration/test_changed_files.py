@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 from edgespec import Engine, GenerationConfig, Session
-from edgespec.engine.session_file import SessionFile
+from edgespec.engine.sessions.file import SessionFile
 from edgespec.errors import ModelFileError, StreamError
 from edgespec.files import state as filestate
 from edgespec.models.llama.runtime.model import Model

@@ -10,7 +10,7 @@ import pytest
 
 import edgespec
 from edgespec import Engine, GenerationConfig, Session
-from edgespec.engine.session_file import SessionFile
+from edgespec.engine.sessions.file import SessionFile
 from edgespec.errors import SessionError
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate

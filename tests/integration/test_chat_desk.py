@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine.session_file import sessions_folder
+from edgespec.engine.sessions.file import sessions_folder
 from tests.desk import EDGESPEC, STORY, Desk
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")

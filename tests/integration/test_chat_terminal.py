@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine.session_file import sessions_folder
+from edgespec.engine.sessions.file import sessions_folder
 from tests.desk import STORY, Desk
 from tests.least_memory import least_memory
 from tests.templated import with_template

@@ -20,7 +20,7 @@ import pytest
 
 import edgespec
 from edgespec.engine.engine import Engine
-from edgespec.engine.session_file import SessionFile
+from edgespec.engine.sessions.file import SessionFile
 from edgespec.errors import BackendError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.runtime.batch import Batch
@@ -211,7 +211,7 @@ from pathlib import Path
 from edgespec.errors import BackendError
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
-from edgespec.engine.session_file import SessionFile
+from edgespec.engine.sessions.file import SessionFile
 from tests.integration.test_closing import _AFTER_CLOSE
 
 model = Model(Path(sys.argv[1]))

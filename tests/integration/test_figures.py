@@ -11,7 +11,7 @@ import pytest
 import edgespec
 from edgespec.bench.rows.child import answers
 from edgespec.engine.engine import Engine
-from edgespec.engine.target import TextTree
+from edgespec.engine.passes import TextTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.speculation.drafters.base import Drafter

@@ -17,8 +17,7 @@ from edgespec.generation.result import Generation
 from edgespec.speculation.drafters.proposing import lookup_drafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import ByProbability
-from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.verification.base import Acceptance
+from edgespec.speculation.tree import Acceptance, TokenTree
 
 SCHEMA = {
     "type": "object",

@@ -16,7 +16,7 @@ import pytest
 
 import edgespec
 from edgespec.engine.engine import Engine
-from edgespec.engine.target import CachedText
+from edgespec.engine.passes import CachedText
 from edgespec.errors import BackendError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.quantize import make_drafter

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.serving.limits import Limits
+from edgespec.serving.api.limits import Limits
 from tests.browser import Browser, browsing, chromium
 from tests.serving import CHAT, Running, serving
 

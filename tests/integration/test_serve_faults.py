@@ -25,7 +25,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
-from edgespec.serving.limits import Limits
+from edgespec.serving.api.limits import Limits
 from tests.serving import CHAT, PATIENCE_S, TEXT, Client, Running, end_of, load, serving, started
 from tests.tiny import write_tiny
 

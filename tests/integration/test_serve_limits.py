@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgespec.serving.api.limits import Limits
+from edgespec.serving.api.refusals import Refusal
 from edgespec.serving.bodies import parse
-from edgespec.serving.limits import Limits
-from edgespec.serving.refusals import Refusal
 from tests.serving import CHAT, PATIENCE_S, RESPONSE, TEXT, Running, load, serving
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ import edgespec
 from edgespec import Engine, GenerationConfig, Session
 from edgespec.drafters.drafted_text import DraftedText
 from edgespec.drafters.model import ModelDrafter
-from edgespec.engine.session_file import SessionFile, saved_sessions
+from edgespec.engine.sessions.file import SessionFile, saved_sessions
 from edgespec.errors import SessionError
 
 QUESTIONS = ["Hi", "Why is the sky blue?", "And at night?"]

@@ -26,7 +26,7 @@ from edgespec.generation.result import Generation
 from edgespec.kernels import ggml
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.layer_switch import LayerSwitch
+from edgespec.offload.layer_ring import LayerSwitch
 from edgespec.offload.packing import choice
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.paging import PagedWeights

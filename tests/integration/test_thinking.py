@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Request
-from edgespec.engine.session import Session
+from edgespec.engine.sessions.session import Session
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.models.text.encoding import Encoder

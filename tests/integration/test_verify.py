@@ -13,7 +13,7 @@ import torch
 import edgespec
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
-from edgespec.engine.target import TextTree
+from edgespec.engine.passes import TextTree
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.speculation.draws import SeededDraws

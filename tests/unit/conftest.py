@@ -23,7 +23,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> TalkingEngine:
 @pytest.fixture
 def talking_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversations whose answers are the talking engine's."""
-    monkeypatch.setattr("edgespec.engine.session.Session", TalkingSession)
+    monkeypatch.setattr("edgespec.engine.sessions.session.Session", TalkingSession)
 
 
 @pytest.fixture

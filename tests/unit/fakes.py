@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.target import PromptChunk, TargetPass, TextTree, Verified
+from edgespec.engine.passes import PromptChunk, TargetPass, TextTree, Verified
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.text_cache import common_prefix
 from edgespec.models.llama.row_rule import RowRule

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgespec.generation.tools import Tool, ToolCall
 from edgespec.models.text.answer_format import ThoughtFormat
 from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
-from edgespec.models.text.call_syntax import (
+from edgespec.models.text.calls.syntax import (
     GENERIC,
     GLM,
     HARMONY,

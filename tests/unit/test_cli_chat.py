@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.cli.conversation.chat import Chat
 from edgespec.cli.conversation.interactive import InteractiveChat
-from edgespec.cli.conversation.prompting import join_lines
+from edgespec.cli.conversation.plain_keyboard import join_lines
 from edgespec.cli.main import main
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal

@@ -174,7 +174,7 @@ def test_a_chat_says_that_it_is_lossy(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
     monkeypatch.setattr(
-        "edgespec.engine.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text)
+        "edgespec.engine.sessions.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text)
     )
     assert main(["chat", "--verify", "topk-gap"]) == 0
     err = capsys.readouterr().err

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgespec.cli.screen.tree_drawing import draw_tree
-from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.verification import Acceptance
+from edgespec.speculation.tree import Acceptance, TokenTree
 
 PIECES = [b" the", b" cat", b" dog", b"\n", b" sat", b" ran", b"!", b" end"]
 

@@ -15,8 +15,8 @@ from edgespec.cli.batch.lines import read_jobs
 from edgespec.errors import GrammarError
 from edgespec.generation.config import Grammar
 from edgespec.models.llama.runtime.model import Model
-from edgespec.models.text.grammar import _KEPT, _KEPT_BYTES, Grammars, _Compiled
-from edgespec.models.text.grammar_checks import check, is_plain
+from edgespec.models.text.grammar.checks import check, is_plain
+from edgespec.models.text.grammar.matchers import _KEPT, _KEPT_BYTES, Grammars, _Compiled
 
 # Run in a process of its own: where a form is not bounded, compiling it ends that process.
 HOSTILE = """
@@ -24,7 +24,7 @@ import json, sys
 from pathlib import Path
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.config import Grammar
-from edgespec.models.text.grammar import Grammars
+from edgespec.models.text.grammar.matchers import Grammars
 from edgespec.models.llama.runtime.model import Model
 for form in json.load(sys.stdin):
     with Model(Path(sys.argv[1]), vocabulary_only=True) as model:
@@ -107,7 +107,7 @@ def test_ordinary_forms_are_compiled_without_a_trial(
     def no_child(*_args: object, **_options: object) -> None:
         pytest.fail("a child process was started")
 
-    monkeypatch.setattr("edgespec.models.text.grammar.attempt_in_child", no_child)
+    monkeypatch.setattr("edgespec.models.text.grammar.matchers.attempt_in_child", no_child)
     forms = [
         schema(
             {"type": "object", "properties": {"age": {"type": "integer", "multipleOf": 5, "maximum": 150}}}
@@ -142,7 +142,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_is_taken_for_plain_is_far_from_the_limits(name: str) -> None:
-    from edgespec.models.text.grammar import _LIMITS, MOST_COMPILED_BYTES
+    from edgespec.models.text.grammar.matchers import _LIMITS, MOST_COMPILED_BYTES
     from edgespec.processes.trial import attempt_in_child
 
     form = PLAIN[name]
@@ -150,7 +150,7 @@ def test_what_is_taken_for_plain_is_far_from_the_limits(name: str) -> None:
     assert is_plain(form)
     request = {"kind": form.kind, "text": form.text, "limits": _LIMITS}
     verdict = attempt_in_child(
-        "edgespec.models.text.grammar_trial",
+        "edgespec.models.text.grammar.trial",
         request,
         cpu_s=20,
         memory_bytes=MOST_COMPILED_BYTES,
@@ -164,7 +164,7 @@ def test_a_child_that_dies_is_a_verdict() -> None:
 
     for form, why in ((chained_terminals(10_000), "crash"), (schema({"multipleOf": 99_999_989}), "time")):
         request = {"kind": form.kind, "text": form.text, "limits": {}}
-        verdict = attempt_in_child("edgespec.models.text.grammar_trial", request, cpu_s=2)
+        verdict = attempt_in_child("edgespec.models.text.grammar.trial", request, cpu_s=2)
         assert (verdict.answer, verdict.why) == (None, why)
 
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from edgespec.engine.logprobs import Logprobs
 from edgespec.generation.config import GenerationConfig
-from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.verification.base import Acceptance
+from edgespec.speculation.tree import Acceptance, TokenTree
 from tests.unit.fakes import FakeDrafter, fake_engine
 
 

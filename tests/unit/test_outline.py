@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.models.text.answer_parts import AnswerParts
-from edgespec.models.text.call_syntax import (
+from edgespec.models.text.calls.syntax import (
     GENERIC,
     GLM,
     HARMONY,
@@ -29,9 +29,9 @@ from edgespec.models.text.call_syntax import (
     CallSyntax,
 )
 from edgespec.models.text.channels import ChannelParts
-from edgespec.models.text.outline import Outline
-from edgespec.models.text.outline_steps import Calls, Form, Thought
-from edgespec.models.text.pieces import Pieces
+from edgespec.models.text.outline.outline import Outline
+from edgespec.models.text.outline.pieces import Pieces
+from edgespec.models.text.outline.steps import Calls, Form, Thought
 from edgespec.speculation.constraint import Constraint
 
 END = 256

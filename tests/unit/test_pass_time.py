@@ -24,7 +24,7 @@ from edgespec.drafting.agreement import Agreement
 from edgespec.drafting.recipe_search import CostModel
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.sizing import AdaptiveSizer
+from edgespec.speculation.sizing.sizers import AdaptiveSizer
 
 COMPUTE = Curve.through([(1, 0.1), (16, 0.2), (64, 1.0)])
 STEP = Curve.through([(1, 0.01), (8, 0.02)])

@@ -8,9 +8,9 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.serving.refusals import Refusal
-from edgespec.serving.requests import Request, read_request, with_system
-from edgespec.serving.responses import as_chat
+from edgespec.serving.api.refusals import Refusal
+from edgespec.serving.api.requests import Request, read_request, with_system
+from edgespec.serving.api.responses import as_chat
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "strict": True}}

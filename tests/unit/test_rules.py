@@ -17,9 +17,9 @@ from edgespec.speculation.draws import SeededDraws
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import method_for
 from edgespec.speculation.noise import GumbelNoise, Stream
-from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.tree_drafting import ConfidenceFloor
-from edgespec.speculation.verification.base import Acceptance, DraftedTree, Verifier
+from edgespec.speculation.ranking import ConfidenceFloor
+from edgespec.speculation.tree import Acceptance, TokenTree
+from edgespec.speculation.verification.base import DraftedTree, Verifier
 from edgespec.speculation.verification.longest import TopKGap, Typical
 from edgespec.speculation.verification.rollback import Rollback
 from tests.unit.chance import ScriptedDraws, law_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.scheduler import CellBudget, PassLimits, plan_pass
+from edgespec.engine.many_texts.scheduler import CellBudget, PassLimits, plan_pass
 
 limits = st.builds(PassLimits, texts=st.integers(1, 60), rows=st.integers(1, 128))
 

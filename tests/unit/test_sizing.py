@@ -16,7 +16,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import Costs
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
-from edgespec.speculation.sizing import AdaptiveSizer, FixedSizer, PassRoom
+from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer, PassRoom
 from edgespec.speculation.tree_search import grow
 
 Cost = Callable[[int], float]

@@ -12,9 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgespec.generation.config import GenerationConfig
-from edgespec.speculation.sampling import Sampler
-from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.verification import Acceptance, sample_and_match
+from edgespec.speculation.sampling import Sampler, sample_and_match
+from edgespec.speculation.tree import Acceptance, TokenTree
 from tests.unit.strategies import distinct_trees, text_of
 
 Text = tuple[int, ...]

@@ -229,7 +229,7 @@ def test_a_piped_chat_is_one_question(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(
-        "edgespec.engine.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text)
+        "edgespec.engine.sessions.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text)
     )
     pipe_in(b"/bye\nwas a command.\n\nWhat is it here?\n")
     assert main(["chat"]) == 0

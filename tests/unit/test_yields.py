@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.costs.yields import BUDGETS, Yields, expected_yields
+from edgespec.speculation.sizing.yield_meter import YieldMeter
 from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.yield_meter import YieldMeter
 from tests.unit.strategies import distinct_trees
 
 

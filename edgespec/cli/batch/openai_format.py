@@ -17,8 +17,8 @@ from edgespec.cli.origin import NO_ORIGIN, Origin
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig, shortened
 from edgespec.generation.result import Generation
-from edgespec.serving import protocol, requests
-from edgespec.serving.refusals import refusal_for
+from edgespec.serving.api import protocol, requests
+from edgespec.serving.api.refusals import refusal_for
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

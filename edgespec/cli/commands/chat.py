@@ -15,8 +15,8 @@ from edgespec.cli.conversation.attach import Attachments, after_files, read_atta
 from edgespec.cli.conversation.changeable_model import ChangeableModel
 from edgespec.cli.conversation.chat import Chat
 from edgespec.cli.conversation.echo import without_echo
-from edgespec.cli.conversation.interactive import InteractiveChat
-from edgespec.cli.conversation.prompting import keyboard
+from edgespec.cli.conversation.interactive import InteractiveChat, Keyboard, TypedKeyboard
+from edgespec.cli.conversation.plain_keyboard import PlainKeyboard
 from edgespec.cli.conversation.welcome import welcome
 from edgespec.cli.options.declaration import is_on_command_line, option, with_options
 from edgespec.cli.options.loading import LoadOptions
@@ -91,7 +91,7 @@ def chat(
             stack.enter_context(without_echo())
         file = None
         if session is not None:
-            from edgespec.engine.session_file import SessionFile
+            from edgespec.engine.sessions.file import SessionFile
 
             file = SessionFile(session)
             stack.callback(file.close)
@@ -113,7 +113,7 @@ def chat(
         chosen = models.sampling
         terminal.rule(chosen.config.rule)
         terminal.thinking(engine, chosen.config)
-        from edgespec.engine.session import Session
+        from edgespec.engine.sessions.session import Session
 
         conversation = Session(engine, system)
         turns = Chat(
@@ -138,7 +138,9 @@ def chat(
                 welcome(terminal)
             interactive = InteractiveChat(turns, pending, models)
             interactive.attached += attached
-            interactive.run(keyboard(interactive.completer), first=prompt)
+            keyboard: Keyboard
+            keyboard = TypedKeyboard(interactive.completer) if is_terminal(sys.stdout) else PlainKeyboard()
+            interactive.run(keyboard, first=prompt)
         else:
             assert prompt is not None
             _answer_once(turns, prompt, as_json=output.as_json)

@@ -109,8 +109,8 @@ def serve(
     from edgespec.models.hub.elsewhere import display_name
 
     try:
+        from edgespec.serving.api.limits import Limits
         from edgespec.serving.app import Application
-        from edgespec.serving.limits import Limits
         from edgespec.serving.origins import checked_origin
         from edgespec.serving.request_log import RequestLog
         from edgespec.serving.server import Server

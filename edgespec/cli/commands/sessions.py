@@ -17,7 +17,7 @@ from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgespec.engine.session_file import SavedSession
+    from edgespec.engine.sessions.file import SavedSession
 
 app = typer.Typer(
     name="sessions",
@@ -32,7 +32,7 @@ Json = Annotated[bool, option(None, "--json", "Print JSON.")]
 @app.command("list", epilog="Example:\n\nedgespec sessions list")
 def list_sessions(as_json: Json = False) -> None:
     """List the saved conversations, latest first."""
-    from edgespec.engine.session_file import saved_sessions
+    from edgespec.engine.sessions.file import saved_sessions
     from edgespec.units import readable
 
     found = list(saved_sessions())
@@ -65,8 +65,8 @@ def show(
     ] = False,
 ) -> None:
     """Print a saved conversation as Markdown."""
-    from edgespec.cli.conversation.export import Transcript
-    from edgespec.engine.session_file import read_conversation
+    from edgespec.cli.conversation.slash.export import Transcript
+    from edgespec.engine.sessions.file import read_conversation
 
     saved = read_conversation(_existing(name))
     assert saved is not None, "the file exists"
@@ -87,7 +87,7 @@ def remove(
     yes: Annotated[bool, option(None, "-y --yes", "Do not ask.", variable=False)] = False,
 ) -> None:
     """Remove saved conversations, with what was kept of the model's reading of them."""
-    from edgespec.engine.session_file import SessionFile, remove_session
+    from edgespec.engine.sessions.file import SessionFile, remove_session
 
     files = [_existing(name) for name in names]
     if not yes:
@@ -112,7 +112,7 @@ def _existing(name: str) -> Path:
     """The file of a session; raises UsageError if there is none."""
     import difflib
 
-    from edgespec.engine.session_file import session_path, sessions_folder
+    from edgespec.engine.sessions.file import session_path, sessions_folder
 
     path = session_path(name)
     if not path.is_file():

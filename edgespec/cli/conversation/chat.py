@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.cli.options.sampling import ChosenSampling
     from edgespec.cli.screen.status import Status
     from edgespec.engine.engine import Engine
-    from edgespec.engine.session import Resumed, Session
+    from edgespec.engine.sessions.session import Resumed, Session
 
 _SET = "/set"  # where a setting comes from that was changed in the chat
 
@@ -133,7 +133,6 @@ class Chat:
             with without_echo(), cancelling(self._engine) as interruption, self.terminal.status() as status:
                 status.waiting("Reading the prompt")
                 for chunk in begin(status):
-                    answer = chunk.generation
                     answer = chunk.generation
                     if as_json:
                         status.clear()

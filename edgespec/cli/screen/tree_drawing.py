@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from edgespec.speculation.tree import TokenTree
-    from edgespec.speculation.verification import Acceptance
+    from edgespec.speculation.tree import Acceptance, TokenTree
 
 _ACCEPTED, _REJECTED, _BONUS = "green", "dim", "bold cyan"
 _MOST_BRANCHES = 4  # rejected branches drawn per node

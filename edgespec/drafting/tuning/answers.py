@@ -26,8 +26,7 @@ from edgespec.errors import ContextLengthError, OutputError
 from edgespec.files.blocks import BlockFile
 from edgespec.generation.config import GenerationConfig
 from edgespec.speculation.top import log_sums, top
-from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
-from edgespec.speculation.verification.base import Acceptance
+from edgespec.speculation.tree import Acceptance, FloatArray, IntArray, TokenTree
 
 TOP = 32  # tokens of each distribution that are kept
 _VERSION = 1

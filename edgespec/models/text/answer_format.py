@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edgespec.models.text import harmony
-from edgespec.models.text.call_syntax import CallSyntax, syntax_of
+from edgespec.models.text.calls import harmony
+from edgespec.models.text.calls.syntax import CallSyntax, syntax_of
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from edgespec.generation.tools import CallPiece, Tool, ToolCall
 from edgespec.models.text.answer_format import ThoughtFormat
-from edgespec.models.text.call_reader import CallName, CallOver, CallReader
-from edgespec.models.text.call_syntax import CallSyntax
+from edgespec.models.text.calls.reader import CallName, CallOver, CallReader
+from edgespec.models.text.calls.syntax import CallSyntax
 
 _ID_LENGTH = 9  # what Mistral's templates insist on
 _ID_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

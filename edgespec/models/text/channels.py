@@ -1,4 +1,4 @@
-"""Takes answers in channels apart (the Harmony format of gpt-oss; see `harmony`)."""
+"""Takes answers in channels apart (the Harmony format of gpt-oss; see `calls.harmony`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from edgespec.models.text import harmony
 from edgespec.models.text.answer_parts import Part, PartsReader, call_id
+from edgespec.models.text.calls import harmony
 
 _HEADS = (harmony.CHANNEL, harmony.START, "to=functions.")
 _ENDS = (harmony.END, harmony.CALL, harmony.RETURN, harmony.START)

@@ -11,7 +11,7 @@ from edgespec.errors import TemplateError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_format import AnswerFormat, answer_format
-from edgespec.models.text.call_syntax import without_tools
+from edgespec.models.text.calls.syntax import without_tools
 from edgespec.models.text.template import ChatTemplate, Message, Segment, render_segments
 
 # Prompts are tokenized up to this multiple of the context, so that errors can state their length.

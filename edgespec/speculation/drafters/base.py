@@ -1,4 +1,4 @@
-"""The interface of drafters, and the drafter that drafts nothing."""
+"""The interfaces of drafters and of what has them draft, and the drafter that drafts nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.tree import FloatArray, TokenTree
+from edgespec.speculation.verification.base import DraftedTree
 
 ProposedBy = Literal["model", "text", "recycled", "files", "both"]
 """A model, the text so far, an earlier pass of the target, files, or a model and one of the others."""
@@ -123,6 +124,23 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Free its resources."""
+
+
+class TreeDrafting(Protocol):
+    """Makes a drafter grow the kind of tree that a verification rule needs."""
+
+    def draft(self, drafter: Drafter, text: Sequence[int], limits: TreeLimits) -> DraftedTree:
+        """A tree below the last token of the text."""
+
+    def request(self, text: Sequence[int], limits: TreeLimits) -> DraftRequest | None:
+        """The request for a tree that grows together with those of other texts; None if it cannot."""
+        del text, limits
+        return None
+
+    def drafted(self, tree: TokenTree, text: Sequence[int]) -> DraftedTree:
+        """What is sent to the target of a tree that `request` asked for."""
+        del text
+        return DraftedTree(tree)
 
 
 class NoDrafter(Drafter):

@@ -15,23 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.tree import TokenTree
+from edgespec.speculation.tree import Acceptance, TokenTree
 
 Law = NDArray[np.float64]
 TargetLaw = Callable[[int], Law]
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """What a rule accepts in one pass.
-
-    Attributes:
-        path: the accepted nodes, from the root on.
-        bonus: the target's token after the last of them.
-    """
-
-    path: tuple[int, ...]
-    bonus: int
 
 
 @dataclass(frozen=True)

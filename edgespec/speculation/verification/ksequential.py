@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.verification.base import Acceptance, DraftedTree, Law, TargetLaw, Verifier, excess
-from edgespec.speculation.verification.matching import sample_and_match
+from edgespec.speculation.sampling import sample_and_match
+from edgespec.speculation.tree import Acceptance
+from edgespec.speculation.verification.base import DraftedTree, Law, TargetLaw, Verifier, excess
 
 _HALVINGS = 60  # bisection steps, enough for the last bit
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.verification.base import Acceptance, DraftedTree, Law, TargetLaw, Verifier
+from edgespec.speculation.tree import Acceptance
+from edgespec.speculation.verification.base import DraftedTree, Law, TargetLaw, Verifier
 
 
 class Longest(Verifier):

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.verification.base import Acceptance, DraftedTree, Law, TargetLaw, Verifier, excess
-from edgespec.speculation.verification.matching import sample_and_match
+from edgespec.speculation.sampling import sample_and_match
+from edgespec.speculation.tree import Acceptance
+from edgespec.speculation.verification.base import DraftedTree, Law, TargetLaw, Verifier, excess
 
 
 class Rejection(Verifier):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from edgespec.speculation.draws import Draws
-from edgespec.speculation.verification.base import Acceptance, DraftedTree, TargetLaw, Verifier
+from edgespec.speculation.tree import Acceptance
+from edgespec.speculation.verification.base import DraftedTree, TargetLaw, Verifier
 
 
 class Rollback(Verifier):

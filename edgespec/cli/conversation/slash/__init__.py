@@ -1,0 +1,1 @@
+"""The slash commands of a chat."""

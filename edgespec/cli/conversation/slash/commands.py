@@ -1,0 +1,322 @@
+"""The slash commands of a chat: what they do, and what Tab completes them with."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgespec.cli.completion import complete_model, paths
+from edgespec.cli.conversation import settings
+from edgespec.cli.conversation.attach import read_attachment
+from edgespec.cli.conversation.slash import clipboard
+from edgespec.cli.conversation.slash.export import Transcript, export, export_path
+from edgespec.cli.conversation.slash.model import ModelCommand
+from edgespec.cli.conversation.slash.rewriting import Rewriting
+from edgespec.cli.conversation.slash.typed_chat import TypedChat
+from edgespec.cli.screen.formatting import count, details
+from edgespec.errors import EdgeSpecError, SessionError, UsageError
+
+if TYPE_CHECKING:
+    from edgespec.engine.sessions.session import Session
+
+ALIASES = {
+    "/?": "/help",
+    "/exit": "/bye",
+    "/quit": "/bye",
+    "/regen": "/retry",
+    "/regenerate": "/retry",
+    "/cont": "/continue",
+    "/read": "/file",
+}
+_KEYS = (
+    "Ctrl-C stops an answer. Alt-Enter begins a new line; so does \\ at the end of one. "
+    '""" opens and closes a text of several lines. @path in a question attaches a file. '
+    "Tab completes. Ctrl-X Ctrl-E opens an editor."
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A slash command.
+
+    Attributes:
+        value: its value, as /help shows it; empty if it takes none.
+        offers: completions of the value.
+    """
+
+    value: str
+    help: str
+    run: Callable[[str], None]
+    offers: Callable[[str], Sequence[str]] | None = None
+
+
+class SlashCommands:
+    """The commands of one chat."""
+
+    def __init__(self, chat: TypedChat) -> None:
+        self._chat = chat
+        rewriting, models = Rewriting(chat), ModelCommand(chat)
+        self._commands = {
+            "/help": Command("", "this list", self._help),
+            "/system": Command("[TEXT]", "set the system prompt, or show it", self._system),
+            "/set": Command(
+                "NAME VALUE", "change a setting: temperature, seed, tree_budget ...", self._set, _names
+            ),
+            "/show": Command("", "settings, model and session", self._show),
+            "/file": Command("PATH", "attach a text file to the next question", self._file, paths),
+            "/clear": Command("", "start over; what is saved stays as it is", self._clear),
+            "/undo": Command("", "take back the last question and its answer", rewriting.undo),
+            "/retry": Command("", "answer the last question again (/regenerate)", rewriting.retry),
+            "/edit": Command(
+                "[TEXT]", "ask TEXT instead of the last question, or change it in an editor", rewriting.edit
+            ),
+            "/continue": Command("", "go on with an answer that was cut off or stopped", rewriting.go_on),
+            "/model": Command(
+                "[NAME]", "go on with another model, or list those here", models.change, complete_model
+            ),
+            "/save": Command("NAME", "save the conversation, from now on as it goes", self._save, _sessions),
+            "/load": Command("NAME", "go on with a saved conversation", self._load, _sessions),
+            "/export": Command(
+                "FILE", "write the conversation as Markdown, or as JSON if FILE ends so", self._export, paths
+            ),
+            "/sessions": Command("", "list saved conversations", self._list_sessions),
+            "/think": Command(
+                "[show|hide|off|N]",
+                "show the last thought; or all from now on; or think less",
+                self._think,
+                _thinking,
+            ),
+            "/stats": Command("", "figures of the last answer", self._stats),
+            "/tree": Command("", "draw the last token tree: accepted path and rejected branches", self._tree),
+            "/copy": Command("[code]", "copy the last answer, or its last block of code", self._copy, _code),
+            "/bye": Command("", "leave, as Ctrl-D does", lambda _: None),
+        }
+
+    @property
+    def completions(self) -> Mapping[str, Callable[[str], Sequence[str]] | None]:
+        """Each command, with what completes its value."""
+        return {name: command.offers for name, command in self._commands.items()}
+
+    @property
+    def _session(self) -> Session:
+        return self._chat.chat.session
+
+    def run(self, name: str, value: str) -> None:
+        """Run the command of that name or alias.
+
+        Raises:
+            UsageError: there is no such command, or its value makes no sense.
+        """
+        self._command(ALIASES.get(name, name)).run(value)
+
+    def _command(self, name: str) -> Command:
+        if name in self._commands:
+            return self._commands[name]
+        close = difflib.get_close_matches(name, [*self._commands, *ALIASES], n=1)
+        hint = f"Did you mean {close[0]}?" if close else "/help lists the commands."
+        raise UsageError(f"There is no command {name}.", hint)
+
+    def _help(self, _rest: str) -> None:
+        self._chat.chat.terminal.rows(
+            {f"{name} {command.value}": command.help for name, command in self._commands.items()}
+        )
+        self._chat.say(_KEYS)
+
+    def _clear(self, _rest: str) -> None:
+        file = self._session.file
+        self._session.clear()
+        self._chat.last_question = None
+        self._chat.attached.clear()
+        if file is None:
+            self._chat.say("The conversation starts over.")
+        else:
+            self._chat.say(
+                f"The conversation so far stays saved in {file.path}. A new one begins; it is not saved "
+                "until /save NAME."
+            )
+
+    def _system(self, rest: str) -> None:
+        if rest:
+            self._session.system = rest.strip('"')
+            self._chat.say("The system prompt is set.")
+        else:
+            self._chat.say(self._session.system or "There is no system prompt.")
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.removeprefix("parameter ").partition(" ")
+        if name == "system":
+            self._system(value)
+            return
+        if not value.strip():
+            self._show_settings(settings.name_of(name))
+            return
+        if settings.is_budget(name):
+            self._chat.chat.set_budget(settings.parse_budget(value))
+        else:
+            self._chat.chat.change(name, value.strip())
+        self._chat.say(f"{settings.name_of(name)} is {value.strip()} from now on.")
+
+    def _think(self, rest: str) -> None:
+        """Show the last thought, unfold or fold those to come, or set how much the model thinks."""
+        chat = self._chat.chat
+        if rest in ("show", "hide"):
+            chat.thoughts.unfolded = rest == "show"
+            self._chat.say(f"Thoughts are {'shown' if rest == 'show' else 'folded'} from now on.")
+        elif rest:
+            self._set(f"think {rest}")
+        elif chat.last_answer is not None and chat.last_answer.reasoning:
+            chat.thoughts.show(chat.last_answer.reasoning)
+        else:
+            self._chat.say("There was no thought before the last answer.")
+
+    def _settings(self) -> dict[str, str]:
+        chat = self._chat.chat
+        budget = "auto" if chat.budget is None else str(chat.budget)
+        return {**settings.shown(chat.config, chat.sources), "tree_budget": budget}
+
+    def _show_settings(self, name: str) -> None:
+        """Show one setting, or all if the name is empty."""
+        rows = self._settings()
+        if not name:
+            self._chat.chat.terminal.rows(rows)
+        elif name in rows:
+            self._chat.say(f"{name} is {rows[name]}. To change it: /set {name} VALUE")
+        else:
+            raise settings.unknown(name)
+
+    def _show(self, _rest: str) -> None:
+        rows = {
+            **self._settings(),
+            "context": f"{self._chat.chat.context} tokens",
+            "model": self._chat.chat.description,
+            "system": self._session.system or "none",
+            "session": str(self._session.file.path) if self._session.file else "not saved",
+        }
+        self._chat.chat.terminal.rows(rows)
+
+    def _file(self, rest: str) -> None:
+        if not rest.strip('"'):
+            raise UsageError("/file needs the path of a text file.", "For example: /file notes.md")
+        path, text = read_attachment(rest.strip('"'))
+        self._chat.attached.append((path, text))
+        self._chat.say(f"{path} ({len(text)} characters) goes with the next question.")
+
+    def _save(self, rest: str) -> None:
+        if not rest:
+            if self._session.file is None:
+                raise UsageError("/save needs a name.", "For example: /save trip, or /save notes/trip.json")
+            self._chat.say(f"The conversation is saved in {self._session.file.path} as it goes.")
+            return
+        from edgespec.engine.sessions.file import SessionFile, session_path
+
+        path = session_path(rest)
+        if self._session.file is not None and self._session.file.path == path:
+            self._chat.say(f"The conversation is saved in {path} as it goes.")
+            return
+        if path.exists() and not self._chat.confirm(f"{path.stem} exists. Write over it?"):
+            return
+        self._session.save_to(SessionFile(rest))
+        self._chat.say(f"The conversation is saved in {path}, from now on as it goes.")
+
+    def _load(self, rest: str) -> None:
+        from edgespec.engine.sessions.file import SessionFile, saved_sessions, session_path
+
+        if not rest:
+            raise UsageError("/load needs a name.", "/sessions lists them.")
+        path = session_path(rest)
+        if not path.exists():
+            close = difflib.get_close_matches(rest, [s.name for s in saved_sessions()], n=1)
+            raise SessionError(
+                f"There is no session '{rest}'.",
+                f"Did you mean {close[0]}?" if close else "/sessions lists them.",
+            )
+        if self._session.file is not None and self._session.file.path == path:
+            self._chat.say("That is this one.")
+            return
+        file = SessionFile(rest)
+        try:
+            resumed = self._session.resume(file)
+        except EdgeSpecError:
+            if self._session.file is not file:
+                file.close()
+            raise
+        self._chat.last_question = resumed.pending if resumed else None
+        self._chat.chat.report_resumed(resumed)
+
+    def _export(self, rest: str) -> None:
+        name = rest.strip('"')
+        if not name:
+            raise UsageError("/export needs the name of a file.", "For example: /export trip.md")
+        path = export_path(name)
+        if path.exists() and not self._chat.confirm(f"{path} exists. Write over it?"):
+            return
+        model = self._chat.chat.model_name
+        export(path, Transcript(self._session.system, self._session.messages, model))
+        self._chat.say(f"The conversation was written to {path}.")
+
+    def _list_sessions(self, _rest: str) -> None:
+        from edgespec.engine.sessions.file import saved_sessions
+
+        found = list(saved_sessions())
+        if not found:
+            self._chat.say("No conversation was saved yet; /save NAME does that.")
+        columns = shutil.get_terminal_size().columns
+        for s in found:
+            first = " ".join(s.first.split())
+            line = f"{s.name}  {count(s.turns, 'turn')}  {s.saved[:16].replace('T', ' ')}  {s.model}  {first}"
+            self._chat.say(line if len(line) < columns else line[: columns - 2] + "…")
+
+    def _stats(self, _rest: str) -> None:
+        answer = self._chat.chat.last_answer
+        if answer is None:
+            self._chat.say("There is no answer yet.")
+        else:
+            chat = self._chat.chat
+            sampled = settings.sampling_in_words(chat.config, chat.sources)
+            chat.terminal.rows(details(answer) | {"sampling": sampled})
+
+    def _tree(self, _rest: str) -> None:
+        if not self._chat.chat.draw_last_tree(shutil.get_terminal_size().columns - 1):
+            self._chat.say(
+                "No tree was drafted yet. /set tree_budget 16 asks for trees even where they do not pay."
+            )
+
+    def _copy(self, rest: str) -> None:
+        answer = self._chat.chat.last_answer
+        text = (
+            answer.text if answer else self._session.messages[-1]["content"] if self._session.messages else ""
+        )
+        if rest:
+            blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+            text = blocks[-1] if blocks else ""
+        if not text:
+            self._chat.say("There is nothing to copy.")
+            return
+        how = clipboard.copy(text, self._chat.chat.results)
+        self._chat.say(f"{count(len(text), 'character')} copied {how}.")
+
+
+def _names(typed: str) -> Sequence[str]:
+    """Names of settings, and then the values that can be listed."""
+    name, space, _ = typed.partition(" ")
+    if space:
+        return [f"{name} {value}" for value in settings.values_of(name)]
+    return [f"{name} " for name in settings.NAMES]
+
+
+def _sessions(typed: str) -> Sequence[str]:
+    from edgespec.engine.sessions.file import saved_sessions
+
+    return [session.name for session in saved_sessions()] or paths(typed)
+
+
+def _thinking(_typed: str) -> Sequence[str]:
+    return ["show", "hide", *settings.values_of("think")]
+
+
+def _code(_typed: str) -> Sequence[str]:
+    return ["code"]

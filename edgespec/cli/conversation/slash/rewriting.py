@@ -1,0 +1,71 @@
+"""The slash commands that take back, repeat, change or extend the last turn of a chat."""
+
+from __future__ import annotations
+
+from edgespec.cli.conversation.echo import with_shell_modes
+from edgespec.cli.conversation.editor import edited
+from edgespec.cli.conversation.slash.typed_chat import TypedChat
+from edgespec.errors import UsageError
+
+
+class Rewriting:
+    """The commands of one chat."""
+
+    def __init__(self, chat: TypedChat) -> None:
+        self._chat = chat
+
+    def undo(self, _rest: str) -> None:
+        """Take back the last question and its answer."""
+        self._chat.last_question = None
+        undone = self._chat.chat.session.undo()
+        self._chat.say("The last turn is taken back." if undone else "There is nothing to undo.")
+
+    def retry(self, _rest: str) -> None:
+        """Answer the last question again."""
+        question = self._last_question
+        if question is None:
+            self._chat.say("There is nothing to retry.")
+            return
+        chat = self._chat.chat
+        if self._take_back(question) and (chat.config.greedy or chat.config.seed is not None):
+            self._chat.say("The answer will be the same; /set temperature 0.7 without a seed varies it.")
+        self._chat.answer(question)
+
+    def edit(self, rest: str) -> None:
+        """Have another question answered instead of the last one, which an editor opens if none is given."""
+        question = self._last_question
+        if question is None:
+            self._chat.say("There is no question to edit.")
+            return
+        if rest:
+            self._take_back(question)
+            self._chat.answer(rest)
+            return
+        with with_shell_modes():
+            changed = edited(question)
+        if changed is None or not changed.strip() or changed == question:
+            self._chat.say("The question stays as it is.")
+            return
+        self._take_back(question)
+        self._chat.say(f">>> {changed}")
+        self._chat.answer(changed)
+
+    def go_on(self, _rest: str) -> None:
+        """Go on with the last answer."""
+        if not self._chat.chat.session.messages:
+            raise UsageError("There is no answer to go on with.", "Ask something first.")
+        self._chat.go_on()
+
+    @property
+    def _last_question(self) -> str | None:
+        messages = self._chat.chat.session.messages
+        if self._chat.last_question is None and messages:
+            self._chat.last_question = messages[-2]["content"]
+        return self._chat.last_question
+
+    def _take_back(self, question: str) -> bool:
+        """Drop a question and its answer; False if it got none, and so was not kept."""
+        messages = self._chat.chat.session.messages
+        if messages and messages[-2]["content"] == question:
+            return self._chat.chat.session.undo()
+        return False

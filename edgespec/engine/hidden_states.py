@@ -1,0 +1,69 @@
+"""The target's hidden states, handed to the drafter that reads them: a draft head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from edgespec.engine.passes import CachedText
+from edgespec.speculation.tree import FloatArray
+
+
+class HiddenStates(Protocol):
+    """Where the hidden states of the last decode are; see models.llama.heads.tap."""
+
+    def rows(self) -> FloatArray: ...
+
+
+class HiddenReader(Protocol):
+    """Is given the hidden states of what becomes text: a drafter that has a use for them."""
+
+    def take(self, cached: CachedText, start: int, hidden: FloatArray) -> None:
+        """Tokens of a text were read. Computes nothing, so it cannot be interrupted.
+
+        Args:
+            cached: holds the text, up to the last of these tokens.
+            start: of the first.
+            hidden: (tokens, width) of each.
+        """
+
+    def digest(self) -> None:
+        """Compute what is wanted of the hidden states that were taken, so that they need not be kept.
+
+        Raises:
+            DecodeAborted: stopped from outside; the rest is computed later.
+        """
+
+    def closed(self, cached: CachedText) -> None:
+        """A text was forgotten, and its place in the cache with it."""
+
+
+class HiddenFeed:
+    """Hands a reader the hidden states of everything that becomes text; does nothing without one."""
+
+    def __init__(self) -> None:
+        self._states: HiddenStates | None = None
+        self._reader: HiddenReader | None = None
+
+    def connect(self, states: HiddenStates, reader: HiddenReader) -> None:
+        """Give a reader the hidden states from now on."""
+        self._states, self._reader = states, reader
+
+    def show(self, cached: CachedText, start: int, rows: slice | Sequence[int]) -> None:
+        """Show the reader the hidden states of some rows of the last decode, which are text now.
+
+        Args:
+            start: position of the first in the text.
+        """
+        if self._states is not None and self._reader is not None:
+            self._reader.take(cached, start, self._states.rows()[rows].copy())
+
+    def digest(self) -> None:
+        """Have the reader compute what it wants of them; see `HiddenReader`."""
+        if self._reader is not None:
+            self._reader.digest()
+
+    def closed(self, cached: CachedText) -> None:
+        """Tell the reader that a text was forgotten."""
+        if self._reader is not None:
+            self._reader.closed(cached)

@@ -1,0 +1,1 @@
+"""Many texts in a pass: who takes part, and how their answers come back."""

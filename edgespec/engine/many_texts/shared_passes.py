@@ -1,0 +1,298 @@
+"""Many answers at once: texts join and leave between passes, and every pass serves all of them.
+
+A text's tokens are the same, bit for bit, in any company: its rows attend to its own cells only, a row rule
+keeps the number of rows from choosing the kernels, and its random numbers come from its own seed. So texts
+are scheduled by speed alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgespec.engine.answer import AnswerInProgress
+from edgespec.engine.loop import Loop
+from edgespec.engine.many_texts.pass_tree import pass_tree
+from edgespec.engine.many_texts.scheduler import CellBudget, PassLimits, plan_pass
+from edgespec.engine.passes import CachedText, PromptChunk
+from edgespec.engine.requests import Event, Request, RequestSource
+from edgespec.engine.target import Target
+from edgespec.errors import EdgeSpecError
+from edgespec.generation.result import Chunk, FinishReason, PassRecord
+from edgespec.models.llama.cache.states import StateStore
+from edgespec.models.llama.cache.text_cache import common_prefix
+from edgespec.models.llama.row_rule import MOST_ROWS
+from edgespec.models.llama.runtime.abort import DecodeAborted
+
+_SHARED_PREFIX = 16  # tokens that are worth waiting for while another text reads them
+
+
+@dataclass(eq=False)
+class _InFlight:
+    """A request that has begun.
+
+    Attributes:
+        started: whether any of its tokens were read for it alone.
+    """
+
+    request: Request
+    answer: AnswerInProgress
+    started: bool = False
+
+    @property
+    def prompt(self) -> list[int]:
+        """The tokens that must be in the cache before the text is extended."""
+        return self.answer.decoding.tokens[:-1]
+
+    @property
+    def place(self) -> CachedText:
+        """Where the text is cached."""
+        cached = self.answer.decoding.cached
+        assert cached is not None, "only waiting texts are not in the cache"
+        return cached
+
+
+class SharedPasses:
+    """Answers the requests of a source, as many at once as fit.
+
+    Args:
+        begin: starts an answer: encodes the prompt, checks it, and sets up its method.
+        finish: ends an answer.
+        stopped: whether everything is to end.
+        most_texts: most answers at once.
+        on_pass: called after each pass that extended texts, with its rows and a record for each text.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        loop: Loop,
+        source: RequestSource,
+        *,
+        begin: Callable[[Request], AnswerInProgress],
+        finish: Callable[[AnswerInProgress, FinishReason], Chunk],
+        stopped: Callable[[], bool],
+        on_pass: Callable[[int, Sequence[PassRecord]], None],
+        most_texts: int,
+    ) -> None:
+        self._target = target
+        self._loop = loop
+        self._source = source
+        self._begin = begin
+        self._finish = finish
+        self._stopped = stopped
+        self._on_pass = on_pass
+        # Larger passes take other kernels, so their texts would differ more; and they are hardly faster.
+        rows = target.rule.maximum if target.rule else min(MOST_ROWS, target.context.n_rows)
+        texts = min(most_texts, target.max_texts - 1, target.max_nodes)
+        self._limits = PassLimits(max(texts, 1), rows)
+        self._most_idle = max(target.max_texts - 1 - self._limits.texts, 0)
+        self._cells = CellBudget(target.context.n_cells, spare=4 * target.max_nodes)
+        self._in_flight: list[_InFlight] = []
+        self._waiting: deque[_InFlight] = deque()
+        self._idle: deque[CachedText] = deque()  # of finished answers, for requests that begin alike
+        self._states: StateStore | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def events(self) -> Generator[Event | None, None, None]:
+        """Answer everything, yielding what each pass adds to each answer.
+
+        Yields None when there is nothing to do until the source has another request. When everything is
+        stopped, what is in flight ends as cancelled.
+        """
+        try:
+            while not self._stopped():
+                yield from self._drop_cancelled()
+                yield from self._admit()
+                if self._in_flight:
+                    yield from self._pass()
+                else:
+                    yield None
+        except DecodeAborted:
+            pass
+        finally:
+            unfinished = [*self._in_flight, *self._waiting]
+            self._forget_everything()
+        for text in unfinished:
+            yield Event(text.request, self._finish(text.answer, "cancelled"))
+
+    def _admit(self) -> Generator[Event, None, None]:
+        """Let waiting texts go on and new ones begin, as long as there is room."""
+        while self._waiting:
+            if not self._has_room(len(self._waiting[0].answer.decoding.tokens)):
+                return
+            self._open(self._waiting.popleft())
+        while len(self._in_flight) < self._limits.texts:
+            if not self._has_room(self._target.max_nodes):
+                return
+            request = self._source.take()
+            if request is None:
+                return
+            try:
+                text = _InFlight(request, self._begin(request))
+                if request.on_accept is not None:
+                    text.answer.decoding.on_accept = request.on_accept
+            except EdgeSpecError as error:
+                yield Event(request, error=error)
+                continue
+            text.answer.decoding.traced = request.traced
+            if not self._has_room(len(text.prompt)):
+                self._waiting.append(text)
+                return
+            self._open(text)
+
+    def _has_room(self, wanted: int) -> bool:
+        """Whether another text may begin, after forgetting finished ones if need be."""
+        while not self._cells.admits(self._held, wanted, len(self._in_flight)):
+            if not self._forget_finished():
+                return False
+        return True
+
+    @property
+    def _held(self) -> int:
+        """Cells in use, and those that prompts will take."""
+        return self._target.n_live + sum(max(text.answer.missing, 0) for text in self._in_flight)
+
+    def _forget_finished(self) -> bool:
+        """Give up the least recent of the finished texts; False if there is none."""
+        own = self._target.own
+        if own.tokens and all(text.place is not own for text in self._in_flight):
+            self._target.rewind(0)
+            return True
+        if self._idle:
+            self._target.close_text(self._idle.popleft())
+            return True
+        return False
+
+    def _open(self, text: _InFlight) -> None:
+        """Give a text its place in the cache, with what is known of it already."""
+        tokens = text.prompt
+        while not self._in_flight and self._cells.overflows(self._target.n_live + len(tokens)):
+            if not self._forget_finished():
+                break
+        cached = self._target.open_text(tokens)
+        text.answer.decoding.cached = cached
+        self._in_flight.append(text)
+        stores = [] if self._states is None else [self._states]
+        self._target.recall(tokens, cached, stores)
+        text.started = False
+
+    def _pass(self) -> Generator[Event, None, None]:
+        self._make_room()
+        self._share_prefixes()
+        reading = [text for text in self._in_flight if text.answer.missing > 0]
+        ready = [text for text in self._in_flight if text.answer.missing <= 0]
+        for text in ready:
+            text.answer.prompt_was_read()
+        reading = [text for index, text in enumerate(reading) if not _is_being_read(text, reading[:index])]
+        if not ready and len(reading) == 1 and self._reads_alone(reading[0].answer.missing):
+            reading[0].started = True
+            self._target.read_chunk(reading[0].prompt, reading[0].place)
+            return
+        plan = plan_pass(len(ready), [text.answer.missing for text in reading], self._limits)
+        extended = ready[: plan.extended]
+        chunks = [_chunk(text, size) for text, size in zip(reading, plan.chunks, strict=True) if size]
+        records = self._loop.round([text.answer.decoding for text in extended], chunks, self._limits.rows)
+        for chunk in chunks:
+            self._target.store_blocks(chunk.cached)
+        if records:
+            rows = sum(record.nodes for record in records) + sum(len(chunk.tokens) for chunk in chunks)
+            self._on_pass(rows, records)
+        for text, record in zip(extended, records, strict=True):
+            yield from self._add(text, record)
+
+    def _reads_alone(self, missing: int) -> bool:
+        """Whether a prompt that shares its pass with no other text is read in the longest chunks."""
+        if self._target.max_texts == 1:
+            return True
+        # Only where weights are streamed does the length of a chunk matter.
+        return missing > self._limits.rows and self._target.model.weights.streamed_bytes > 0
+
+    def _share_prefixes(self) -> None:
+        """Let texts that have read nothing yet share what others have read in the meantime."""
+        for text in self._in_flight:
+            if not text.started and text.answer.missing > 0:
+                known = len(text.place.tokens)
+                if self._target.shared_prefix(text.place, text.prompt) > known:
+                    self._target.close_text(text.place)
+                    text.answer.decoding.cached = self._target.open_text(text.prompt)
+
+    def _add(self, text: _InFlight, record: PassRecord) -> Generator[Event, None, None]:
+        answer = text.answer
+        if answer.decoding.error is not None:
+            self._close(text, "error")
+            yield Event(text.request, error=answer.decoding.error)
+            return
+        chunk = answer.add(record)
+        if answer.decoding.traced:
+            vocabulary = self._target.model.vocabulary
+            chunk = replace(chunk, tree=pass_tree(answer.decoding, record.nodes, vocabulary))
+        yield Event(text.request, chunk)
+        if answer.builder.ended or answer.is_full:
+            yield Event(text.request, self._close(text, "length"))
+
+    def _drop_cancelled(self) -> Generator[Event, None, None]:
+        for text in [text for text in self._in_flight if text.request.cancelled]:
+            yield Event(text.request, self._close(text, "cancelled"))
+        for text in [text for text in self._waiting if text.request.cancelled]:
+            self._waiting.remove(text)
+            yield Event(text.request, self._finish(text.answer, "cancelled"))
+
+    def _close(self, text: _InFlight, reason: FinishReason) -> Chunk:
+        """End an answer; its text stays in the cache until the room is needed."""
+        cached = text.place
+        last = self._finish(text.answer, reason)
+        self._in_flight.remove(text)
+        text.answer.decoding.cached = None
+        self._idle.append(cached)
+        if len(self._idle) > self._most_idle:
+            self._target.close_text(self._idle.popleft())
+        return last
+
+    def _make_room(self) -> None:
+        """Forget finished texts, and set the youngest aside, until the next pass will find free cells."""
+        while self._cells.overflows(self._target.n_live):
+            if self._forget_finished():
+                continue
+            if len(self._in_flight) < 2:
+                return
+            self._set_aside(self._in_flight[-1])
+
+    def _set_aside(self, text: _InFlight) -> None:
+        """Move a text's state to disk until there is room for it again."""
+        if self._states is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="edgespec-texts-", ignore_cleanup_errors=True)
+            self._states = StateStore(Path(self._folder.name), repr(sorted(self._target.identity.items())))
+        self._target.save_text(self._states, text.place)
+        self._target.close_text(text.place)
+        text.answer.decoding.cached = None
+        self._in_flight.remove(text)
+        self._waiting.appendleft(text)
+
+    def _forget_everything(self) -> None:
+        """Give all cells back, and remove what was set aside."""
+        if self._folder is not None:
+            self._folder.cleanup()
+        if not self._target.closed:
+            for cached in tuple(self._target.texts):
+                self._target.close_text(cached)
+        for text in self._in_flight:
+            text.answer.decoding.cached = None
+        self._in_flight, self._idle, self._waiting = [], deque(), deque()
+
+
+def _is_being_read(text: _InFlight, others: Sequence[_InFlight]) -> bool:
+    """Whether an earlier text is about to read what this one needs next; its cells are then shared."""
+    if text.started:
+        return False
+    known = len(text.place.tokens)
+    return any(common_prefix(other.prompt, text.prompt) >= known + _SHARED_PREFIX for other in others)
+
+
+def _chunk(text: _InFlight, size: int) -> PromptChunk:
+    text.started = True
+    start = len(text.place.tokens)
+    return PromptChunk(text.place, text.prompt[start : start + size])

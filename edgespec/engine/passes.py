@@ -1,0 +1,75 @@
+"""What a pass of the target is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.generation.expert_use import ExpertUse
+from edgespec.models.llama.cache.text_cache import TextCache
+from edgespec.speculation.tree import FloatArray, TokenTree
+
+
+class CachedText:
+    """A text in the target's cache.
+
+    Attributes:
+        cache: its cells.
+        tokens: the tokens whose keys and values are in them.
+    """
+
+    def __init__(self, cache: TextCache) -> None:
+        self.cache = cache
+        self.tokens: list[int] = []
+
+    def rewind(self, length: int) -> None:
+        """Forget the text from `length` on."""
+        self.cache.rewind(length)
+        del self.tokens[self.cache.length :]
+
+
+@dataclass(frozen=True)
+class TextTree:
+    """A text, and a tree of possible continuations, whose root is the text's last token.
+
+    Attributes:
+        cached: where the text is cached, except its last token; None for the target's own text.
+    """
+
+    text: Sequence[int]
+    tree: TokenTree
+    cached: CachedText | None = None
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """The next tokens of a prompt that is being read."""
+
+    cached: CachedText
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The result of a pass for one tree.
+
+    Attributes:
+        logits: (nodes, n_vocab) logits after each node; a view, valid until the next pass.
+    """
+
+    logits: FloatArray
+
+
+@dataclass(frozen=True)
+class TargetPass:
+    """One pass of the target.
+
+    Attributes:
+        verified: the result for each tree, in the given order.
+        waited_s: seconds that the pass waited for streamed weights.
+        experts: what it needed of those that are streamed one by one; None if none are.
+    """
+
+    verified: tuple[Verified, ...]
+    waited_s: float
+    experts: ExpertUse | None = None

@@ -1,0 +1,1 @@
+"""Conversations with an engine, and the files that keep them."""

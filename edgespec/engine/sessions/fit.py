@@ -1,0 +1,49 @@
+"""Whether a saved conversation fits the model that is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgespec.engine.sessions.file import Conversation, SessionFile
+from edgespec.errors import SessionError
+
+_REASONS = {
+    "weights": "with other weights of this model, or from another copy of its file",
+    "build": "by another build of llama.cpp, or on another processor",
+    "context": "with another context size",
+}
+
+
+def misfit(saved: Conversation, file: SessionFile, now: Mapping[str, str], context: int) -> str:
+    """Why the saved states of a conversation do not fit; empty if they do.
+
+    Args:
+        now: the identity of the states that the engine makes; see `models.llama.cache.identity`.
+        context: tokens that it holds.
+
+    Raises:
+        SessionError: the conversation itself does not fit.
+    """
+    then = saved.identity
+    if not _same_model(then.get("model", ""), now.get("model", "")):
+        was, is_ = (str(i.get("model", "?")).partition(" ")[0] for i in (then, now))
+        other = f"{was}, and this is {is_}" if was != is_ else f"another {was}"
+        raise SessionError(
+            f"The session {file.path.stem} was held with {other}.",
+            "Give that model, or choose another name for a new session.",
+        )
+    if saved.known and len(saved.known.tokens) >= context:
+        raise SessionError(
+            f"The session {file.path.stem} has {len(saved.known.tokens)} tokens, and the context holds "
+            f"{context}.",
+            f"Ask for --context {-(-(len(saved.known.tokens) + 512) // 1024) * 1024}.",
+        )
+    differing = [name for name in now if name != "model" and then.get(name) != now[name]]
+    if not differing:
+        return ""
+    return f"It was saved {_REASONS.get(differing[0], 'with other settings of the model')}"
+
+
+def _same_model(then: str, now: str) -> bool:
+    """Whether two identities mean one model; earlier versions appended a sample of the weights."""
+    return then == now or then.startswith(f"{now} ")

@@ -1,0 +1,1 @@
+"""Tool calls in answers: how models spell them, and reading them back."""

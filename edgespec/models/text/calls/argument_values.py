@@ -1,0 +1,158 @@
+"""What each argument of a tool may be, by its schema: a text as it is, one of several words, or JSON.
+
+For spellings of calls that put each argument between tags of its own; see `calls.tagged`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.errors import UsageError
+from edgespec.generation.tools import Tool
+
+_DEEPEST_REFERENCE = 10
+_ABOUT_TEXTS = ("minLength", "maxLength", "pattern", "format")
+_PLAIN = {"type", "title", "description", "default", "examples"}
+_TYPES = {
+    **{"null": type(None), "boolean": bool, "array": list, "object": dict},
+    **{"string": str, "integer": int, "number": float},
+}
+_FORMATS = {
+    "date": r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])",
+    "time": r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)",
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "email": r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63}){1,8}",
+    "ipv4": r"(25[0-5]|2[0-4]\d|1?\d?\d)(\.(25[0-5]|2[0-4]\d|1?\d?\d)){3}",
+}
+_FORMATS["date-time"] = f"{_FORMATS['date']}T{_FORMATS['time']}"
+ANYTHING_BUT_TEXT = frozenset(_TYPES) - {"string"}
+
+
+@dataclass(frozen=True)
+class Value:
+    """What an argument may be.
+
+    Attributes:
+        words: values that are written as they are, by what they are written as.
+        texts: regular expressions of texts.
+        forms: schemas of values that are written as JSON.
+        types: JSON's types of what is to be read as JSON although it might be a text.
+    """
+
+    words: Mapping[str, Any]
+    texts: tuple[str, ...] = ()
+    forms: tuple[dict[str, Any], ...] = ()
+    types: frozenset[str] = frozenset()
+
+    def read(self, text: str) -> str:
+        """The JSON of a value that was written as this text."""
+        if text in self.words:
+            return json.dumps(self.words[text])
+        if not _is_json(text) or (self.texts and not _type_of(json.loads(text)) & self.types):
+            return json.dumps(text)
+        return text.strip()
+
+    def ends_at_tag(self, text: str) -> bool:
+        """Whether a value may be over at a tag behind this text; JSON may have a tag in one of its texts."""
+        return bool(self.texts) or text in self.words or _is_json(text)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a text, whatever it looks like."""
+        return not self.words and not self.forms and not self.types
+
+
+def parameters_of(tool: Tool) -> dict[str, Value]:
+    """What each argument of a tool may be, in the order in which they are written.
+
+    Raises:
+        UsageError: its schema does not list them.
+    """
+    schema = tool.schema
+    if any(key in schema for key in ("$ref", "anyOf", "oneOf", "allOf", "not", "if", "patternProperties")):
+        raise UsageError(
+            f"The schema of the tool {tool.name} does not list its arguments as 'properties'.",
+            "This model writes them one by one, so write them out there.",
+        )
+    listed: dict[str, Any] = {name: {} for name in schema.get("required", ())} | dict(
+        schema.get("properties", {})
+    )
+    return {name: _value_of(value, schema) for name, value in listed.items()}
+
+
+def _value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Value:
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    if not isinstance(schema, Mapping):
+        schema = {}
+    reference = re.fullmatch(r"#/(\$defs|definitions)/([^/]+)", str(schema.get("$ref", "")))
+    if reference and depth < _DEEPEST_REFERENCE:
+        return _value_of(root.get(reference[1], {}).get(reference[2], {}), root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list) and depth < _DEEPEST_REFERENCE:
+            return _joined([_value_of(option, root, depth + 1) for option in schema[key]])
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(listed, list):
+        return Value({item if isinstance(item, str) else json.dumps(item): item for item in listed})
+    kind = schema.get("type")
+    if kind is None and not any(key in schema for key in ("properties", "items", "$ref", "allOf")):
+        return Value({}, (_text(schema),), types=ANYTHING_BUT_TEXT)
+    kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
+    others = [name for name in kinds if name != "string"]
+    if not others and kinds:
+        return Value({}, (_text(schema),))
+    rest = {key: value for key, value in schema.items() if key not in _ABOUT_TEXTS} | definitions
+    if others:
+        rest["type"] = others if len(others) > 1 else others[0]
+    texts = (_text(schema),) if "string" in kinds else ()
+    bound = any(key in schema for key in _ABOUT_TEXTS)
+    plain = bound or set(schema) <= _PLAIN
+    return Value({}, texts, (rest,), frozenset(others or _TYPES) if plain else frozenset())
+
+
+def _joined(values: Sequence[Value]) -> Value:
+    """One of several."""
+    words = {word: item for value in values for word, item in value.words.items()}
+    texts = tuple(text for value in values for text in value.texts)
+    forms = tuple(form for value in values for form in value.forms)
+    return Value(words, texts, forms, frozenset().union(*(value.types for value in values)))
+
+
+def _text(schema: Mapping[str, Any]) -> str:
+    """The regular expression of a text; as in JSON schemas, a pattern may match anywhere unless anchored."""
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        start, end = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith(r"\$")
+        inner = pattern[start : len(pattern) - end]
+        inner = re.sub(r"(?<!\\)/", r"\\/", inner).replace("\n", r"\n")
+        return f"{'' if start else '(?s:.*)'}(?:{inner}){'' if end else '(?s:.*)'}"
+    if schema.get("format") in _FORMATS:
+        return f"(?:{_FORMATS[schema['format']]})"
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if not least and most == "":
+        return "(?s:.*)"
+    return f"(?s:.{{{least},{most}}})"
+
+
+def _type_of(value: object) -> set[str]:
+    """JSON's names of a value's type: 1 is an integer and a number."""
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int):
+        return {"integer", "number"}
+    return {name for name, kind in _TYPES.items() if kind is type(value)}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")

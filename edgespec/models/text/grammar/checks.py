@@ -1,0 +1,165 @@
+"""Limits on grammars and schemas, and their translation into what llguidance compiles.
+
+A server gets both from untrusted clients, and llguidance follows references and nesting by recursion: a chain
+of 3,000 crashes the process. So size and depth are checked first, without recursion. What is small and simple
+is then compiled at once; anything else is tried in a child process first (trial.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from edgespec.errors import GrammarError
+from edgespec.generation.config import Grammar
+
+MOST_BYTES = 256 << 10
+MOST_DEPTH = 100  # llguidance reads JSON up to a depth of 128, and wraps a schema before reading it
+
+# Beyond any of these, a grammar is tried in a child process first. The largest one within them takes less
+# than a tenth of a thread's stack, and milliseconds.
+_PLAIN_BYTES = {"json_schema": 16 << 10, "grammar": 4 << 10, "regex": 1 << 10}
+_PLAIN_REFERENCES = 100
+_PLAIN_COUNT = 1000  # of repetitions; of the automaton's states for a multipleOf
+
+NAMES = {"json_schema": "JSON schema", "grammar": "grammar", "regex": "regular expression"}
+
+# Without a limit, a model may fill JSON with whitespace forever.
+_JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n]{0,20}"}
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+_NESTED = re.compile(r"\\.|[(\[{]|[)\]}]", re.DOTALL)
+_COUNTED = re.compile(r"[{~,.]\s*(\d+)")  # a{9}, a{2,9}, a~2..9
+
+
+def check(grammar: Grammar) -> None:
+    """Refuse what is too large or too deeply nested to be compiled.
+
+    Raises:
+        GrammarError: it is too large or too deep.
+    """
+    name = NAMES[grammar.kind]
+    size = len(grammar.text.encode("utf-8", "replace"))
+    if size > MOST_BYTES:
+        raise GrammarError(
+            f"The {name} has {size:,} bytes; at most {MOST_BYTES:,} can be used.",
+            "Shorten it, or split the task.",
+        )
+    if grammar.kind == "json_schema" and (depth := _json_depth(grammar.text)) > MOST_DEPTH:
+        raise GrammarError(
+            f"The {name} is nested {depth} levels deep; at most {MOST_DEPTH} can be used.",
+            'Flatten it with "$defs" and "$ref".',
+        )
+
+
+def is_plain(grammar: Grammar) -> bool:
+    """Whether a grammar that passed `check` is small and simple enough to be compiled without a trial."""
+    text = grammar.text
+    if len(text) > _PLAIN_BYTES[grammar.kind]:
+        return False
+    if grammar.kind == "json_schema":
+        return _is_plain_schema(text)
+    if "%json" in text:  # whose schemas are not looked at here
+        return False
+    if _depth(_NESTED, text) > _PLAIN_REFERENCES or not _counts_are_small([text]):
+        return False
+    return grammar.kind == "regex" or text.count("\n") <= _PLAIN_REFERENCES
+
+
+def source_of(grammar: Grammar) -> str:
+    """A grammar in the form that llguidance takes.
+
+    Raises:
+        GrammarError: it cannot be read.
+    """
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        if grammar.kind == "json_schema":
+            schema = json.loads(grammar.text)
+            if not isinstance(schema, dict | bool):
+                raise ValueError("a schema is an object")
+            return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON_OPTIONS))
+        if grammar.kind == "regex":
+            return str(LLMatcher.grammar_from_regex(grammar.text))
+        return str(LLMatcher.grammar_from_lark(any_to_lark(grammar.text)))
+    except Exception as error:  # any_to_lark raises no other kind
+        raise wrong(grammar, str(error)) from error
+
+
+def wrong(grammar: Grammar, reason: str) -> GrammarError:
+    """The error for a grammar that llguidance refused, quoting its reason."""
+    name = NAMES[grammar.kind]
+    first = reason.strip().splitlines()[0].rstrip(".") if reason.strip() else "llguidance refused it"
+    if len(first) > 300:
+        first = first[:297] + "..."
+    return GrammarError(f"The {name} is wrong: {first}.", "Correct it.")
+
+
+def _is_plain_schema(text: str) -> bool:
+    try:
+        nodes = list(_nodes(json.loads(text)))
+    except ValueError:
+        return True  # the compiler will report it
+    multiples = [node["multipleOf"] for node in nodes if "multipleOf" in node]
+    patterns = [str(node["pattern"]) for node in nodes if "pattern" in node]
+    patterns += [key for node in nodes for key in _keys(node.get("patternProperties"))]
+    return (
+        sum("$ref" in node for node in nodes) <= _PLAIN_REFERENCES
+        # If several hold at once, the numbers of the automata's states are multiplied.
+        and len(multiples) <= 1
+        and all(type(value) is int and abs(value) <= _PLAIN_COUNT for value in multiples)
+        and sum(map(len, patterns)) <= _PLAIN_BYTES["regex"]
+        and _counts_are_small(patterns)
+        and all(_is_plain_grammar(node) for node in nodes)
+    )
+
+
+def _is_plain_grammar(node: dict[str, Any]) -> bool:
+    """llguidance's own keywords put whole grammars into a schema."""
+    return not any(key.startswith("x-guidance") or key == "lark" for key in node)
+
+
+def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+    """The objects in a JSON value, found without recursion."""
+    open_values = [value]
+    while open_values:
+        value = open_values.pop()
+        if isinstance(value, dict):
+            yield value
+            open_values.extend(value.values())
+        elif isinstance(value, list):
+            open_values.extend(value)
+
+
+def _keys(value: Any) -> list[str]:
+    return list(value) if isinstance(value, dict) else []
+
+
+def _counts_are_small(texts: list[str]) -> bool:
+    """Whether counted repetitions stay small, even if each of them repeats the others."""
+    product = 1
+    for text in texts:
+        for count in _COUNTED.findall(text):
+            if len(count) > 6:
+                return False
+            product *= max(int(count), 1)
+    return product <= _PLAIN_COUNT
+
+
+def _json_depth(text: str) -> int:
+    return _depth(_BRACKETS, text)
+
+
+def _depth(brackets: re.Pattern[str], text: str) -> int:
+    depth = most = 0
+    for match in brackets.finditer(text):
+        found = match[0]
+        if found in "([{":
+            depth += 1
+            most = max(most, depth)
+        elif found in ")]}":
+            depth -= 1
+    return most

@@ -1,0 +1,1 @@
+"""Outlines of answers: which tokens may follow where, in thoughts, calls and forms."""

@@ -1,0 +1,206 @@
+"""The JSON of the OpenAI API: answers, usage, models and errors."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from edgespec.generation.result import Chunk, Generation, TokenLogprob
+from edgespec.generation.tools import CallPiece
+from edgespec.serving.api import speculation
+
+
+class Reply:
+    """Builds the bodies that answer one request, all with the same id.
+
+    Args:
+        model: the name of the model in them.
+        key: what the id ends with; None for a random one.
+        warnings: what of the request has no effect.
+        timed: whether they report times, which differ from run to run.
+        speculates: whether pieces report what was drafted and accepted.
+    """
+
+    def __init__(
+        self,
+        *,
+        chat: bool,
+        model: str,
+        key: str | None = None,
+        warnings: Sequence[str] = (),
+        timed: bool = False,
+        speculates: bool = False,
+    ) -> None:
+        self._chat = chat
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{key or uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._notes: dict[str, Any] = {"warnings": list(warnings)} if warnings else {}
+        self._timed = timed
+        self._speculates = speculates
+        self._offsets: dict[int, int] = {}  # characters streamed of each answer so far
+
+    def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        choices = []
+        for index, answer in enumerate(answers):
+            text: dict[str, Any] = {"message": _message(answer)} if self._chat else {"text": answer.text}
+            choices.append(
+                {
+                    "index": index,
+                    **text,
+                    "logprobs": self._logprobs(answer.logprobs, 0),
+                    "finish_reason": _reason(answer),
+                }
+            )
+        kind = "chat.completion" if self._chat else "text_completion"
+        body = {**self._head, "object": kind, "choices": choices, "usage": usage(answers), **self._notes}
+        return body | {"timings": timings(answers)} if self._timed else body
+
+    def begin(self, index: int) -> list[dict[str, Any]]:
+        """What a streamed answer begins with."""
+        return [self._piece(index, {"role": "assistant", "content": ""}, None)] if self._chat else []
+
+    def piece(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+        """A piece of a streamed answer."""
+        delta: dict[str, Any] = {}
+        if chunk.reasoning:
+            delta["reasoning_content"] = chunk.reasoning
+        if chunk.text:
+            delta["content"] = chunk.text
+        if chunk.calls:
+            delta["tool_calls"] = _call_deltas(chunk.calls)
+        told = speculation.of_pass(chunk) if self._speculates else {}
+        if not delta and not chunk.logprobs and not told:
+            return []
+        event = self._piece(index, delta if self._chat else chunk.text, None)
+        offset = self._offsets.get(index, 0)
+        event["choices"][0]["logprobs"] = self._logprobs(chunk.logprobs, offset)
+        self._offsets[index] = offset + sum(
+            len(found.spelling.decode("utf-8", "replace")) for found in chunk.logprobs
+        )
+        return [event | told]
+
+    def end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
+        """What a streamed answer ends with."""
+        event = {**self._piece(index, {} if self._chat else "", _reason(answer)), **self._notes}
+        event |= speculation.of_answer(answer) if self._speculates else {}
+        return [event | {"timings": timings([answer])} if self._timed else event]
+
+    def usage(self, answers: Sequence[Generation]) -> list[dict[str, Any]]:
+        """The usage, as a separate piece without choices."""
+        return [{**self._head, "object": self._piece_kind, "choices": [], "usage": usage(answers)}]
+
+    @property
+    def _piece_kind(self) -> str:
+        return "chat.completion.chunk" if self._chat else "text_completion"
+
+    def _piece(self, index: int, delta: object, reason: str | None) -> dict[str, Any]:
+        choice = {"index": index, ("delta" if self._chat else "text"): delta, "finish_reason": reason}
+        return {**self._head, "object": self._piece_kind, "choices": [choice | {"logprobs": None}]}
+
+    def _logprobs(self, found: Sequence[TokenLogprob], offset: int) -> dict[str, Any] | None:
+        if not found:
+            return None
+        if self._chat:
+            return {"content": [_logprob(item) for item in found], "refusal": None}
+        spelled = [item.spelling.decode("utf-8", "replace") for item in found]
+        starts = [offset + sum(map(len, spelled[:n])) for n in range(len(spelled))]
+        return {
+            "tokens": spelled,
+            "token_logprobs": [item.logprob for item in found],
+            "top_logprobs": [
+                {other.spelling.decode("utf-8", "replace"): other.logprob for other in item.top}
+                for item in found
+            ],
+            "text_offset": starts,
+        }
+
+
+def usage(answers: Sequence[Generation]) -> dict[str, Any]:
+    """Tokens read and generated."""
+    read, written = answers[0].prompt_tokens if answers else 0, sum(len(a.tokens) for a in answers)
+    counts: dict[str, Any] = {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+    }
+    thought = sum(answer.reasoning_tokens for answer in answers)
+    return counts | {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else counts
+
+
+def timings(answers: Sequence[Generation]) -> dict[str, Any]:
+    """How long answers took, by the names that llama.cpp's server has for it; of several, all together."""
+    read = answers[0].prompt_tokens if answers else 0
+    read_ms = 1e3 * max((answer.timings.prefill_s for answer in answers), default=0.0)
+    written = sum(len(answer.tokens) for answer in answers)
+    written_ms = 1e3 * max((answer.timings.decode_s for answer in answers), default=0.0)
+    passes = [record for answer in answers for record in answer.passes]
+    return {
+        "prompt_n": read,
+        "prompt_ms": round(read_ms, 3),
+        "prompt_per_token_ms": round(read_ms / read, 3) if read else 0.0,
+        "prompt_per_second": round(1e3 * read / read_ms, 3) if read_ms else 0.0,
+        "predicted_n": written,
+        "predicted_ms": round(written_ms, 3),
+        "predicted_per_token_ms": round(written_ms / written, 3) if written else 0.0,
+        "predicted_per_second": round(1e3 * written / written_ms, 3) if written_ms else 0.0,
+        "draft_n": sum(record.nodes - 1 for record in passes),
+        "draft_n_accepted": sum(record.accepted for record in passes),
+    }
+
+
+def failure(message: str, kind: str, code: str | None = None) -> dict[str, Any]:
+    """The body of an error."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def models(names: Sequence[str], started: int) -> dict[str, Any]:
+    """The body of the list of models: one model, by all its names."""
+    return {"object": "list", "data": [model(name, started) for name in names]}
+
+
+def model(name: str, started: int) -> dict[str, Any]:
+    """The body about one model."""
+    return {"id": name, "object": "model", "created": started, "owned_by": "edgespec"}
+
+
+def _message(answer: Generation) -> dict[str, Any]:
+    text = None if answer.tool_calls and not answer.text else answer.text
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [call.to_json() for call in answer.tool_calls]
+    return message
+
+
+def _call_deltas(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
+    """The pieces of calls, one for each call."""
+    deltas: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        delta = deltas.setdefault(piece.index, {"index": piece.index, "function": {"arguments": ""}})
+        if piece.id:
+            delta |= {"id": piece.id, "type": "function"}
+            delta["function"]["name"] = piece.name
+        delta["function"]["arguments"] += piece.arguments
+    return list(deltas.values())
+
+
+def _logprob(found: TokenLogprob) -> dict[str, Any]:
+    def one(item: TokenLogprob) -> dict[str, Any]:
+        return {
+            "token": item.spelling.decode("utf-8", "replace"),
+            "logprob": item.logprob,
+            "bytes": list(item.spelling),
+        }
+
+    return {**one(found), "top_logprobs": [one(other) for other in found.top]}
+
+
+def _reason(answer: Generation) -> str:
+    return answer.finish_reason if answer.finish_reason in ("length", "tool_calls") else "stop"

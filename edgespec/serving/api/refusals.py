@@ -1,0 +1,86 @@
+"""Why a request is not answered, as an HTTP status and an error of the API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import ContextLengthError, EdgeSpecError, TemplateError, UsageError
+from edgespec.serving.api import protocol
+
+if TYPE_CHECKING:
+    from starlette.responses import JSONResponse
+
+RETRY_S = 5
+
+
+class Refusal(Exception):
+    """A request that is not answered.
+
+    Attributes:
+        status: the HTTP status.
+        code: the API's name for the reason, where it has one.
+        retry: whether the same request may succeed in a few seconds.
+    """
+
+    def __init__(self, status: int, message: str, code: str | None = None, *, retry: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message.encode("utf-8", "replace").decode()  # half surrogates cannot be sent
+        self.code = code
+        self.retry = retry
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error in the form of the API."""
+        kind = "invalid_request_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
+        elif self.status >= 500:
+            kind = "server_error"
+        return protocol.failure(self.message, kind, self.code)
+
+    def response(self) -> JSONResponse:
+        """The error as a response."""
+        from starlette.responses import JSONResponse  # batches, which report errors too, do without it
+
+        return JSONResponse(self.body, self.status, {"Retry-After": str(RETRY_S)} if self.retry else None)
+
+
+class QueueFull(Refusal):
+    """The queue is full."""
+
+    def __init__(self) -> None:
+        text = f"Too many requests are waiting already. Try again in {RETRY_S} seconds."
+        super().__init__(429, text, "queue_full", retry=True)
+
+
+class Unavailable(Refusal):
+    """The model cannot answer at the moment."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(503, f"The model is not available: {reason}", "model_unavailable", retry=True)
+
+
+class ShuttingDown(Refusal):
+    """The server is shutting down."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "The server is shutting down.", "shutting_down")
+
+
+def is_clients_fault(error: Exception) -> bool:
+    """Whether the request is at fault, so that the engine can still be used."""
+    return isinstance(error, UsageError | ContextLengthError | TemplateError)
+
+
+def refusal_for(error: Exception) -> Refusal:
+    """The refusal that reports an error to the client."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, ContextLengthError):
+        return Refusal(400, str(error), "context_length_exceeded")
+    if is_clients_fault(error):
+        return Refusal(400, str(error))
+    if isinstance(error, EdgeSpecError):
+        return Refusal(500, str(error))
+    return Refusal(500, f"This is a bug in EdgeSpec: {type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""How large the next tree is: by measured cost, or always the same."""
