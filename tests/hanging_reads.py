@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -25,12 +25,12 @@ def cancelled_while_reading(
     read, left = FileReader.read_into, [reads]
     stuck, go_on = threading.Event(), threading.Event()
 
-    def hanging(self: FileReader, memory: memoryview, offset: int) -> int:
+    def hanging(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
         left[0] -= 1
         if left[0] <= 0 and not go_on.is_set():
             stuck.set()
             assert go_on.wait(_MOST_S)
-        return read(self, memory, offset)
+        return read(self, memories, offset)
 
     def cancel() -> None:
         assert stuck.wait(_MOST_S)

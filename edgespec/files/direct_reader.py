@@ -9,6 +9,8 @@ Whether direct reads work is found by trying one.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +51,11 @@ class FileReader:
         if not self.direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
-    def read_into(self, memory: memoryview, offset: int) -> int:
-        """Fill `memory` from `offset` on, or as far as the file goes; both are multiples of BLOCK.
+    def read_into(self, memories: Sequence[memoryview], offset: int) -> int:
+        """Fill `memories`, one after the other, from `offset` on, or as far as the file goes.
+
+        Args:
+            memories: their sizes and `offset` are multiples of BLOCK.
 
         Returns:
             Bytes read.
@@ -58,14 +63,14 @@ class FileReader:
         Raises:
             StreamError: the disk failed, or the file has changed since it was opened.
         """
-        wanted = min(len(memory), self.n_bytes - offset)
+        wanted = min(sum(map(len, memories)), self.n_bytes - offset)
         done = 0
         try:
             while done < wanted:
                 # After a short read, the next direct read must begin at a block again.
                 start = done - done % BLOCK
-                with memory[start:] as rest:
-                    n = os.preadv(self._descriptor, [rest], offset + start)
+                with _views_from(memories, start) as rest:
+                    n = os.preadv(self._descriptor, rest, offset + start)
                 if start + n <= done:
                     break
                 done = start + n
@@ -119,6 +124,21 @@ class FileReader:
             f"'{self.path}' was changed while the model was in use.",
             "Let its download or copy finish, then load the model again.",
         )
+
+
+@contextmanager
+def _views_from(memories: Sequence[memoryview], start: int) -> Iterator[list[memoryview]]:
+    """What follows the first `start` bytes of all memories."""
+    views: list[memoryview] = []
+    for memory in memories:
+        if start < len(memory):
+            views.append(memory[start:])
+        start = max(start - len(memory), 0)
+    try:
+        yield views
+    finally:
+        for view in views:
+            view.release()
 
 
 def _open_direct(path: Path) -> int | None:

@@ -116,7 +116,7 @@ def _speed(
                     state["next"] += 1
                 size = min(block, -(-(reader.n_bytes - place * block) // BLOCK) * BLOCK)
                 with memory[:size] as part:
-                    n = reader.read_into(part, place * block)
+                    n = reader.read_into([part], place * block)
                 with lock:
                     state["bytes"] += n
 

@@ -56,6 +56,16 @@ class Read:
         """Whether the piece can be read to its place; otherwise only its bytes may be moved there."""
         return self.piece.at % BLOCK == 0
 
+    def continued_by(self, other: Read) -> bool:
+        """Whether another read begins in the file where this one ends, so that both can be one."""
+        piece, next_piece = self.piece, other.piece
+        return (
+            self.direct
+            and other.direct
+            and piece.file == next_piece.file
+            and piece.offset + piece.n_bytes == next_piece.offset
+        )
+
 
 @dataclass(frozen=True)
 class StoredLayer:

@@ -11,13 +11,13 @@ import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 
 from edgespec.kernels.ggml import Address, address_of_map
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.residency import Meanwhile
-from edgespec.offload.layout import Read
+from edgespec.offload.layout import PIECE_BYTES, Read
 from edgespec.offload.read_meter import ReadMeter
 from edgespec.offload.store_reader import StoreReader
 from edgespec.offload.weight_memory import WeightMemory
@@ -41,6 +41,9 @@ class Load:
         self.slot = slot
         self.missing = self.under_way = self.read_bytes = 0
         self.error: BaseException | None = None
+
+
+_Job = tuple[Load, Read]
 
 
 class SlotFiller:
@@ -77,8 +80,8 @@ class SlotFiller:
         self.lock = threading.Lock()
         self._queued = threading.Condition(self.lock)  # readers wait for reads
         self._arrived = threading.Condition(self.lock)  # a pass waits for weights
-        self._jobs: deque[tuple[Load, Read]] = deque()
-        self._later: deque[tuple[Load, Read]] = deque()  # after all others
+        self._jobs: deque[_Job] = deque()
+        self._later: deque[_Job] = deque()  # after all others
         self._under_way = 0
         self.most_later = n_threads
         self._closing = False
@@ -189,35 +192,60 @@ class SlotFiller:
                 if not (self._jobs or (self._later and self._under_way < self.most_later)):
                     self._queued.wait()
                     continue
-                load, read = (self._jobs or self._later).popleft()
-                load.under_way += 1
+                jobs = self._next_jobs(self._jobs or self._later)
+                for load, _ in jobs:
+                    load.under_way += 1
                 self._under_way += 1
                 self.meter.begun()
                 self.lock.release()
                 error: BaseException | None = None
                 try:
-                    self._read(read, load.slot * self.slot_bytes, scratch)
+                    self._read(jobs, scratch)
                 except BaseException as caught:  # raised where the weights are needed
                     error = caught
                 self.lock.acquire()
-                self.meter.ended(read.piece.n_bytes)
+                self.meter.ended(sum(read.piece.n_bytes for _, read in jobs))
                 self._under_way -= 1
-                load.under_way -= 1
-                load.missing -= 1
-                load.read_bytes += read.piece.n_bytes
-                load.error = load.error or error
-                if self._on_ended(load):
-                    self._arrived.notify_all()
+                self._end(jobs, error)
         scratch.close()
 
-    def _read(self, read: Read, slot: int, scratch: mmap.mmap) -> None:
-        """Read into the slot that begins at byte `slot` of the memory."""
-        piece = read.piece
-        if read.direct:
-            with self._memory.view(slot + piece.at, piece.n_bytes) as memory:
-                self._reader.read(piece, memory)
+    def _next_jobs(self, queue: deque[_Job]) -> list[_Job]:
+        """Take the first job, and those that continue it in the file: a long read is quicker than several.
+
+        Where there are few jobs, they are left to the other threads.
+        """
+        jobs = [queue.popleft()]
+        n_bytes, most = jobs[0][1].piece.n_bytes, len(queue) // len(self._threads)
+        while len(jobs) <= most and jobs[-1][1].continued_by(queue[0][1]):
+            n_bytes += queue[0][1].piece.n_bytes
+            if n_bytes > PIECE_BYTES:
+                break
+            jobs.append(queue.popleft())
+        return jobs
+
+    def _end(self, jobs: Iterable[_Job], error: BaseException | None) -> None:
+        for load, read in jobs:
+            load.under_way -= 1
+            load.missing -= 1
+            load.read_bytes += read.piece.n_bytes
+            load.error = load.error or error
+            if self._on_ended(load):
+                self._arrived.notify_all()
+
+    def _read(self, jobs: list[_Job], scratch: mmap.mmap) -> None:
+        """Read jobs that continue one another into their slots."""
+        pieces = [read.piece for _, read in jobs]
+        load, first = jobs[0]
+        if first.direct:
+            with ExitStack() as views:
+                places = [load.slot * self.slot_bytes + read.piece.at for load, read in jobs]
+                memories = [
+                    views.enter_context(self._memory.view(place, piece.n_bytes))
+                    for place, piece in zip(places, pieces, strict=True)
+                ]
+                self._reader.read(pieces, memories)
             return
-        with memoryview(scratch) as whole, whole[: piece.n_bytes] as memory:
-            self._reader.read(piece, memory)
-        to = self._memory.address + slot + piece.at + read.first
-        ctypes.memmove(to, address_of_map(scratch) + read.first, read.last - read.first)
+        with memoryview(scratch) as whole, whole[: pieces[0].n_bytes] as memory:
+            self._reader.read(pieces, [memory])
+        to = self._memory.address + load.slot * self.slot_bytes + first.piece.at + first.first
+        ctypes.memmove(to, address_of_map(scratch) + first.first, first.last - first.first)

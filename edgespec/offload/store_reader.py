@@ -44,17 +44,35 @@ class StoreReader:
         """Whether reads bypass the page cache."""
         return all(file.direct for file in self._files)
 
-    def read(self, piece: Piece, memory: memoryview) -> None:
-        """Read one piece.
+    def read(self, pieces: Sequence[Piece], memories: Sequence[memoryview]) -> None:
+        """Read pieces that follow one another in a file, each into a memory of its own.
 
         Raises:
             StreamError: see FileReader; or the file's content has changed.
             DamagedPack: the bytes do not match their checksum.
         """
-        file = self._files[piece.file]
+        file = self._files[pieces[0].file]
         before = file.check_unchanged()
-        n_bytes = file.read_into(memory, piece.offset)
+        left = file.read_into(memories, pieces[0].offset)
         now = file.check_unchanged()
+        for piece, memory in zip(pieces, memories, strict=True):
+            self._check(file, piece, memory, min(left, piece.n_bytes), before, now)
+            left -= piece.n_bytes
+
+    def _check(
+        self,
+        file: FileReader,
+        piece: Piece,
+        memory: memoryview,
+        n_bytes: int,
+        before: FileState,
+        now: FileState,
+    ) -> None:
+        """Compare what was read with its checksum, or compute that.
+
+        Args:
+            before, now: the file's states around the read.
+        """
         known, state = self._checked.get(piece, (piece.checksum, None))
         if before == state == now:
             return
@@ -95,7 +113,7 @@ class StoreReader:
         def read(job: tuple[Piece, int]) -> None:
             piece, start = job
             with memory.view(start + piece.at, piece.n_bytes) as view:
-                self.read(piece, view)
+                self.read([piece], [view])
 
         with ThreadPoolExecutor(n_threads) as pool:
             for number, _ in enumerate(pool.map(read, jobs)):

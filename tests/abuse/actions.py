@@ -7,7 +7,7 @@ import json
 import string
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import edgespec
@@ -92,12 +92,12 @@ def read_that_fails(subject: Subject) -> None:
     """The disk fails once in an answer."""
     left, read = subject.chance.randrange(1, 400), FileReader.read_into
 
-    def flaky(self: FileReader, memory: memoryview, offset: int) -> int:
+    def flaky(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
         nonlocal left
         left -= 1
         if left == 0:
             raise StreamError("Reading failed: Input/output error.")
-        return read(self, memory, offset)
+        return read(self, memories, offset)
 
     prompt, config = subject.chance.choice(QUESTIONS)
     FileReader.read_into = flaky  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ import gc
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -264,11 +264,11 @@ def test_a_failed_read_loses_only_its_answer(streamed: Engine, monkeypatch: pyte
     expected = expected_of(streamed)
     read, countdown = FileReader.read_into, [30]
 
-    def flaky(self: FileReader, memory: memoryview, offset: int) -> int:
+    def flaky(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
         countdown[0] -= 1
         if countdown[0] == 0:
             raise StreamError("Reading failed: Input/output error.")
-        return read(self, memory, offset)
+        return read(self, memories, offset)
 
     monkeypatch.setattr(FileReader, "read_into", flaky)
     with pytest.raises(StreamError, match="Input/output error"):

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -230,11 +230,11 @@ def test_a_failed_read_loses_only_its_answer(
     expected = generate(resident).tokens
     read, countdown = FileReader.read_into, [70]
 
-    def flaky(self: FileReader, memory: memoryview, offset: int) -> int:
+    def flaky(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
         countdown[0] -= 1
         if countdown[0] == 0:
             raise StreamError("Reading failed: Input/output error.")
-        return read(self, memory, offset)
+        return read(self, memories, offset)
 
     monkeypatch.setattr(FileReader, "read_into", flaky)
     streamed.target.rewind(0)

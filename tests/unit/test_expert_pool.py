@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -218,12 +219,37 @@ class Gate:
         self.begun, self.go_on = threading.Event(), threading.Event()
         read = FileReader.read_into
 
-        def waiting(reader: FileReader, memory: memoryview, offset: int) -> int:
+        def waiting(reader: FileReader, memories: Sequence[memoryview], offset: int) -> int:
             self.begun.set()
             assert self.go_on.wait(30)
-            return read(reader, memory, offset)
+            return read(reader, memories, offset)
 
         monkeypatch.setattr(FileReader, "read_into", waiting)
+
+
+def test_neighbours_in_the_file_are_read_at_once_where_many_are_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_experts, n_bytes, sizes = 64, 3 * BLOCK, []
+    content = np.random.default_rng(1).bytes(n_experts * n_bytes)
+    path = tmp_path / "model.pack"
+    path.write_bytes(content)
+    stored = StoredExperts(0, n_experts, (ExpertRun(0, 0, n_bytes, n_bytes, 0),), {"experts": 0}, n_bytes)
+    read = FileReader.read_into
+
+    def counted(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
+        sizes.append(len(memories))
+        return read(self, memories, offset)
+
+    monkeypatch.setattr(FileReader, "read_into", counted)
+    store = Store((path,), {}, {}, packed=False, experts={0: stored})
+    with (
+        closing(StoreReader(store)) as reader,
+        closing(ExpertPool(reader, [0], n_slots=n_experts, n_threads=2)) as pool,
+    ):
+        check(pool, store, content, 0, range(n_experts))
+    assert sum(sizes) == n_experts
+    assert max(sizes) > 1
 
 
 def test_a_guess_is_read_when_nothing_else_is_and_given_up_if_it_was_wrong(
@@ -294,10 +320,10 @@ def test_a_failed_read_is_raised_where_its_expert_is_needed_and_tried_again(
 ) -> None:
     read, failing = FileReader.read_into, [True]
 
-    def flaky(self: FileReader, memory: memoryview, offset: int) -> int:
+    def flaky(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
         if failing[0]:
             raise StreamError("Reading failed: Input/output error.")
-        return read(self, memory, offset)
+        return read(self, memories, offset)
 
     monkeypatch.setattr(FileReader, "read_into", flaky)
     with pytest.raises(StreamError, match="Input/output error"):
@@ -311,9 +337,9 @@ def test_a_wait_ends_when_it_is_asked_to_and_what_was_begun_is_finished(
 ) -> None:
     read, go_on = FileReader.read_into, threading.Event()
 
-    def hanging(self: FileReader, memory: memoryview, offset: int) -> int:
+    def hanging(self: FileReader, memories: Sequence[memoryview], offset: int) -> int:
         assert go_on.wait(30)
-        return read(self, memory, offset)
+        return read(self, memories, offset)
 
     monkeypatch.setattr(FileReader, "read_into", hanging)
     with pytest.raises(DecodeAborted):

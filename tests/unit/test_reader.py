@@ -39,7 +39,7 @@ def test_reads_give_the_files_bytes(
 ) -> None:
     reader = FileReader(file, direct=direct)
     with memory[:n_bytes] as part:
-        read = reader.read_into(part, offset)
+        read = reader.read_into([part], offset)
         assert read == min(n_bytes, SIZE - offset)
         assert part[:read] == CONTENT[offset : offset + read]
     reader.close()
@@ -59,7 +59,7 @@ def test_a_file_system_without_direct_reads_is_read_through_the_cache(
     reader = FileReader(file)
     assert not reader.direct
     with memory[: 8 * BLOCK] as part:
-        assert reader.read_into(part, 0) == SIZE
+        assert reader.read_into([part], 0) == SIZE
         assert part[:SIZE] == CONTENT
     reader.close()
 
@@ -78,7 +78,7 @@ def test_short_reads_are_continued_at_a_block(
 
     monkeypatch.setattr(os, "preadv", short)
     with memory[: 8 * BLOCK] as part:
-        assert reader.read_into(part, 0) == SIZE
+        assert reader.read_into([part], 0) == SIZE
         assert part[:SIZE] == CONTENT
     assert len(offsets) > 2
     assert all(offset % BLOCK == 0 for offset in offsets)
@@ -89,7 +89,7 @@ def test_a_file_that_shrinks_is_an_error(file: Path, memory: memoryview) -> None
     reader = FileReader(file)
     os.truncate(file, 2 * BLOCK)
     with memory[: 8 * BLOCK] as part, pytest.raises(StreamError) as caught:
-        reader.read_into(part, 0)
+        reader.read_into([part], 0)
     assert caught.value.what == f"'{file}' was changed while the model was in use."
     assert "load the model again" in caught.value.hint
     reader.close()
@@ -104,8 +104,8 @@ def test_a_file_that_is_written_to_is_an_error_unless_that_is_expected(
     os.utime(file, ns=(1, 1))
     with memory[:BLOCK] as part:
         with pytest.raises(StreamError, match="was changed while the model was in use"):
-            strict.read_into(part, 0)
-        assert lenient.read_into(part, 0) == BLOCK
+            strict.read_into([part], 0)
+        assert lenient.read_into([part], 0) == BLOCK
     strict.close()
     lenient.close()
 
@@ -116,7 +116,7 @@ def test_a_file_that_is_replaced_goes_on_being_read_as_it_was(file: Path, memory
     other.write_bytes(bytes(SIZE))
     other.replace(file)
     with memory[:BLOCK] as part:
-        reader.read_into(part, 0)
+        reader.read_into([part], 0)
         assert part == CONTENT[:BLOCK]
     reader.close()
 
@@ -129,7 +129,7 @@ def test_a_disk_that_fails_is_named(file: Path, memory: memoryview, monkeypatch:
 
     monkeypatch.setattr(os, "preadv", fail)
     with memory[:BLOCK] as part, pytest.raises(StreamError) as caught:
-        reader.read_into(part, 0)
+        reader.read_into([part], 0)
     assert str(caught.value) == (
         f"Reading '{file}' failed: Input/output error. Check the disk, and try again."
     )

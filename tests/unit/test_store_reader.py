@@ -58,22 +58,22 @@ def test_a_file_overwritten_with_its_time_put_back_is_noticed(
     reader = opened(file, packed=False)
     both = pieces(packed=False)
     for piece in both:
-        reader.read(piece, memory)
+        reader.read([piece], [memory])
     overwrite(file, at)
     changed, same = both if at < 2 * BLOCK else both[::-1]
     with pytest.raises(StreamError, match="was changed while the model was in use"):
-        reader.read(changed, memory)
-    reader.read(same, memory)
+        reader.read([changed], [memory])
+    reader.read([same], [memory])
     reader.close()
 
 
 def test_a_piece_that_was_never_read_cannot_be_trusted_after_a_change(file: Path, memory: memoryview) -> None:
     reader = opened(file, packed=False)
     first, second = pieces(packed=False)
-    reader.read(first, memory)
+    reader.read([first], [memory])
     overwrite(file, 2 * BLOCK)
     with pytest.raises(StreamError, match="was changed while the model was in use"):
-        reader.read(second, memory)
+        reader.read([second], [memory])
     reader.close()
 
 
@@ -81,10 +81,10 @@ def test_a_pack_overwritten_in_use_is_damaged(file: Path, memory: memoryview) ->
     reader = opened(file, packed=True)
     first, _ = pieces(packed=True)
     for _ in range(2):
-        reader.read(first, memory)
+        reader.read([first], [memory])
     overwrite(file, BLOCK)
     with pytest.raises(DamagedPack, match="is damaged, and was removed"):
-        reader.read(first, memory)
+        reader.read([first], [memory])
     assert not file.exists()
     reader.close()
 
@@ -105,10 +105,10 @@ def test_a_file_with_another_name_or_mode_goes_on_being_read(
     reader = opened(file, packed=packed)
     both = pieces(packed=packed)
     for piece in both:
-        reader.read(piece, memory)
+        reader.read([piece], [memory])
     change(file)
     for piece in [*both, *both]:
-        reader.read(piece, memory)
+        reader.read([piece], [memory])
         with memory[: min(2 * BLOCK, SIZE - piece.offset)] as read:
             assert read == CONTENT[piece.offset : piece.offset + 2 * BLOCK]
     reader.close()

@@ -130,14 +130,16 @@ class ExpertPool:
             return slots
 
     def read_ahead(self, layer: int) -> None:
-        """Begin to read all of a layer's experts, the likeliest first, as far as there are slots for them."""
+        """Begin to read all of a layer's experts, or the likeliest if there are not enough slots for all."""
         with self.slots.lock:
             first = self._first[layer]
             numbers = np.arange(first, first + self._sizes[layer])
             absent = numbers[self._slot_of[numbers] == _EMPTY]
             likeliest = absent[np.argsort(-self._counts.worth[absent], kind="stable")]
             self.slots.most_later = self._n_threads
-            self._ahead.update(load.what for load in self._begin(likeliest, later=True))
+            # In the file's order, so that neighbours are read at once.
+            read = np.sort(likeliest[: len(self._spare_slots(len(likeliest)))])
+            self._ahead.update(load.what for load in self._begin(read, later=True))
 
     def guess(self, layer: int, experts: Numbers) -> None:
         """Begin to read those of a layer's experts that are not in memory, as they may be needed.

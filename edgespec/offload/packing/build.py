@@ -274,7 +274,7 @@ class _TensorReader:
             size = round_up(lead + tensor.n_bytes, BLOCK)
             for piece in pieces(tensor.file, start, 0, size):
                 with memory[piece.at : piece.at + piece.n_bytes] as part:
-                    self._readers[tensor.file].read_into(part, piece.offset)
+                    self._readers[tensor.file].read_into([part], piece.offset)
             return self._address + lead, memory[lead : lead + tensor.n_bytes]
 
     def close(self) -> None:

@@ -232,7 +232,7 @@ def _hash_of(
                 if stop.is_set():
                     return ""
                 with memory[: piece.n_bytes] as part:
-                    readers[tensor.file].read_into(part, piece.offset)
+                    readers[tensor.file].read_into([part], piece.offset)
                 first, last = max(tensor.offset - piece.offset, 0), min(end - piece.offset, piece.n_bytes)
                 with memory[first:last] as part:
                     digest.update(part)
