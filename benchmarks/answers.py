@@ -24,6 +24,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,11 +163,12 @@ def slow_down(rate: float) -> None:
     """Make reads of layers take as long as on a disk of `rate` bytes a second."""
     read, lock, free_at = StoreReader.read, threading.Lock(), 0.0
 
-    def slowly(reader: StoreReader, piece: Piece, memory: memoryview) -> None:
+    def slowly(reader: StoreReader, pieces: Sequence[Piece], memories: Sequence[memoryview]) -> None:
         nonlocal free_at
         with lock:
-            until = free_at = max(time.perf_counter(), free_at) + piece.n_bytes / rate
-        read(reader, piece, memory)
+            n_bytes = sum(piece.n_bytes for piece in pieces)
+            until = free_at = max(time.perf_counter(), free_at) + n_bytes / rate
+        read(reader, pieces, memories)
         time.sleep(max(until - time.perf_counter(), 0))
 
     StoreReader.read = slowly  # type: ignore[method-assign,assignment]
