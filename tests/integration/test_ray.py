@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -229,3 +230,76 @@ def test_a_wrong_address_is_told_at_once(tmp_path: Path, short_path: Path) -> No
     assert (code, len(err)) == (1, 2)
     assert err[0].startswith(f"Error: There is no Ray cluster at 127.0.0.1:{port}: ")
     assert "ray start --head" in err[1]
+
+
+class _Nodes:
+    """A cluster of two nodes; see tests/ray_nodes.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self.program = subprocess.Popen(
+            [sys.executable, "-m", "tests.ray_nodes", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.program.stdout is not None
+        self.address = self.program.stdout.readline().strip()
+
+    def end_second(self) -> None:
+        """Let the second node crash."""
+        assert self.program.stdin is not None
+        self.program.stdin.write("end\n")
+        self.program.stdin.flush()
+
+    def end(self) -> None:
+        """End the cluster."""
+        self.program.communicate(timeout=_PATIENT_S)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Nodes]:
+    with tempfile.TemporaryDirectory(prefix="edgespec-nodes-", dir="/tmp") as folder:  # a short path
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # listens on loopback alone
+        cluster = _Nodes(tmp_path / "second")
+        yield cluster
+        cluster.end()
+
+
+def _feed(running: Batch, until: Callable[[], bool]) -> int:
+    """Write a line every now and then until something is so, or the program has ended; returns how many."""
+    end = time.monotonic() + _PATIENT_S
+    number = 0
+    while not until() and running.program.poll() is None:
+        assert time.monotonic() < end, running.errors.read_text()
+        with contextlib.suppress(BrokenPipeError):
+            running.write([{"id": number, "prompt": f"Count to {number}."}])
+        number += 1
+        time.sleep(0.1)
+    return number
+
+
+def test_nodes_may_lack_the_model_and_may_be_lost(
+    nodes: _Nodes, batch: Callable[..., Batch], short_path: Path
+) -> None:
+    """Each node looks a name up for itself, and the lines of one that crashes are answered by the other."""
+    models = Path(os.environ["XDG_DATA_HOME"]) / "edgespec" / "models"
+    models.mkdir(parents=True)
+    (models / "short.gguf").symlink_to(short_path)
+    running = batch("--ray", nodes.address, output="named.jsonl", model="short")
+    _feed(running, lambda: False)
+    code, err = running.end()
+    assert code == 1
+    assert f"Error: Node {socket.gethostname()}" in err
+    assert "There is no model 'short'." in err
+
+    running = batch("--ray", nodes.address, "--verbose")
+    running.wait_for(lambda: running.errors.read_text().count("2 answers at once") == 2)
+    nodes.end_second()
+    lines = _feed(running, lambda: "was lost" in running.errors.read_text())
+    code, err = running.end()
+    assert code == 0, err
+    assert [record["id"] for record in records(running.output.read_text())] == list(range(lines))

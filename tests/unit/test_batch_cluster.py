@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -230,3 +233,28 @@ def test_arguments_are_checked_before_anything_is_started(engine: TalkingEngine,
     command: list[Any] = ["generate", "--input", str(prompts), "--ray", "nowhere"]
     assert main(command) == 2
     assert not engine.loaded_with
+
+
+def test_what_is_no_cluster_is_not_tried_for_long(
+    engine: TalkingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of another kind: it says something else, and hangs up."""
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    monkeypatch.setitem(sys.modules, "ray.exceptions", ModuleType("ray.exceptions"))
+    prompts = write_lines(tmp_path / "in.jsonl", {"prompt": "Q"})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert main(["generate", "--input", str(prompts), "--ray", address]) == 1
+        thread.join()
+    assert capsys.readouterr().err.splitlines()[0] == f"Error: What listens at {address} is no Ray cluster."
+    assert main(["generate", "--input", str(prompts), "--ray", address]) == 1
+    assert capsys.readouterr().err.startswith(f"Error: There is no Ray cluster at {address}: ")

@@ -27,7 +27,10 @@ _REACH_S = 5.0
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's least; prompts and answers are small
 _LONGEST_FOLDER = 40  # characters: paths of sockets have 107, of which Ray takes more than 60
 _PREFIX = "edgespec-ray-"
+_FRAME_HEADER, _SETTINGS_FRAME = 9, 4  # bytes, and the type in the fourth of them: RFC 9113, section 4.1
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS_FRAME, 0, 0, 0, 0, 0])
 _SETTINGS = {
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # what is wrong is told as an exception too
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # errors are handled where their calls are looked at
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # engines see the devices that they would see without Ray
@@ -173,8 +176,12 @@ def opened(address: RayAddress) -> Iterator[RayCluster]:
                 ray.init(log_to_driver=False, logging_level="CRITICAL", **arguments)
             except Exception as error:
                 raise _cannot_be_joined(address, error) from error
-        where = "on this machine" if address.is_local else f"at {address.address}"
-        yield RayCluster(ray, where, address.engines)
+        yield RayCluster(ray, _where(address), address.engines)
+
+
+def _where(address: RayAddress) -> str:
+    here = address.host_and_port is None
+    return "of this machine" if here else f"at {address.address}"
 
 
 @contextmanager
@@ -205,23 +212,29 @@ def _imported() -> Any:
 
 
 def _check_head(address: RayAddress) -> None:
-    """Find out at once whether anything listens; Ray would try for minutes."""
+    """Find out at once whether a server of Ray's kind (HTTP/2) listens; Ray would try for minutes."""
     if address.host_and_port is None:
         return
+    hint = "Give the HOST:PORT that 'ray start --head' printed, or 'local' to use this machine alone."
     try:
-        socket.create_connection(address.host_and_port, timeout=_REACH_S).close()
+        with socket.create_connection(address.host_and_port, timeout=_REACH_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            connection.sendall(_HTTP2_GREETING)
+            answer = connection.recv(_FRAME_HEADER, socket.MSG_WAITALL)
     except OSError as error:
         raise EdgeSpecError(
-            f"There is no Ray cluster at {address.address}: {error.strerror or error}.",
-            "Give the HOST:PORT that 'ray start --head' printed, or 'local' to use this machine alone.",
+            f"There is no Ray cluster at {address.address}: {error.strerror or error}.", hint
         ) from error
+    if len(answer) < _FRAME_HEADER or answer[3] != _SETTINGS_FRAME:
+        raise EdgeSpecError(f"What listens at {address.address} is no Ray cluster.", hint)
 
 
 def _cannot_be_joined(address: RayAddress, error: Exception) -> EdgeSpecError:
     if address.is_local:
         return EdgeSpecError(f"Ray cannot be started on this machine: {_last_line(error)}")
     return EdgeSpecError(
-        f"The Ray cluster at {address.address} cannot be joined: {_last_line(error)}",
+        f"The Ray cluster {_where(address)} cannot be joined: {_last_line(error)}",
         "Run this on a machine of the cluster (ray start --address HOST:PORT), with the versions of Ray and "
         "Python that the cluster has, and its token if it has one.",
     )
