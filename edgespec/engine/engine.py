@@ -119,6 +119,11 @@ class Engine(ManyAnswers):
         return self.encoder.format is not None and self.encoder.format.thought is not None
 
     @property
+    def vocabulary_size(self) -> int:
+        """How many tokens the target knows."""
+        return self.target.model.vocabulary.n_tokens
+
+    @property
     def description(self) -> str:
         """Target, drafter and mode in one line."""
         mode = "exact" if self.target.rule else "not bit-exact"

@@ -22,6 +22,7 @@ class TalkingEngine:
     has_chat_template = True
     can_think = True
     context = 4096
+    vocabulary_size = 100
     description = "talker, drafted by nobody"
     notes = ("It only talks.",)
     warnings: tuple[str, ...] = ()

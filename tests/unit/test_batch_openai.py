@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,8 +105,7 @@ BAD_REQUESTS = {
 def test_a_bad_request_is_told_and_the_others_are_answered(
     bad: dict[str, Any], reason: str, run: Run, answers: Path, engine: TalkingEngine
 ) -> None:
-    vocabulary = SimpleNamespace(n_tokens=10)
-    engine.target = SimpleNamespace(model=SimpleNamespace(vocabulary=vocabulary))  # type: ignore[attr-defined]
+    engine.vocabulary_size = 10
     lines = [request("good"), bad, request("last", TEXT, prompt=[1, 2])]
     for told in ("2 answered, 1 failed.", "0 answered, 2 were there already, 1 failed."):
         code, err = run(lines)

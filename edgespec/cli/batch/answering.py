@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from edgespec.cli.interrupt import Interruption
+from edgespec.cli.screen.terminal import Conversable
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.errors import (
     BackendError,
@@ -17,13 +18,26 @@ from edgespec.errors import (
     StreamError,
 )
 
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
-
 # Failures of the machine, the model or the output, which would affect the next line as well. All others
 # concern only one line.
 FATAL = (BackendError, HubError, MemoryLimitError, ModelFileError, OutputError, StreamError)
 FATAL += (OSError, MemoryError)  # type: ignore[assignment]
+
+
+class BatchEngine(Conversable, Protocol):
+    """What a batch needs of an engine; see `Engine`."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens the model knows."""
+
+    def stream_many(
+        self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
+    ) -> Iterator[Event]:
+        """Answer many requests."""
+
+    def cancel(self) -> None:
+        """End all answers."""
 
 
 class BatchRequests(RequestSource):
@@ -56,7 +70,7 @@ class BatchRequests(RequestSource):
 
 
 def answer_all(
-    requests: BatchRequests, engine: Engine, *, parallel: int | None, interruption: Interruption
+    requests: BatchRequests, engine: BatchEngine, *, parallel: int | None, interruption: Interruption
 ) -> Iterator[Event]:
     """Answer all requests.
 

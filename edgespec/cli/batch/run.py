@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edgespec.cli.batch import openai_format
-from edgespec.cli.batch.answering import FATAL, BatchRequests, answer_all
+from edgespec.cli.batch.answering import FATAL, BatchEngine, BatchRequests, answer_all
+from edgespec.cli.batch.engines import Loader, load_here
 from edgespec.cli.batch.in_order import InOrder
 from edgespec.cli.batch.input_file import count_lines, is_file, open_input, usual_tokens
 from edgespec.cli.batch.job import Job
@@ -42,7 +43,6 @@ from edgespec.generation.result import Generation
 from edgespec.serving.api.requests import check_tokens, nth_config
 
 if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
     from edgespec.models.text.encoding import Prompt
 
 _MOST_HELD = 1000  # results that wait for an earlier one; no lines are begun beyond that
@@ -59,6 +59,7 @@ class BatchRun:
         ordered: write results in the order of the input.
         overwrite: answer lines again whose answers in the file were made differently.
         shard: which of the input's lines to answer.
+        load: loads what answers.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class BatchRun:
         ordered: bool = True,
         overwrite: bool = False,
         shard: Shard | None = None,
+        load: Loader = load_here,
     ) -> None:
         self._config = config
         self._terminal = terminal
@@ -86,6 +88,7 @@ class BatchRun:
         self._parallel = parallel
         self._ordered = ordered
         self._shard = shard or Shard()
+        self._load = load
         self._earlier = EarlierAnswers(file, terminal, overwrite=overwrite)
         self._model = ModelMark()
         self._answered = self._skipped = self._failed = 0
@@ -113,11 +116,9 @@ class BatchRun:
             texts: dict[str, Any] = {"parallel": self._parallel or "auto"}
             if self._config.max_tokens is not None:
                 texts["text_tokens"] = usual_tokens(input_name, self._config.max_tokens)
-            engine = stack.enter_context(self._terminal.load(loading, **texts))
+            engine, self._model = stack.enter_context(self._load(loading, self._terminal, **texts))
             self._terminal.template(engine, raw=self._raw)
             self._terminal.thinking(engine, self._config)
-            if not self._model.mark:
-                self._model = model_mark(loading.model)
             self._progress = Progress(self._shard.lines(count_lines(input_name)))
             jobs = JobQueue(self._jobs(lines), waits=not is_file(lines))
             interruption = self._answer_all(jobs, engine)
@@ -132,7 +133,7 @@ class BatchRun:
             raise typer.Exit(1)
         self._terminal.note(self._summary())
 
-    def _answer_all(self, jobs: JobQueue, engine: Engine) -> Interruption:
+    def _answer_all(self, jobs: JobQueue, engine: BatchEngine) -> Interruption:
         with cancelling(engine, signal.SIGTERM) as interruption, self._terminal.status() as status:
             requests = BatchRequests(
                 self._requests(jobs, engine), lambda: jobs.wait(lambda: bool(interruption))
@@ -150,7 +151,7 @@ class BatchRun:
                 self._show_progress(status)
         return interruption
 
-    def _requests(self, jobs: JobQueue, engine: Engine) -> Iterator[Request | None]:
+    def _requests(self, jobs: JobQueue, engine: BatchEngine) -> Iterator[Request | None]:
         """A request for each answer that is wanted and does not exist; None where there is no line yet."""
         while True:
             job = jobs.take() if self._in_order.held < _MOST_HELD else None
@@ -263,12 +264,12 @@ class BatchRun:
         return ", ".join(parts) + "."
 
 
-def _check(job: Job, engine: Engine) -> None:
+def _check(job: Job, engine: BatchEngine) -> None:
     """Refuse an invalid line, and tokens that the model does not have."""
     if job.error:
         raise UsageError(job.error)
     if job.prompt and not isinstance(job.prompt, str) and isinstance(job.prompt[0], int):
-        check_tokens(job.prompt, engine.target.model.vocabulary.n_tokens)
+        check_tokens(job.prompt, engine.vocabulary_size)
 
 
 def with_system(prompt: Prompt, system: str | None) -> Prompt:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.cli.batch.engines import load_here, load_on_cluster
 from edgespec.cli.batch.own_format import MOST_ANSWERS
 from edgespec.cli.batch.results import ResultFile
 from edgespec.cli.batch.run import BatchRun, with_system
@@ -118,6 +119,15 @@ def generate(
             metavar="K/N",
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        option(
+            _PANEL,
+            "--ray",
+            "Answer --input on the machines of a Ray cluster; local starts one here.",
+            metavar="HOST:PORT|auto|local",
+        ),
+    ] = None,
     raw: Annotated[bool, option(_PANEL, "--raw", "Go on with the text; no chat template.")] = False,
     model: NamedModel = None,
     *,
@@ -141,7 +151,10 @@ def generate(
         raise UsageError("--overwrite is for batches.", "Give it together with --input and --output.")
     if shard is not None and input_name is None:
         raise UsageError("--shard is for batches.", "Give it together with --input.")
+    if is_on_command_line(called, "ray") and input_name is None:
+        raise UsageError("--ray is for batches.", "Give it together with --input.")
     part = None if shard is None else Shard.parse(shard)
+    load = load_here if ray is None else load_on_cluster(ray)
     model, prompt = model_and_prompt(
         words_of(word, words),
         model=model,
@@ -171,6 +184,7 @@ def generate(
                 ordered=not unordered,
                 overwrite=overwrite,
                 shard=part,
+                load=load,
             )
             batch.run(input_name, loading)
         else:

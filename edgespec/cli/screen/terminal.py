@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.generation.config import GenerationConfig
     from edgespec.generation.rules import Rule
+
+
+class Conversable(Protocol):
+    """What says of a loaded model how one can talk with it; see `Engine`."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model has a chat template."""
+
+    @property
+    def can_think(self) -> bool:
+        """Whether its chat template knows thoughts before answers."""
 
 
 class Terminal:
@@ -132,7 +144,7 @@ class Terminal:
         if rule.kind.lossy:
             self.warn(f"--verify {rule} is lossy: the text may differ from the model's own.")
 
-    def template(self, engine: Engine, *, raw: bool) -> None:
+    def template(self, engine: Conversable, *, raw: bool) -> None:
         """Note if a prompt is continued as plain text without --raw."""
         if not raw and not engine.has_chat_template:
             self.note(
@@ -140,7 +152,7 @@ class Terminal:
                 "--raw leaves out this note."
             )
 
-    def thinking(self, engine: Engine, config: GenerationConfig) -> None:
+    def thinking(self, engine: Conversable, config: GenerationConfig) -> None:
         """Note if --think has no effect on this model."""
         if config.think != "auto" and not engine.can_think:
             self.note("The model's chat template knows no thoughts, so --think changes nothing.")

@@ -1,0 +1,63 @@
+"""What `--ray` says: a cluster's address, or that the cluster is this machine alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edgespec.errors import UsageError
+
+_MOST_ENGINES = 64
+_FORMS = "Write the HOST:PORT of a cluster's head, auto, or local."
+
+
+@dataclass(frozen=True)
+class RayAddress:
+    """Where a Ray cluster is.
+
+    Attributes:
+        address: as Ray takes it: HOST:PORT, or "auto" for the one that this machine belongs to. Empty for one
+            that is started on this machine, for this run only.
+        engines: how many engines to load on each node.
+    """
+
+    address: str = ""
+    engines: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> RayAddress:
+        """The address that people write as "local", "local:2", "auto" or "10.0.0.1:6379".
+
+        Raises:
+            UsageError: it is something else.
+        """
+        text = text.strip()
+        if text == "auto":
+            return cls("auto")
+        if local := re.fullmatch(r"local(?::(\d{1,9}))?", text, re.ASCII):
+            engines = int(local[1] or 1)
+            if not 1 <= engines <= _MOST_ENGINES:
+                raise UsageError(f"--ray is '{text}'.", f"There can be 1 to {_MOST_ENGINES} local engines.")
+            return cls(engines=engines)
+        if text.startswith("ray://"):
+            raise UsageError(
+                f"--ray is '{text}', and Ray's client protocol is not supported.",
+                "Run this on a machine of the cluster, and give the HOST:PORT of its head.",
+            )
+        found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/]+):(\d{1,5})", text, re.ASCII)
+        if found is None or not 1 <= int(found[2]) <= 65535:
+            raise UsageError(f"--ray is '{text}'.", _FORMS)
+        return cls(text)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the cluster is started here."""
+        return not self.address
+
+    @property
+    def host_and_port(self) -> tuple[str, int] | None:
+        """Where its head listens; None if that is not known beforehand."""
+        if self.address in ("", "auto"):
+            return None
+        host, _, port = self.address.rpartition(":")
+        return host.strip("[]"), int(port)

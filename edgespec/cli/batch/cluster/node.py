@@ -1,0 +1,190 @@
+"""What runs on each node of a cluster: one engine, which answers the requests that it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.batch.answering import FATAL, BatchRequests, answer_all
+from edgespec.cli.interrupt import Interruption
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.origin import ModelMark, model_mark
+from edgespec.engine.requests import Event, Request, RequestQueue
+from edgespec.errors import EdgeSpecError
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
+from edgespec.progress import no_progress
+from edgespec.version import __version__
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+    from edgespec.models.text.encoding import Prompt
+
+_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a node once its engine is loaded.
+
+    Attributes:
+        model: the mark of its model, by which nodes with different ones are told apart.
+        vocabulary_size: tokens of the model.
+        texts: how many requests the engine answers at once.
+        description, notes, warnings: see `Engine`.
+    """
+
+    model: ModelMark
+    has_chat_template: bool
+    can_think: bool
+    vocabulary_size: int
+    texts: int
+    description: str = ""
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What became of a request.
+
+    Attributes:
+        answer: None if there is none.
+        error: why.
+        fatal: the failure is that of the node, which can answer nothing any more.
+    """
+
+    answer: Generation | None = None
+    error: EdgeSpecError | None = None
+    fatal: bool = False
+
+
+class Node:
+    """An engine, and the requests that wait for it.
+
+    Ray calls its methods in one event loop, however many of them wait; the engine has a thread of its own.
+    What a person can cause is returned, not raised: Ray would wrap it.
+    """
+
+    def __init__(self) -> None:
+        self._queue = RequestQueue()
+        self._requests: dict[int, Request] = {}
+        self._interruption = Interruption()
+        self._engine: Engine | None = None
+        self._thread: threading.Thread | None = None
+        self._ended: Reply | None = None  # to all requests, once the thread has ended
+
+    async def version(self) -> str:
+        """The version of EdgeSpec here."""
+        return __version__
+
+    async def load(self, loading: LoadOptions, arguments: dict[str, Any]) -> Facts | EdgeSpecError:
+        """Load the engine, and begin to answer; why that is impossible, if it is.
+
+        Args:
+            arguments: of `edgespec.load`, besides the options.
+        """
+        try:
+            facts = await asyncio.to_thread(self._load, loading, arguments)
+        except (EdgeSpecError, *FATAL) as error:
+            return _told(error)
+        asked = arguments.get("parallel")
+        parallel = asked if isinstance(asked, int) else None
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._answer_all, args=(loop, parallel), daemon=True)
+        self._thread.start()
+        return facts
+
+    def _load(self, loading: LoadOptions, arguments: dict[str, Any]) -> Facts:
+        engine = self._engine = loading.load(no_progress, **arguments)
+        asked = arguments.get("parallel")
+        return Facts(
+            model_mark(loading.model),
+            engine.has_chat_template,
+            engine.can_think,
+            engine.vocabulary_size,
+            asked if isinstance(asked, int) else engine.texts,
+            engine.description,
+            tuple(engine.notes),
+            tuple(engine.warnings),
+        )
+
+    async def answer(self, number: int, prompt: Prompt, config: GenerationConfig, raw: bool) -> Reply:
+        """Answer a request.
+
+        Args:
+            number: by which `end` knows it.
+        """
+        if self._ended is not None:
+            return self._ended
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        request = self._requests[number] = Request(prompt, config, raw, key=reply)
+        self._queue.put(request)
+        try:
+            return await reply
+        finally:
+            del self._requests[number]
+
+    async def end(self, number: int) -> None:
+        """End the answer to a request, if it is not finished."""
+        if number in self._requests:
+            self._requests[number].cancelled = True
+
+    async def cancel(self) -> None:
+        """End all answers; what was generated of them is returned as far as there is something."""
+        self._interruption.signal = signal.SIGINT
+        self._queue.close()
+        while self._engine is not None and self._ended is None:
+            # An answer that is just beginning may miss the first call, so it is repeated.
+            self._engine.cancel()
+            await asyncio.sleep(_AGAIN_S)
+
+    async def close(self) -> None:
+        """Keep what the engine learned, and free it."""
+        self._queue.close()
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+
+    def _answer_all(self, loop: asyncio.AbstractEventLoop, parallel: int | None) -> None:
+        assert self._engine is not None
+        source = BatchRequests(self._taken(), self._queue.wait)
+        last = Reply(Generation(finish_reason="cancelled"))
+        try:
+            for event in answer_all(source, self._engine, parallel=parallel, interruption=self._interruption):
+                if event.is_last:
+                    loop.call_soon_threadsafe(_settle, event.request, _reply(event))
+        except Exception as error:  # whatever it is, the other nodes go on
+            last = Reply(error=_told(error), fatal=True)
+        loop.call_soon_threadsafe(self._end_all, last)
+
+    def _taken(self) -> Iterator[Request | None]:
+        while True:
+            yield self._queue.take()
+
+    def _end_all(self, reply: Reply) -> None:
+        self._ended = reply
+        for request in self._requests.values():
+            _settle(request, reply)
+
+
+def _settle(request: Request, reply: Reply) -> None:
+    if not request.key.done():
+        request.key.set_result(reply)
+
+
+def _reply(event: Event) -> Reply:
+    if event.chunk is not None:
+        return Reply(event.chunk.generation)
+    assert event.error is not None, "an event without a chunk has an error"
+    return Reply(error=event.error, fatal=isinstance(event.error, FATAL))
+
+
+def _told(error: BaseException) -> EdgeSpecError:
+    """An error that arrives as it is in a process that may lack what raised it."""
+    if isinstance(error, EdgeSpecError):
+        return error
+    return EdgeSpecError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,57 @@
+"""What each node loads: the options of the command, as they are meant there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.machine.cores import default_threads
+from edgespec.machine.probe import available_memory
+
+_WORDS = ("auto", "none", "lookup")  # in the place of a drafter's name
+
+
+def options_for_nodes(loading: LoadOptions, engines: int) -> LoadOptions:
+    """The options for each of the engines.
+
+    Nodes run in folders of their own, so paths are made absolute. Names are left as they are: each node finds
+    or fetches the model itself.
+
+    Args:
+        engines: how many share this machine; what is not asked for is divided among them. On nodes of their
+            own, engines decide themselves.
+    """
+    loading = replace(
+        loading,
+        model=_absolute(loading.model),
+        draft=_absolute(loading.draft),
+        draft_from=_absolute(loading.draft_from),
+        lora=[_absolute_adapter(name) for name in loading.lora] if loading.lora else None,
+    )
+    if engines == 1:
+        return loading
+    threads = loading.threads or max(default_threads() // engines, 1)
+    memory = loading.memory or f"{available_memory() // engines >> 20}MiB"
+    return replace(loading, threads=threads, memory=memory)
+
+
+def _absolute(name: str | None) -> str | None:
+    """A path as seen from everywhere; anything else is a name."""
+    if name is None or name in _WORDS or not (_is_here(name) or name.lower().endswith(".gguf")):
+        return name
+    return str(Path(name).expanduser().absolute())  # links stay, as they may lead elsewhere on other nodes
+
+
+def _absolute_adapter(name: str) -> str:
+    path, colon, scale = name.rpartition(":")
+    if colon and not _is_here(name) and _is_here(path):
+        return f"{_absolute(path)}:{scale}"
+    return str(_absolute(name))
+
+
+def _is_here(name: str) -> bool:
+    try:
+        return Path(name).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # a name that no file can have
+        return False

@@ -1,0 +1,62 @@
+"""What answers a batch: an engine on this machine, or those of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, Protocol
+
+from edgespec.cli.batch.answering import BatchEngine
+from edgespec.cli.options.loading import LoadOptions
+from edgespec.cli.origin import ModelMark, model_mark
+from edgespec.cli.screen.terminal import Terminal
+
+
+class Loaded(NamedTuple):
+    """An engine that is ready, and which model it has."""
+
+    engine: BatchEngine
+    model: ModelMark
+
+
+class Loader(Protocol):
+    """Loads what answers a batch."""
+
+    def __call__(
+        self, loading: LoadOptions, terminal: Terminal, **arguments: Any
+    ) -> AbstractContextManager[Loaded]:
+        """Load it for the time of the block.
+
+        Args:
+            arguments: of `edgespec.load`, besides the options.
+        """
+
+
+@contextmanager
+def load_here(loading: LoadOptions, terminal: Terminal, **arguments: Any) -> Iterator[Loaded]:
+    """Load an engine on this machine."""
+    with terminal.load(loading, **arguments) as engine:
+        yield Loaded(engine, model_mark(loading.model))
+
+
+def load_on_cluster(address: str) -> Loader:
+    """A loader of engines on the nodes of a Ray cluster.
+
+    Args:
+        address: what `--ray` says.
+
+    Raises:
+        UsageError: it is no address.
+    """
+    from edgespec.cli.batch.cluster.address import RayAddress
+
+    where = RayAddress.parse(address)
+
+    @contextmanager
+    def load(loading: LoadOptions, terminal: Terminal, **arguments: Any) -> Iterator[Loaded]:
+        from edgespec.cli.batch.cluster.engine import cluster_engine
+
+        with cluster_engine(where, loading, terminal, **arguments) as engine:
+            yield Loaded(engine, engine.facts.model)
+
+    return load

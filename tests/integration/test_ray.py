@@ -1,0 +1,305 @@
+"""Batches on a real Ray cluster on loopback: only it loses engines, and only a model has texts to compare."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.unit.talking import records, write_lines
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'edgespec[ray]'"
+    ),
+    pytest.mark.skipif(sys.platform == "win32", reason="signals"),
+    pytest.mark.usefixtures("at_a_desk"),
+]
+
+_PATIENT_S = 120.0  # for what happens in a second, on a machine that does other things
+_REQUEST = {"model": "m", "messages": [{"role": "user", "content": "Name a colour."}], "n": 2}
+_SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+LINES: list[Any] = [
+    {"id": "greedy", "prompt": "Name a colour."},
+    {"id": "seeded", "prompt": "Name an animal.", "temperature": 0.9, "n": 2},
+    {"custom_id": "request", "method": "POST", "url": "/v1/chat/completions", "body": _REQUEST},
+    {"id": "schema", "prompt": "Give a number.", "json_schema": _SCHEMA, "max_tokens": 16},
+    {"id": "invalid", "prompt": "x", "temprature": 1},
+    {"id": "long", "prompt": "word " * 2000},
+    *({"id": f"q{number}", "prompt": f"Count to {number}.", "temperature": 0.5} for number in range(10)),
+]
+SETTINGS = ["--exact", "--max-tokens", "6", "--seed", "7", "--context", "512", "--tree-budget", "4"]
+SETTINGS += ["--parallel", "2", "--memory", "1GiB"]
+
+
+class Batch:
+    """A running `edgespec generate --input -`, and what it writes."""
+
+    def __init__(self, model: Path | str, output: Path, *flags: str) -> None:
+        self.output = output
+        self.errors = output.with_suffix(".err")
+        files = ["--input", "-", "--output", str(output)]
+        with self.errors.open("w") as errors:
+            self.program = subprocess.Popen(
+                [sys.executable, "-m", "edgespec", "generate", str(model), *files, *SETTINGS, *flags],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self.processes = psutil.Process(self.program.pid)
+
+    def write(self, lines: list[Any]) -> None:
+        """Give it lines, and leave the input open."""
+        assert self.program.stdin is not None
+        self.program.stdin.write("".join(json.dumps(line) + "\n" for line in lines))
+        self.program.stdin.flush()
+
+    def end(self) -> tuple[int, str]:
+        """Close the input, and wait for the end; exit code and standard error. Nothing else is printed."""
+        out, _ = self.program.communicate(timeout=_PATIENT_S)
+        assert out == ""
+        return self.program.returncode, self.errors.read_text()
+
+    def engines(self) -> list[psutil.Process]:
+        """The processes in which engines run."""
+        return [process for process in self._children() if "ray::Node" in _title(process)]
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+        end = time.monotonic() + _PATIENT_S
+        while not condition():
+            assert time.monotonic() < end, self.errors.read_text()
+            assert self.program.poll() is None, self.errors.read_text()
+            time.sleep(0.02)
+
+    def results(self) -> int:
+        """How many results are in the output file."""
+        return self.output.read_bytes().count(b"\n") if self.output.exists() else 0
+
+    def kill(self) -> None:
+        """End it like a crash, and wait until nothing that it started is left."""
+        children = self._children()
+        self.program.kill()
+        self.program.wait()
+        gone = psutil.wait_procs(children, timeout=_PATIENT_S)[1]
+        assert gone == []
+
+    def _children(self) -> list[psutil.Process]:
+        try:
+            return self.processes.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _compared(path: Path) -> list[Any]:
+    """What must be the same with and without a cluster: all but figures of time and memory."""
+    found = []
+    for record in records(path.read_text()):
+        for figures in ("timings", "memory", "speculation"):
+            record.pop(figures, None)
+        if "custom_id" in record:
+            del record["response"]["body"]["created"]
+        found.append(record)
+    return found
+
+
+def _left_folders() -> set[Path]:
+    return {*Path(tempfile.gettempdir()).glob("edgespec-ray-*"), *Path("/tmp").glob("edgespec-ray-*")}
+
+
+@pytest.fixture
+def batch(short_path: Path, tmp_path: Path) -> Iterator[Callable[..., Batch]]:
+    """Starts batches with the small model; they are ended at the end of the test."""
+    begun: list[Batch] = []
+
+    def begin(*flags: str, output: str = "out.jsonl", model: Path | str = short_path) -> Batch:
+        begun.append(Batch(model, tmp_path / output, *flags))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        if each.program.poll() is None:
+            each.kill()
+
+
+@pytest.fixture
+def expected(batch: Callable[..., Batch]) -> list[Any]:
+    """The results of the lines without a cluster."""
+    alone = batch(output="alone.jsonl")
+    alone.write(LINES)
+    assert alone.end()[0] == 1  # two of the lines are failures
+    return _compared(alone.output)
+
+
+def test_a_killed_engine_leaves_its_lines_to_others(batch: Callable[..., Batch], expected: list[Any]) -> None:
+    """One of two engines is held, so that it has lines for certain, and then killed."""
+    folders = _left_folders()
+    running = batch("--ray", "local:2", "--verbose")
+    running.wait_for(lambda: running.errors.read_text().count("2 answers at once") == 2)
+    held = running.engines()[0]
+    held.suspend()
+    running.write(LINES)
+    # 18 results, of which the held engine keeps 2 being answered and 1 that waits.
+    running.wait_for(lambda: running.results() >= len(expected) - 3)
+    held.kill()
+    code, err = running.end()
+    assert code == 1
+    assert "was lost. Others answer its " in err
+    assert _compared(running.output) == expected
+    assert _left_folders() == folders
+
+
+def test_a_batch_goes_on_with_and_without_a_cluster(batch: Callable[..., Batch], expected: list[Any]) -> None:
+    killed = batch("--ray", "local:2")
+    killed.write(LINES[:5])
+    killed.wait_for(lambda: killed.results() >= 4)
+    folders = _left_folders()
+    killed.kill()
+    alone = batch()
+    alone.write(LINES[:10])
+    code, err = alone.end()
+    assert (code, " were there already" in err) == (1, True)
+    clustered = batch("--ray", "local:2")
+    clustered.write(LINES)
+    code, err = clustered.end()
+    assert (code, " were there already" in err) == (1, True)
+    assert _compared(clustered.output) == expected
+    # The cluster that was killed could not remove its files; the next one did.
+    assert len(_left_folders()) < len(folders)
+
+
+def test_ctrl_c_ends_a_batch_on_a_cluster(batch: Callable[..., Batch]) -> None:
+    running = batch("--ray", "local")
+    running.write(LINES[:2])
+    running.wait_for(lambda: running.results() >= 3)
+    left = running._children()
+    os.killpg(running.program.pid, signal.SIGINT)  # as a terminal does: every process gets it
+    code, err = running.end()
+    assert code == 130
+    assert "Interrupted" in err
+    assert "Traceback" not in err
+    assert psutil.wait_procs(left, timeout=_PATIENT_S)[1] == []
+    assert running.results() == 3
+
+
+def _run(prompts: Path, address: str, model: Path) -> tuple[int, list[str]]:
+    command = [sys.executable, "-m", "edgespec", "generate", str(model), "--input", str(prompts)]
+    done = subprocess.run(
+        [*command, *SETTINGS, "--ray", address], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_a_model_that_a_node_lacks_is_named(tmp_path: Path) -> None:
+    prompts = write_lines(tmp_path / "in.jsonl", LINES[0])
+    missing = tmp_path / "missing.gguf"
+    code, err = _run(prompts, "local", missing)
+    assert code == 1
+    assert err[0].startswith(f"Error: Node {socket.gethostname()}")
+    assert str(missing) in err[0]
+
+
+def test_a_wrong_address_is_told_at_once(tmp_path: Path, short_path: Path) -> None:
+    prompts = write_lines(tmp_path / "in.jsonl", LINES[0])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    code, err = _run(prompts, f"127.0.0.1:{port}", short_path)
+    assert (code, len(err)) == (1, 2)
+    assert err[0].startswith(f"Error: There is no Ray cluster at 127.0.0.1:{port}: ")
+    assert "ray start --head" in err[1]
+
+
+class _Nodes:
+    """A cluster of two nodes; see tests/ray_nodes.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self.program = subprocess.Popen(
+            [sys.executable, "-m", "tests.ray_nodes", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.program.stdout is not None
+        self.address = self.program.stdout.readline().strip()
+
+    def end_second(self) -> None:
+        """Let the second node crash."""
+        assert self.program.stdin is not None
+        self.program.stdin.write("end\n")
+        self.program.stdin.flush()
+
+    def end(self) -> None:
+        """End the cluster."""
+        self.program.communicate(timeout=_PATIENT_S)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Nodes]:
+    with tempfile.TemporaryDirectory(prefix="edgespec-nodes-", dir="/tmp") as folder:  # a short path
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # listens on loopback alone
+        cluster = _Nodes(tmp_path / "second")
+        yield cluster
+        cluster.end()
+
+
+def _feed(running: Batch, until: Callable[[], bool]) -> int:
+    """Write a line every now and then until something is so, or the program has ended; returns how many."""
+    end = time.monotonic() + _PATIENT_S
+    number = 0
+    while not until() and running.program.poll() is None:
+        assert time.monotonic() < end, running.errors.read_text()
+        with contextlib.suppress(BrokenPipeError):
+            running.write([{"id": number, "prompt": f"Count to {number}."}])
+        number += 1
+        time.sleep(0.1)
+    return number
+
+
+def test_nodes_may_lack_the_model_and_may_be_lost(
+    nodes: _Nodes, batch: Callable[..., Batch], short_path: Path
+) -> None:
+    """Each node looks a name up for itself, and the lines of one that crashes are answered by the other."""
+    models = Path(os.environ["XDG_DATA_HOME"]) / "edgespec" / "models"
+    models.mkdir(parents=True)
+    (models / "short.gguf").symlink_to(short_path)
+    running = batch("--ray", nodes.address, output="named.jsonl", model="short")
+    _feed(running, lambda: False)
+    code, err = running.end()
+    assert code == 1
+    assert f"Error: Node {socket.gethostname()}" in err
+    assert "There is no model 'short'." in err
+
+    running = batch("--ray", nodes.address, "--verbose")
+    running.wait_for(lambda: running.errors.read_text().count("2 answers at once") == 2)
+    nodes.end_second()
+    lines = _feed(running, lambda: "was lost" in running.errors.read_text())
+    code, err = running.end()
+    assert code == 0, err
+    assert [record["id"] for record in records(running.output.read_text())] == list(range(lines))
