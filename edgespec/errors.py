@@ -13,6 +13,7 @@
     ├── SessionError         a saved conversation that cannot be opened or kept
     ├── StreamError          weights that cannot be read while they are needed
     └── BackendError         llama.cpp is missing, or refused what it was asked
+        └── WorkerError      another machine that holds layers cannot be reached, or is gone
 
 Each carries what happened and what to do about it; the command line prints both.
 """
@@ -96,3 +97,7 @@ class StreamError(EdgeSpecError):
 
 class BackendError(EdgeSpecError):
     """llama.cpp is missing, or refused what it was asked to do."""
+
+
+class WorkerError(BackendError):
+    """A machine that was to hold layers of the model cannot be reached or used, or is gone."""

@@ -1,8 +1,8 @@
 """Install EdgeSpec into a virtual environment of its own: python3 scripts/setup.py
 
 Needs Python 3.10 or later and a C++ compiler, nothing else; run it again at any time. The versions
-come from constraints.txt. llama.cpp is compiled here, for this processor; options for its build go
-into CMAKE_ARGS, for example CMAKE_ARGS=-DGGML_CUDA=on for an NVIDIA GPU.
+come from constraints.txt. llama.cpp is compiled here, for this processor and for the graphics card that
+--backend names, or that has what a build needs; further options for its build go into CMAKE_ARGS.
 """
 
 # Kept readable to old Pythons, which could not print what is wrong otherwise.
@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import backends
 import tile_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,9 +51,15 @@ class SetupError(Exception):
 
 
 def main() -> int:
+    global CMAKE_ARGS
     options = parse_arguments()
     try:
-        set_up(options.venv, dev=options.dev)
+        if options.backend != backends.AUTO:
+            problem = backends.missing(options.backend, sys.platform)
+            if problem:
+                raise SetupError(problem)
+            CMAKE_ARGS = f"{CMAKE_ARGS} {backends.ARGUMENTS[options.backend]}".strip()
+        set_up(options.venv, dev=options.dev, rebuild=options.rebuild)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
@@ -72,22 +79,29 @@ def parse_arguments() -> argparse.Namespace:
         metavar="PATH",
         help="where the environment goes (default: .venv next to pyproject.toml)",
     )
+    parser.add_argument(
+        "--backend",
+        choices=[backends.AUTO, *backends.ARGUMENTS],
+        default=backends.AUTO,
+        help="what llama.cpp computes on besides the processor (default: what is found when it is compiled)",
+    )
+    parser.add_argument("--rebuild", action="store_true", help="compile llama.cpp even if it is there")
     return parser.parse_args()
 
 
-def set_up(venv: Path, *, dev: bool) -> None:
+def set_up(venv: Path, *, dev: bool, rebuild: bool = False) -> None:
     problem = python_problem(sys.version_info[:2])
     if problem:
         raise SetupError(problem)
     environment = Environment(venv.absolute())
     pins = read_pins(ROOT / "constraints.txt")
     installed = environment.installed()
-    if not environment.is_current(installed, dev=dev):
+    if rebuild or not environment.is_current(installed, dev=dev):
         models = MODELS + (TEST_MODELS if dev else [])
         check_machine(environment, installed, pins)
         environment.create()
         install_torch(environment, installed, pins["torch"])
-        compiled = install_llama_cpp(environment, installed, pins["llama-cpp-python"])
+        compiled = install_llama_cpp(environment, installed, pins["llama-cpp-python"], rebuild=rebuild)
         install_edgespec(environment, dev=dev)
         install_models(environment, installed, {name: pins[name] for name in models})
         environment.mark_current(dev=dev, compiled=compiled)
@@ -324,9 +338,11 @@ def torch_commands(platform: str, nvidia: bool, version: str, python: str) -> li
     ]
 
 
-def install_llama_cpp(environment: Environment, installed: dict[str, str], version: str) -> bool:
+def install_llama_cpp(
+    environment: Environment, installed: dict[str, str], version: str, *, rebuild: bool = False
+) -> bool:
     """Returns whether it was compiled just now, and did not come from a cache."""
-    if installed.get("llama-cpp-python") == version and environment.has_build():
+    if installed.get("llama-cpp-python") == version and environment.has_build() and not rebuild:
         print(f"llama.cpp: llama-cpp-python {version} is there")
         return False
     print(
@@ -334,13 +350,18 @@ def install_llama_cpp(environment: Environment, installed: dict[str, str], versi
         "the first time on a machine this compiles for 5 to 15 minutes",
         flush=True,
     )
-    if has_nvidia() and not CMAKE_ARGS:
-        print("llama.cpp: without the GPU; with it: CMAKE_ARGS=-DGGML_CUDA=on, and run this again")
+    arguments = CMAKE_ARGS
+    if not arguments and (found := backends.found(sys.platform)) is not None:
+        arguments = backends.ARGUMENTS[found]
+        print(f"llama.cpp: with {found}, which was found here; --backend cpu leaves it out", flush=True)
+    elif not arguments and has_nvidia():
+        print(f"llama.cpp: without the graphics card. {backends.missing('cuda', sys.platform)}", flush=True)
     # A build with options of its own must neither come from pip's cache nor go there, and a build that
     # was made without the remedy must not come from there to a processor that needs it.
-    fresh = bool(CMAKE_ARGS) or tile_config.matters()
-    # The part that reads images and sound is not used, and takes long to compile.
-    variables = {"CMAKE_ARGS": f"-DLLAVA_BUILD=OFF {CMAKE_ARGS}".strip()}
+    fresh = bool(arguments) or tile_config.matters() or rebuild
+    # The part that reads images and sound is not used, and takes long to compile. The one that lets several
+    # machines hold one model is two files.
+    variables = {"CMAKE_ARGS": f"-DLLAVA_BUILD=OFF -DGGML_RPC=ON {arguments}".strip()}
     done = environment.run(
         *PIP_INSTALL,
         *(["--no-cache-dir", "--force-reinstall", "--no-binary", "llama-cpp-python"] if fresh else []),

@@ -101,6 +101,12 @@ COMMANDS: Mapping[str, Command] = {
         "Answer the OpenAI API over HTTP, several requests in every pass.",
         ("edgespec serve", "edgespec serve large.gguf --memory 12GiB --port 8000"),
     ),
+    "worker": Command(
+        "worker",
+        "worker",
+        "Lend this machine's memory and devices to a model that runs on another one.",
+        ("edgespec worker --listen 192.168.0.7:50052", "edgespec worker --memory 12GiB"),
+    ),
     "profile": Command(
         "profile",
         "profile",

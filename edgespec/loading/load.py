@@ -20,6 +20,7 @@ from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
 from edgespec.loading.texts import TextPlan, plan_texts
+from edgespec.loading.workers import connect
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.llama.build import current_build
@@ -57,6 +58,8 @@ def load(
     prompt_cache: bool = False,
     draft_from: str | os.PathLike[str] | None = None,
     learn: bool = True,
+    workers: Sequence[str] = (),
+    leave_out_missing: bool = False,
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load a target and its drafter.
@@ -101,6 +104,9 @@ def load(
             like one of them. An index of it is kept in the cache folder.
         learn: use what earlier runs learned about this pair of models, and keep what this one learns; see
             docs/how-to/privacy.md for what that is. False begins with nothing and keeps nothing.
+        workers: "HOST:PORT" of machines that run 'edgespec worker' and hold the target's layers together with
+            this one; see docs/devices.md. All weights must fit in these memories.
+        leave_out_missing: go on without workers that do not answer; from disk, if none does.
         on_progress: called with what is being done and the fraction done.
 
     Raises:
@@ -128,6 +134,8 @@ def load(
         experts=experts,
         draft_from=None if draft_from is None else Path(draft_from),
         learn=learn,
+        workers=tuple(workers),
+        leave_out_missing=leave_out_missing,
     )
     options.check()
     path = catalog.find(model, on_progress)
@@ -148,6 +156,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     options.check_cache(target_files.headers[0])
     state.adapters = read_adapters(options.lora, target_files.headers[0])
     _try_kernels(state)
+    _connect_workers(target_files, state)
     drafter_files = find_drafter(target_files, state)
     texts = plan_texts(target_files, drafter_files, state)
     memory = _memory_for(texts, target_files, drafter_files, state)
@@ -169,6 +178,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         drafted_by,
         threads=target.context.n_threads,
         mode=f"{target.rule} {memory.kernels} {options.gpu_layers}{state.variant}",
+        workers="" if state.crew is None else f"{memory.places} {state.crew.identity}",
     )
     return Engine(
         target,
@@ -182,7 +192,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         costs=pair_costs(target, drafter, limits, keys, state),
         keys=keys,
         notes=state.notes,
-        warnings=memory.plan.warnings,
+        warnings=state.warnings + memory.plan.warnings,
         load_s=time.perf_counter() - start,
         memory=memory.use(target.model),
         exact=bool(options.exact),
@@ -213,6 +223,14 @@ def _try_kernels(state: LoadState) -> None:
     if stored_report() is None:
         state.on_progress("Trying the processor's kernels (once)", 0.0)
     state.notes += report_notes(ensure_report())
+
+
+def _connect_workers(files: ModelFiles, state: LoadState) -> None:
+    """Connect to the workers that were named; raises as `workers.connect`."""
+    if state.options.workers:
+        state.on_progress("Connecting to workers", 0.0)
+    crew = connect(files, state)
+    state.crew = None if crew is None else state.keep(crew)
 
 
 def _check_gpu(layers: int) -> None:

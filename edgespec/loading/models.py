@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgespec.loading.state import LoadState
 from edgespec.models.llama.runtime.model import Model
-from edgespec.offload.paging import PagedWeights
+from edgespec.models.llama.runtime.residency import Residency
 
 
 def open_model(
@@ -15,12 +15,14 @@ def open_model(
     *,
     memory_map: bool,
     repack: bool = True,
-    weights: PagedWeights | None = None,
+    weights: Residency | None = None,
+    gpu_layers: int | None = None,
 ) -> Model:
     """A model with all of its weights in memory or mapped.
 
     Args:
-        weights: read ahead of a mapped model.
+        weights: where the weights are; None is in memory, or mapped.
+        gpu_layers: None takes those of the options.
 
     Raises:
         ModelFileError, MemoryLimitError: it cannot be loaded.
@@ -29,7 +31,7 @@ def open_model(
     try:
         model = Model(
             path,
-            gpu_layers=state.options.gpu_layers,
+            gpu_layers=state.options.gpu_layers if gpu_layers is None else gpu_layers,
             memory_map=memory_map,
             repack=repack,
             on_progress=lambda fraction: state.on_progress(f"Loading {path.name}", fraction),

@@ -26,6 +26,7 @@ class LoadOptions:
         kind: of drafter: "model", "lookup" or "merged"; None leaves it to `draft`.
         threads: None takes the default, or what was measured to be faster.
         more_cells: cells for texts beside a single one; planned while loading.
+        leave_out_missing: of the workers, use those that answer.
     """
 
     draft: str
@@ -50,6 +51,8 @@ class LoadOptions:
     experts: str = "auto"
     draft_from: Path | None = None
     learn: bool = True
+    workers: tuple[str, ...] = ()
+    leave_out_missing: bool = False
 
     @property
     def for_memory(self) -> MemoryOptions:
@@ -112,11 +115,25 @@ class LoadOptions:
         _require(fine, "number of parallel texts", parallel, "from 1 to 1000, or auto")
         tokens = self.text_tokens
         _require(tokens is None or tokens > 0, "number of tokens of a text", tokens, "1 or more")
+        self._check_workers()
         if self.exact and budget is not None and budget > MOST_ROWS:
             raise UsageError(
                 f"The tree budget is {budget}, and exact decoding allows {MOST_ROWS}.",
                 f"Ask for --tree-budget {MOST_ROWS} or less, or for --no-exact.",
             )
+
+    def _check_workers(self) -> None:
+        if not self.workers:
+            return
+        if self.offload in ("stream", "mmap"):
+            raise UsageError(
+                f"--offload {self.offload} and workers do not go together yet.",
+                "Leave out one of them: with workers, all weights are in some machine's memory.",
+            )
+        if self.gpu_layers:
+            raise UsageError("GPU layers and workers do not go together yet.", "Leave out --gpu-layers.")
+        if self.lora:
+            raise UsageError("LoRA adapters and workers do not go together yet.", "Leave out --lora.")
 
     def check_cache(self, header: GGUFHeader) -> None:
         """Refuse a cache type that the target's heads do not fit; raises as `check_cache`."""

@@ -17,6 +17,7 @@ from edgespec.models.llama.runtime.model import Model
 from edgespec.progress import Progress
 from edgespec.speculation.tree import MAX_LEAVES
 from edgespec.units import readable
+from edgespec.workers.crew import Crew
 
 
 class Closable(Protocol):
@@ -37,6 +38,8 @@ class LoadState:
         n_threads: CPU threads to compute with.
         needed_bytes: of memory, for everything; 0 until it is known.
         adapters: LoRA adapters of the target.
+        crew: the workers that may hold layers of the target.
+        warnings: what people should know at once.
     """
 
     def __init__(self, options: LoadOptions, on_progress: Progress) -> None:
@@ -47,6 +50,8 @@ class LoadState:
         self.n_threads = default_threads() if options.threads is None else options.threads
         self.needed_bytes = 0
         self.adapters: list[Adapter] = []
+        self.crew: Crew | None = None
+        self.warnings: list[str] = []
         self._opened: list[Closable] = []
 
     def keep(self, opened: Opened) -> Opened:

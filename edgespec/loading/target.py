@@ -12,6 +12,7 @@ from edgespec.loading.heads import require_hidden_states
 from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
 from edgespec.loading.state import LoadState
+from edgespec.loading.workers import open_on_workers
 from edgespec.machine.cores import thread_counts
 from edgespec.measure.threads import choose_threads, known_threads
 from edgespec.models.gguf.layers import ModelFiles
@@ -64,6 +65,7 @@ def open_target(
         kernels=memory.kernels,
         kv=options.kv,
         **({"lora": _adapter_states(state)} if state.adapters else {}),
+        **({"layers": memory.spread.where} if memory.spread is not None else {}),
     )
     _allow_long_chunks(target, header.fingerprint, state)
     _choose_threads(target, header.fingerprint, state)
@@ -116,6 +118,9 @@ def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -
     path, plan = files.paths[0], memory.plan
     if state.adapters and (plan.stream is not None or plan.paged):
         raise refuse_streaming()
+    if memory.spread is not None and any(memory.spread.counts):
+        assert state.crew is not None
+        return open_on_workers(path, memory.spread, state.crew, state)
     if plan.stream is None:
         paged = try_paging(files) if plan.paged else None
         # Rearranged weights are a copy in memory, which the system cannot page out.
@@ -167,8 +172,9 @@ def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
 def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState) -> RowRule | None:
     exact = state.options.exact
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
-    held = f"{memory.kernels} gpu_layers={state.options.gpu_layers}{state.variant}"
-    search = SPARING if memory.plan.stream is not None else THOROUGH
+    held = f"{memory.kernels} gpu_layers={state.options.gpu_layers}{state.variant}{memory.places}"
+    slow = memory.plan.stream is not None or memory.spread is not None
+    search = SPARING if slow else THOROUGH
     rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, search)
     if rule is None and exact is None:
         state.notes.append("No row rule holds for this model here, so the text is not bit-exact.")
@@ -197,7 +203,8 @@ def _choose_threads(target: Target, fingerprint: str, state: LoadState) -> None:
         return
     try:
         # Random text would fill the memory for experts with those that no real text needs.
-        tries = target.model.weights.expert_use is None
+        # What passes take on other machines says nothing of this one.
+        tries = target.model.weights.expert_use is None and state.crew is None
         if tries and options.draft != "none" and options.tree_budget is None:
             state.n_threads = choose_threads(target, fingerprint)
         else:

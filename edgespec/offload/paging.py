@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from edgespec.errors import EdgeSpecError
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
@@ -79,6 +80,10 @@ class PagedWeights:
 
     def amend_context(self, params: Any) -> None:
         """Nothing to amend."""
+
+    def failure(self) -> EdgeSpecError | None:
+        """The system reads the pages; what fails there is a signal."""
+        return None
 
     def use_waits(self, meanwhile: Meanwhile | None) -> None:
         """Waits for pages are no calls of ours, so nothing can be done meanwhile."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnbackedBufferType
@@ -195,6 +195,10 @@ class StreamedWeights:
         """Keep llama.cpp from copying weights to a device, which it would do before they have been read."""
         if self._observers:
             params.op_offload = False
+
+    def failure(self) -> EdgeSpecError | None:
+        """What cannot be read is raised by the decode that needs it."""
+        return None
 
     def use_waits(self, meanwhile: Meanwhile | None) -> None:
         """Do something else while passes wait for layers, from now on."""

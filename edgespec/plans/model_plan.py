@@ -39,6 +39,7 @@ from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import memory_room, predict_memory
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows
+from edgespec.plans.crew_plan import CrewPlan
 from edgespec.plans.draft_costs import DraftCosts
 from edgespec.plans.pass_costs import PassCosts
 from edgespec.plans.plan import BatchPlan, Plan, PlanRequest
@@ -90,6 +91,7 @@ class _Planning:
         self._notes: list[str] = []
         self._hits = HitRates()
         self._adapter_bytes = 0
+        self._crew: CrewPlan | None = None
 
     def plan(self) -> Plan:
         request = self._request
@@ -108,13 +110,21 @@ class _Planning:
         target = self._target(files)
         known = self._store.experts(header.fingerprint)
         self._hits = HitRates.measured_at(known.held, known.hit_rate) if known else HitRates()
+        threads = request.threads or known_threads(header.fingerprint, self._store)
+        crew = None
+        if request.workers:
+            self._on_progress("Connecting to workers", 0.0)
+            crew = CrewPlan.of(request.workers, files, threads)
+            self._crew = crew
         without_drafter = self._holding([target], files, budget)
         if request.lora and without_drafter.streamed_bytes:
             raise refuse_streaming()
-        threads = request.threads or known_threads(header.fingerprint, self._store)
         pass_costs = PassCosts(self._store, threads, self._on_progress)
         passes, source = pass_costs.of_target(model, streams=without_drafter.streamed_bytes > 0)
         self._notes.append(source)
+        if crew is not None:
+            passes = replace(passes, compute=crew.passes(passes.compute))
+            self._notes += crew.notes
         if without_drafter.experts is not None:
             passes = replace(passes, overlap=_NO_OVERLAP)
             if not self._hits.measured:
@@ -164,6 +174,8 @@ class _Planning:
         )
 
     def _holding(self, prints: list[Footprint], files: ModelFiles, budget: int) -> PlannedMemory:
+        if self._crew is not None:
+            return self._crew.holding(prints, budget)
         return predict_memory(prints, files, budget, streams=self._request.streams, hits=self._hits)
 
     def _ways(

@@ -18,7 +18,7 @@ class PlanRequest:
         memory: bytes; may be more than the machine has, to see what that would give.
         threads: None takes as many as loading would.
         streams: stream the weights even if they would fit.
-        kv, lora: as for loading.
+        kv, lora, workers: as for loading.
     """
 
     model: str | None = None
@@ -30,6 +30,7 @@ class PlanRequest:
     streams: bool = False
     kv: str = "f16"
     lora: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

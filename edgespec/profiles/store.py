@@ -53,16 +53,18 @@ class Keys:
     threads: int
 
     @classmethod
-    def of(cls, target: str, drafter: str, *, threads: int, mode: str) -> Keys:
+    def of(cls, target: str, drafter: str, *, threads: int, mode: str, workers: str = "") -> Keys:
         """The keys for models with these header fingerprints.
 
         Args:
             drafter: may also be "lookup" or "none".
             mode: everything else that passes depend on: row rule, kernels, layers on a GPU.
+            workers: which layers other machines hold, and how far away these are; empty if they hold none.
         """
         machine = machine_identity() | {"threads": str(threads)}
+        elsewhere = {"workers": workers} if workers else {}
         return cls(
-            machine | {"model": target, "mode": mode},
+            machine | {"model": target, "mode": mode} | elsewhere,
             machine | {"model": drafter},
             target,
             drafter,
@@ -321,11 +323,13 @@ class ProfileStore:
         )
 
     def all_passes(self, **wanted: str) -> Iterator[PassProfile]:
-        """The passes of every target whose key has these values."""
+        """The passes of every target whose key has these values; without workers, unless they name some."""
         for path in sorted(self.folder.glob("pass-*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 record = json.loads(path.read_text(encoding="utf-8"))
-                if record["version"] == _VERSION and wanted.items() <= record["of"].items():
+                known = record["of"]
+                own = "workers" in wanted or "workers" not in known
+                if own and record["version"] == _VERSION and wanted.items() <= known.items():
                     yield PassProfile.from_json(record["figures"])
 
     def _path(self, kind: str, key: Key) -> Path:

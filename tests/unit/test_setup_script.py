@@ -234,3 +234,65 @@ def test_failure_shows_the_end_of_the_log(setup: ModuleType, tmp_path: Path) -> 
     assert len(lines) == 1 + setup.LOG_TAIL + 2
     assert lines[-3].endswith("No module named no_such_module")
     assert lines[-2:] == ["Try again.", f"The whole output is in {environment.log}"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="programs are found by other names there")
+@pytest.mark.parametrize(
+    ("programs", "devices", "found"),
+    [
+        ([], [], None),
+        (["nvidia-smi"], [], None),
+        (["nvidia-smi", "nvcc"], ["dri/renderD128"], "cuda"),
+        (["hipcc"], [], None),
+        (["hipcc"], ["kfd"], "rocm"),
+        (["glslc"], [], None),
+        (["glslc"], ["dri/renderD128"], "vulkan"),
+        (["nvcc"], ["dri/renderD128"], None),
+    ],
+)
+def test_a_backend_is_taken_if_its_card_and_its_tools_are_there(
+    programs: list[str],
+    devices: list[str],
+    found: str | None,
+    setup: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in programs:
+        (tmp_path / name).touch(mode=0o755)
+    for name in [*devices, "include/vulkan/vulkan.h"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("VULKAN_SDK", str(tmp_path))
+    monkeypatch.delenv("CUDACXX", raising=False)
+    assert setup.backends.found("linux", tmp_path) == found
+    assert setup.backends.found("darwin", tmp_path) is None
+
+
+@pytest.mark.parametrize("backend", ["cuda", "rocm", "vulkan", "metal"])
+def test_a_backend_that_cannot_be_compiled(backend: str, tmp_path: Path) -> None:
+    done = run("--venv", tmp_path / "venv", "--backend", backend, path=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("setup: For ") or "Metal is for Macs" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_build_lets_machines_share_a_model_and_a_rebuild_is_fresh(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = setup.Environment(tmp_path)
+    runs: list[tuple[tuple[str, ...], dict[str, str]]] = []
+    monkeypatch.setattr(environment, "run", lambda *a, extra: runs.append((a, extra)) or True)
+    monkeypatch.setattr(setup.backends, "found", lambda _platform: None)
+    there = {"llama-cpp-python": "1.0"}
+    assert not setup.install_llama_cpp(environment, there, "1.0")
+    assert runs == []
+    assert setup.install_llama_cpp(environment, there, "1.0", rebuild=True)
+    ((arguments, variables),) = runs
+    assert "--no-cache-dir" in arguments
+    assert "-DGGML_RPC=ON" in variables["CMAKE_ARGS"]
+    monkeypatch.setattr(setup.backends, "found", lambda _platform: "vulkan")
+    assert setup.install_llama_cpp(environment, {}, "1.0")
+    assert "-DGGML_VULKAN=ON" in runs[1][1]["CMAKE_ARGS"]

@@ -79,6 +79,7 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
             )
         header = read_header(target)
         marks = tuple(mark for mark in ("widened", "mixed") if f"edgespec.{mark}_from" in header.metadata)
+        marks += ("on workers",) if load.get("workers") else ()
         files = ModelFiles.of(header)
         held = _held(request, files, load)
         if held and request.memory is None and request.cap is None:
@@ -104,7 +105,10 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
             programs = find_programs(request.compare, speculative=drafter is not None)
         needed = _bytes_needed(header, files, drafter, load, request.trees)
         experts = bool(layer_weights(files).experts)
-        specs = rows_for(options, fits=needed <= limit, fits_machine=needed <= room, experts=experts)
+        shared = bool(load.get("workers"))  # with other machines, all weights are in some memory
+        specs = rows_for(
+            options, fits=shared or needed <= limit, fits_machine=needed <= room, experts=experts
+        )
         run_config = RunConfig(
             request.config,
             texts,

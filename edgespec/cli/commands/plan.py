@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgespec.costs.planner import Prediction, PromptTime
     from edgespec.plans.plan import BatchPlan, Plan
 
-_LOADED = {"model", "draft", "memory", "context", "threads", "kv", "lora"}
+_LOADED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers"}
 _SAMPLED = {"temperature"}
 _LEFT_OUT = ({f.name for f in fields(LoadOptions)} - _LOADED) | (
     {f.name for f in fields(SamplingOptions)} - _SAMPLED
@@ -61,6 +61,7 @@ def plan(
         config.temperature,
         kv=load.get("kv", "f16"),
         lora=tuple(load.get("lora", ())),
+        workers=tuple(load.get("workers", ())),
     )
     with terminal.working() as progress:
         found = plan_for(request, progress)

@@ -127,7 +127,7 @@ def serve(
         shown = terminal.note if terminal.verbose or terminal.is_watched else None
         requests = RequestLog(Path(log).expanduser() if log else None, shown)
         stack.callback(requests.close)
-        load = partial(loading.load, parallel=parallel)
+        load = partial(loading.load, parallel=parallel, leave_out_missing=True)  # after a failure
         engine = terminal.load(loading, parallel=parallel)
         model = name or display_name(engine.target.model.path)
         chosen = sampling.chosen_for(loading, engine.target.model.path, usually="recommended")

@@ -53,6 +53,15 @@ class ChangeableModel:
         """The settings for the model: given ones, and what its maker recommends."""
         return self._sample(self._loading, self.engine)
 
+    def load_again(self) -> None:
+        """Load the same model again after a worker was lost: with those that answer, or from this disk.
+
+        Raises:
+            EdgeSpecError: it cannot be loaded.
+        """
+        self.engine.close()
+        self.engine = self._terminal.load(self._loading, leave_out_missing=True)
+
     def replace_by(self, name: str) -> None:
         """Load another model with the same options. A named drafter and adapters are not taken along.
 

@@ -18,7 +18,7 @@ from edgespec.cli.conversation.slash.commands import ALIASES, SlashCommands
 from edgespec.cli.interrupt import Interruption
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.utf8 import checked
-from edgespec.errors import ContextLengthError, EdgeSpecError
+from edgespec.errors import ContextLengthError, EdgeSpecError, WorkerError
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -139,10 +139,22 @@ class InteractiveChat:
         """Do it; a failure is reported, and the chat goes on."""
         try:
             do()
+        except WorkerError as error:
+            self.chat.terminal.warn(str(error))
+            self._load_again()
         except EdgeSpecError as error:
             self.chat.terminal.warn(str(error))
         except KeyboardInterrupt:
             self.say("Stopped.")
+
+    def _load_again(self) -> None:
+        """After a worker was lost, have the next question answered by what is left."""
+        if self.models is None:
+            return
+        self.chat.session.detach()
+        self.models.load_again()
+        self.chat.use(self.models.engine, self.models.sampling)
+        self.say("The model is loaded again. /retry asks the last question again.")
 
     def _ask(self, text: str) -> None:
         text, files = with_attachments(text, self.attached)

@@ -119,6 +119,15 @@ class LoadOptions:
             metavar="FILE[:SCALE]",
         ),
     ] = None
+    workers: Annotated[
+        str | None,
+        option(
+            "Model",
+            "--workers",
+            "Machines that run 'edgespec worker', to hold layers together with this one.",
+            metavar="HOST:PORT,...",
+        ),
+    ] = None
     prompt_cache: Annotated[
         bool | None,
         option(
@@ -221,6 +230,8 @@ class LoadOptions:
             arguments["memory"] = parse_size(self.memory)
         if self.tree_budget is not None:
             arguments["tree_budget"] = parse_tree_budget(self.tree_budget)
+        if self.workers is not None:
+            arguments["workers"] = [part.strip() for part in self.workers.split(",") if part.strip()]
         return {name: value for name, value in arguments.items() if value not in (None, [])}
 
     @property

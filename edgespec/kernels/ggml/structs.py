@@ -56,6 +56,18 @@ class Buffer(ctypes.Structure):
     ]
 
 
+class DeviceInterface(ctypes.Structure):
+    """Its beginning, as far as it is used."""
+
+    _fields_ = pointer_fields("get_name", "get_description", "get_memory")
+
+
+class Device(ctypes.Structure):
+    """Its beginning."""
+
+    _fields_ = [("interface", DeviceInterface)]
+
+
 class Tensor(ctypes.Structure):
     _fields_ = [
         ("type", ctypes.c_int),

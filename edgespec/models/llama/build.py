@@ -63,7 +63,7 @@ def current_build() -> Build:
         version=llama_cpp.__version__,
         features=parse_features(llama_cpp.llama_print_system_info().decode("utf-8", "replace")),
         devices=_devices(),
-        offloads=bool(llama_cpp.llama_supports_gpu_offload()),
+        offloads=_offloads(),
     )
 
 
@@ -75,6 +75,22 @@ def parse_features(line: str) -> tuple[str, ...]:
         if value.strip() not in ("", "0"):
             found.append(name.strip())
     return tuple(found)
+
+
+def _offloads() -> bool:
+    """Whether a backend for graphics cards was compiled in; llama.cpp counts other machines as such."""
+    if not llama_cpp.llama_supports_gpu_offload():
+        return False
+    if not llama_cpp.llama_supports_rpc():
+        return True
+    library = llama_cpp.llama_cpp._lib
+    try:
+        count = ctypes.CFUNCTYPE(ctypes.c_size_t)(("ggml_backend_reg_count", library))
+        get = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("ggml_backend_reg_get", library))
+        name = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(("ggml_backend_reg_name", library))
+    except AttributeError:
+        return True
+    return any(name(get(index)) not in (b"CPU", b"RPC", b"BLAS") for index in range(count()))
 
 
 def _devices() -> tuple[Device, ...]:

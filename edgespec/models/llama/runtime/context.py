@@ -103,6 +103,7 @@ class Context:
         log.errors.clear()
         self._handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not self._handle:
+            self._require_weights()
             raise MemoryLimitError(
                 f"llama.cpp cannot set up a context of {n_cells} cells for '{model.path.name}': "
                 f"{log.cause()}."
@@ -260,6 +261,7 @@ class Context:
         size = llama_cpp.llama_state_seq_get_size(self.handle, sequence)
         buffer: ctypes.Array[ctypes.c_uint8] = (ctypes.c_uint8 * size)()
         written = llama_cpp.llama_state_seq_get_data(self.handle, buffer, size, sequence)
+        self._require_weights()
         if written != size:
             raise BackendError("llama.cpp could not read the state of the conversation.")
         return buffer
@@ -268,6 +270,12 @@ class Context:
         """Restore a saved state, into consecutive cells."""
         if llama_cpp.llama_state_seq_set_data(self.handle, state, len(state), sequence) == 0:
             raise BackendError("llama.cpp could not put the state of the conversation back.")
+        self._require_weights()
+
+    def _require_weights(self) -> None:
+        """Raise if cells may be out of reach, where weights and cells are on another machine."""
+        if (failure := self.model.weights.failure()) is not None:
+            raise failure
 
     def forked(self) -> None:
         """Forget handles that belong to the process that this one was forked from."""

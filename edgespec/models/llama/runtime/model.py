@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import llama_cpp
 
-from edgespec.errors import BackendError, MemoryLimitError, ModelFileError
+from edgespec.errors import BackendError, EdgeSpecError, MemoryLimitError, ModelFileError
 from edgespec.files.state import FileState, states_of
 from edgespec.kernels.layouts import offer_to_loader
 from edgespec.models.gguf.split_files import parts_by_name
@@ -114,6 +114,8 @@ class Model:
         except BaseException:
             self.close()
             raise
+        if not self._handle and (failure := self.weights.failure()) is not None:
+            raise failure
         if not self._handle and log.memory_ran_out:
             raise MemoryLimitError(f"The system refused memory for '{path.name}': {log.cause()}.")
         if not self._handle:
@@ -134,11 +136,14 @@ class Model:
             raise
         forks.notify_of_forks(self)
 
-    def change(self) -> ModelFileError | None:
-        """An error if the files of a mapped model have changed since they were loaded, else None.
+    def change(self) -> EdgeSpecError | None:
+        """An error if weights are out of reach, or the files of a mapped model have changed since they were
+        loaded; else None.
 
         Weights that were read into memory do not change with their file.
         """
+        if (failure := self.weights.failure()) is not None:
+            return failure
         if not self._mapped or _states_now(self._files) == self.states:
             return None
         return ModelFileError(

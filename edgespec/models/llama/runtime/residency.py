@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from edgespec.errors import EdgeSpecError
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels.ggml import Address, overrides
 from edgespec.models.llama.runtime.graph import GraphObserver
@@ -71,6 +72,10 @@ class Residency(Protocol):
         """Amend the parameters of a context of the model."""
         ...
 
+    def failure(self) -> EdgeSpecError | None:
+        """An error if weights are out of reach, so that nothing that was computed counts; else None."""
+        ...
+
     def use_waits(self, meanwhile: Meanwhile | None) -> None:
         """Do something else while passes wait, from now on. What it takes is no part of `waited_s`."""
         ...
@@ -104,6 +109,10 @@ class AllInMemory:
 
     def amend_context(self, params: Any) -> None:
         """Nothing to amend."""
+
+    def failure(self) -> EdgeSpecError | None:
+        """Weights in memory do not get lost."""
+        return None
 
     def use_waits(self, meanwhile: Meanwhile | None) -> None:
         """Nothing waits."""

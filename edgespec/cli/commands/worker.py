@@ -1,0 +1,123 @@
+"""`edgespec worker`: lend this machine's memory and devices to a model that runs on another one."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.options.declaration import option, with_options
+from edgespec.cli.options.output import OutputOptions
+from edgespec.cli.options.values import parse_size
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal
+from edgespec.errors import UsageError
+from edgespec.units import readable
+
+_PANEL = "Worker"
+
+
+@dataclass(frozen=True)
+class LendingOptions:
+    """What is lent, and where."""
+
+    listen: Annotated[
+        str,
+        option(_PANEL, "--listen", "Address and port, for programs on other machines.", metavar="ADDRESS"),
+    ] = "127.0.0.1:50052"
+    memory: Annotated[
+        str | None,
+        option(_PANEL, "--memory", "Memory to lend. Default: what is available.", metavar="SIZE"),
+    ] = None
+    threads: Annotated[
+        int | None,
+        option(_PANEL, "-t --threads", "CPU threads. Default: one for each physical core.", metavar="N"),
+    ] = None
+    public: Annotated[
+        bool,
+        option(
+            _PANEL,
+            "--public",
+            "Listen where more than a private network may reach it.",
+            variable=False,
+        ),
+    ] = False
+
+
+@partial(with_options, leave_out=())
+def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
+    """Lend this machine's memory and devices to a model that runs on another one.
+
+    There, name this worker with --workers. Nothing protects it: whoever reaches the address can use the
+    machine, and read what the other one sends.
+    """
+    from edgespec.machine.cores import default_threads
+    from edgespec.workers.address import Address, is_guarded
+    from edgespec.workers.lending import Lending, Offer
+
+    terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
+    address = Address.parse(lending.listen)
+    memory = None if lending.memory is None else parse_size(lending.memory)
+    if lending.threads is not None and not 1 <= lending.threads <= 1024:
+        raise UsageError(f"The number of threads is {lending.threads}.", "It must be from 1 to 1024.")
+    try:
+        host = address.resolved()
+    except OSError as error:
+        raise UsageError(
+            f"{address.host} is no address of this machine: {error.strerror}.", "Give an IPv4 address."
+        ) from error
+    if not is_guarded(host) and not lending.public:
+        raise UsageError(
+            f"More than a private network may reach {host}, and a worker has no password.",
+            "Listen at 127.0.0.1 and reach it through an ssh tunnel, or listen at a private address; "
+            "--public does it all the same.",
+        )
+    port = _free_port(host, address.port)
+    ended_by = signal.SIGINT
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        nonlocal ended_by
+        ended_by = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
+    with Lending(Offer(host, port, lending.threads or default_threads(), memory), terminal.note) as lent:
+        if output.as_json:
+            results().record({"address": f"{host}:{port}", "devices": lent.devices})
+        for device in lent.devices:
+            about = f"{device['name']} ({device['description']})" if device["description"] else device["name"]
+            terminal.note(f"Lending {about}: {readable(device['free'])} of memory.")
+        terminal.note(f"Listening at {host}:{port}, for --workers {host}:{port}. Ctrl-C ends it.")
+        if not host.startswith("127."):
+            terminal.warn(
+                f"There is no password: whoever reaches {host}:{port} can use this machine, and read what "
+                "others send."
+            )
+        try:
+            lent.serve()
+        except KeyboardInterrupt:
+            raise typer.Exit(128 + ended_by) from None
+
+
+def _free_port(host: str, port: int) -> int:
+    """The port, or a free one for 0.
+
+    Raises:
+        UsageError: it cannot be listened on.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(1)  # which fails if another program listens there already
+        except OSError as error:
+            raise UsageError(
+                f"{host}:{port} cannot be listened on: {error.strerror}.",
+                "Choose another address with --listen; port 0 takes a free one.",
+            ) from error
+        return int(listener.getsockname()[1])

@@ -1,0 +1,111 @@
+"""Which machine holds which layers, where several lend their memory to one model.
+
+A pass goes through the machines one after another, so its time is the sum of what its layers take wherever
+they are, and of the way to each machine and back. Whichever machine is fastest therefore gets as many layers
+as it holds; and a machine that is not needed and not faster gets none, as its way costs time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from edgespec.costs.curves import Curve
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where layers may be held.
+
+    Attributes:
+        room: bytes for layers, and for their keys and values.
+        layer_s: seconds that a pass takes for one layer there.
+        way_s: seconds to get there and back; 0 for this machine.
+    """
+
+    room: int
+    layer_s: float
+    way_s: float = 0.0
+
+
+def spread_layers(layers: int, layer_bytes: int, places: Sequence[Place]) -> tuple[int, ...] | None:
+    """How many layers each place holds, so that a pass takes the least time; None if they do not fit.
+
+    Args:
+        layers: how many there are.
+        layer_bytes: of the largest, with its keys and values.
+        places: this machine, and then the others, of which there should be no more than a dozen.
+    """
+    best: tuple[float, tuple[int, ...]] | None = None
+    others = range(1, len(places))
+    for count in range(len(places)):
+        for used in combinations(others, count):
+            counts = _filled(layers, layer_bytes, places, (0, *used))
+            if counts is None:
+                continue
+            taken = pass_seconds(counts, places)
+            if best is None or taken < best[0]:
+                best = taken, counts
+    return None if best is None else best[1]
+
+
+def pass_seconds(counts: Sequence[int], places: Sequence[Place]) -> float:
+    """Seconds of a pass through layers that are spread so."""
+    return sum(
+        count * place.layer_s + place.way_s for count, place in zip(counts, places, strict=True) if count
+    )
+
+
+def _filled(
+    layers: int, layer_bytes: int, places: Sequence[Place], used: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The fastest of the places filled first; None if those that are used do not hold all layers."""
+    counts = [0] * len(places)
+    for index in sorted(used, key=lambda index: places[index].layer_s):
+        counts[index] = min(layers - sum(counts), max(places[index].room, 0) // max(layer_bytes, 1))
+    return tuple(counts) if sum(counts) == layers else None
+
+
+@dataclass(frozen=True)
+class RemotePart:
+    """Layers on another machine.
+
+    Attributes:
+        share: of the model's bytes.
+        slowness: the time that products take there relative to this machine, by rows.
+        way: seconds in which so many bytes get there and back.
+        pass_bytes: that every pass sends, whatever its rows.
+        row_bytes: that every row adds, each way.
+    """
+
+    share: float
+    slowness: Mapping[int, float]
+    way: Curve
+    pass_bytes: float
+    row_bytes: float
+
+    def seconds(self, rows: int, here_s: float) -> float:
+        """What this part takes of a pass.
+
+        Args:
+            here_s: seconds of the whole pass, if all of it were computed on this machine.
+        """
+        slower = float(np.interp(rows, list(self.slowness), list(self.slowness.values())))
+        # The way was measured with as many bytes in both directions; what describes the pass goes in one.
+        return self.share * here_s * slower + self.way.at(self.pass_bytes / 2 + rows * self.row_bytes)
+
+
+def curve_over_machines(here: Curve, parts: Sequence[RemotePart]) -> Curve:
+    """Seconds of passes by rows, where parts of the model are on other machines.
+
+    Args:
+        here: of the whole model on this machine.
+    """
+    rest = 1 - sum(part.share for part in parts)
+    return Curve.through(
+        (rows, rest * seconds + sum(part.seconds(rows, seconds) for part in parts))
+        for rows, seconds in zip(here.rows, here.seconds, strict=True)
+    )

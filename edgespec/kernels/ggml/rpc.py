@@ -1,0 +1,119 @@
+"""ggml's RPC backend: devices of other machines, and lending this machine's own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.kernels.ggml.functions import functions
+from edgespec.kernels.ggml.structs import POINTER, SIZE, Address, Device, UnsupportedBuild, require_same
+
+_REGISTRY = b"RPC"
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What ggml says of a device; `free` and `total` are bytes of its memory."""
+
+    name: str
+    description: str
+    free: int
+    total: int
+
+
+def has_rpc() -> bool:
+    """Whether this build can lend devices to other machines, and borrow theirs."""
+    return bool(functions()["ggml_backend_reg_by_name"](_REGISTRY))
+
+
+def connect(endpoint: str) -> tuple[Address, ...]:
+    """The devices of a server; ggml ends the process if there is none.
+
+    Args:
+        endpoint: "host:port".
+
+    Raises:
+        UnsupportedBuild: this build has no RPC backend.
+    """
+    f = functions()
+    add = _function("ggml_backend_rpc_add_server", POINTER, ctypes.c_char_p)
+    registry = add(endpoint.encode())
+    if not registry:
+        return ()
+    count = f["ggml_backend_reg_dev_count"](registry)
+    return tuple(f["ggml_backend_reg_dev_get"](registry, index) for index in range(count))
+
+
+def own_devices() -> tuple[Address, ...]:
+    """This machine's devices: graphics cards, if ggml has any, and then the processor."""
+    f = functions()
+    found = [f["ggml_backend_dev_get"](index) for index in range(f["ggml_backend_dev_count"]())]
+    kinds = {device: f["ggml_backend_dev_type"](device) for device in found}
+    return tuple(sorted((d for d in found if kinds[d] in (0, 1, 2)), key=lambda d: kinds[d] == 0))
+
+
+def describe(device: Address) -> DeviceFacts:
+    """A device, as ggml knows it."""
+    f = functions()
+    free, total = SIZE(), SIZE()
+    f["ggml_backend_dev_memory"](device, ctypes.byref(free), ctypes.byref(total))
+    name, about = (
+        (f[f"ggml_backend_dev_{what}"](device) or b"").decode("utf-8", "replace")
+        for what in ("name", "description")
+    )
+    return DeviceFacts(name, about.strip(), free.value, total.value)
+
+
+class LimitedMemory:
+    """Makes a device say that less of its memory is free.
+
+    ggml takes all memory of a processor for free, whatever other programs or a control group leave of it.
+
+    Args:
+        free: called for the bytes; has to be quick.
+
+    Raises:
+        UnsupportedBuild: devices are laid out differently in this build.
+    """
+
+    def __init__(self, device: Address, free: Callable[[], int]) -> None:
+        known = describe(device)
+        layout = Device.from_address(device)
+        kind = ctypes.CFUNCTYPE(None, POINTER, ctypes.POINTER(SIZE), ctypes.POINTER(SIZE))
+        there, total = SIZE(), SIZE()
+        kind(layout.interface.get_memory)(device, ctypes.byref(there), ctypes.byref(total))
+        require_same("a device's memory", total.value, known.total)
+
+        def limited(_device: Any, free_there: Any, total_there: Any) -> None:
+            free_there[0] = min(free(), known.total)
+            total_there[0] = known.total
+
+        self._kept = kind(limited)  # ggml keeps only the address
+        layout.interface.get_memory = ctypes.cast(self._kept, POINTER).value
+
+
+def lend(endpoint: str, devices: Sequence[Address], n_threads: int) -> None:
+    """Serve one client after another; returns only if the address cannot be listened on.
+
+    Args:
+        endpoint: "host:port", the host as an IPv4 address.
+
+    Raises:
+        UnsupportedBuild: this build has no RPC backend.
+    """
+    start = _function(
+        "ggml_backend_rpc_start_server", None, ctypes.c_char_p, ctypes.c_char_p, SIZE, SIZE, POINTER
+    )
+    table = (POINTER * len(devices))(*devices)
+    start(endpoint.encode(), None, n_threads, len(devices), ctypes.cast(table, POINTER))
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    f = functions()
+    registry = f["ggml_backend_reg_by_name"](_REGISTRY)
+    address = f["ggml_backend_reg_get_proc_address"](registry, name.encode()) if registry else None
+    if not address:
+        raise UnsupportedBuild("it was compiled without GGML_RPC")
+    return ctypes.CFUNCTYPE(result, *arguments)(address)

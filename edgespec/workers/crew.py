@@ -1,0 +1,159 @@
+"""The workers of one model: connected, measured, and the devices that they lend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from edgespec.costs.curves import Curve
+from edgespec.errors import BackendError, WorkerError
+from edgespec.kernels.ggml import Address as Pointer
+from edgespec.kernels.ggml import UnsupportedBuild, rpc
+from edgespec.workers.address import Address, is_guarded
+from edgespec.workers.connection import Connection
+from edgespec.workers.lending import REBUILD
+from edgespec.workers.relay import Relay
+from edgespec.workers.speed_trial import measure_speeds
+
+
+@dataclass(frozen=True)
+class LentDevice:
+    """A device of a worker.
+
+    Attributes:
+        index: among those of its worker.
+        free: bytes of memory that may be used.
+        ping_s: seconds of a round trip to the worker.
+        way: seconds in which so many bytes get there and back.
+        seconds: for a byte of weights, for each of kernels.report.ROWS.
+    """
+
+    address: Address
+    index: int
+    free: int
+    ping_s: float
+    way: Curve
+    seconds: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its worker, with a number if that lends several."""
+        return f"{self.address}#{self.index}" if self.index else str(self.address)
+
+
+class Crew:
+    """Connections to workers; closed in the end.
+
+    Args:
+        addresses: of the workers.
+        type_id: ggml's number of the quantization that most of the model has.
+        n_threads: this machine computes with.
+        leave_out_missing: go on without those that do not answer.
+
+    Attributes:
+        devices: of all workers, in order.
+        own_seconds: what this machine's processor takes for a byte of weights as they are in files, for each
+            of kernels.report.ROWS.
+        missing: why workers were left out.
+
+    Raises:
+        BackendError: this llama.cpp build has no RPC.
+        WorkerError: a worker cannot be reached or used.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        type_id: int,
+        n_threads: int,
+        leave_out_missing: bool = False,
+    ) -> None:
+        if not rpc.has_rpc():
+            raise BackendError("This llama.cpp build cannot use workers: it has no RPC.", REBUILD)
+        self.missing: list[WorkerError] = []
+        self._connections: dict[Address, Connection] = {}
+        self._relays: dict[Address, Relay] = {}
+        there = []
+        for address in addresses:
+            try:
+                Connection(address).close()
+            except WorkerError as error:
+                if not leave_out_missing:
+                    raise
+                self.missing.append(error)
+            else:
+                there.append(address)
+        # A worker serves one client at a time, so this comes before the connections that stay.
+        endpoints = [f"{address.resolved()}:{address.port}" for address in there]
+        measured = measure_speeds(endpoints, type_id, n_threads) if there else [()]
+        self.own_seconds, seconds = measured[0], measured[1:]
+        devices: list[LentDevice] = []
+        with ExitStack() as stack:
+            for address in there:
+                connection, lent = _opened(address)
+                stack.callback(connection.close)
+                self._connections[address] = connection
+                devices += lent
+            stack.pop_all()
+        self.devices = tuple(replace(d, seconds=s) for d, s in zip(devices, seconds, strict=True))
+
+    @property
+    def identity(self) -> str:
+        """How far away they are, roughly, for keys of what passes take."""
+        return ",".join(f"{device.ping_s:.0e}" for device in self.devices)
+
+    @property
+    def unguarded(self) -> list[Address]:
+        """The workers that are in no private network."""
+        return [a for a, c in self._connections.items() if not is_guarded(c.socket.getpeername()[0])]
+
+    def borrow(self) -> tuple[Pointer, ...]:
+        """ggml's devices, in the order of `devices`; from now on, workers that are lost are noticed.
+
+        Raises:
+            WorkerError: a worker was lost meanwhile.
+        """
+        found: list[Pointer] = []
+        for address, connection in self._connections.items():
+            relay = self._relays[address] = Relay(connection)
+            try:
+                found += rpc.connect(relay.endpoint)
+            except UnsupportedBuild as error:
+                raise BackendError(f"This llama.cpp build cannot use workers: {error}.", REBUILD) from error
+        if (lost := self.lost()) is not None:
+            raise lost
+        return tuple(found)
+
+    def lost(self) -> WorkerError | None:
+        """An error if a worker is gone."""
+        return next((e for relay in self._relays.values() if (e := relay.failure()) is not None), None)
+
+    @property
+    def relays(self) -> tuple[Relay, ...]:
+        """What ggml's requests go through, for measurements."""
+        return tuple(self._relays.values())
+
+    def close(self) -> None:
+        """End all connections, after ggml has freed what it held there; a second call does nothing."""
+        relays, self._relays = self._relays, {}
+        connections, self._connections = self._connections, {}
+        for relay in relays.values():
+            relay.close()
+        for connection in connections.values():
+            connection.close()
+
+
+def _opened(address: Address) -> tuple[Connection, list[LentDevice]]:
+    """A connection to a worker, its devices, and the way there."""
+    connection = Connection(address)
+    try:
+        count = connection.devices()
+        ping_s = connection.ping_s()
+        way = Curve.through(connection.transfers().items())
+        first = LentDevice(address, 0, 0, ping_s, way)
+        return connection, [replace(first, index=i, free=connection.memory(i)[0]) for i in range(count)]
+    except BaseException:
+        connection.close()
+        raise

@@ -1,0 +1,144 @@
+"""Lending this machine to others: the server process, watched and started again if it crashes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.errors import BackendError, UsageError
+from edgespec.processes.exit_status import describe_exit
+from edgespec.workers.server import NO_ADDRESS, NO_RPC
+
+REBUILD = "Compile it again, with -DGGML_RPC=ON in CMAKE_ARGS; scripts/setup.py --rebuild does that."
+
+_CONNECTED, _LEFT = "Accepted client connection", "Client connection closed"
+_STARTING_S = 60.0
+_HEALTHY_S = 5.0  # a server that lives this long has not crashed because of where it runs
+_MOST_CRASHES = 3
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What is lent, and where.
+
+    Attributes:
+        host: as an IPv4 address.
+        memory: bytes of this machine's memory; None for what is available.
+    """
+
+    host: str
+    port: int
+    threads: int
+    memory: int | None = None
+
+
+class Lending:
+    """A server that lends this machine's devices; closed in the end.
+
+    Args:
+        say: called with a sentence when a client comes or goes, and when the server crashed.
+
+    Attributes:
+        devices: name, description, and bytes of memory, "free" and "total".
+
+    Raises:
+        BackendError: llama.cpp has no RPC here, or does not start.
+        UsageError: the address cannot be listened on.
+    """
+
+    def __init__(self, offer: Offer, say: Callable[[str], None]) -> None:
+        self._offer = offer
+        self._say = say
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._process = self._start()
+        self.devices = self._announced()
+
+    def serve(self) -> None:
+        """Report what happens until the server cannot go on; Ctrl-C raises KeyboardInterrupt as usual.
+
+        Raises:
+            BackendError: the server crashes again and again.
+        """
+        crashes, begun = 0, time.monotonic()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                line = self._lines.get(timeout=0.5)  # short, so that signals are handled on every system
+                if line is not None:
+                    self._report(line)
+                    continue
+                code = self._process.wait()
+                crashes = 0 if time.monotonic() - begun > _HEALTHY_S else crashes + 1
+                if code in (NO_ADDRESS, NO_RPC) or crashes >= _MOST_CRASHES:
+                    raise self._failure(code)
+                self._say(f"llama.cpp {describe_exit(code)} while it served a program. Listening again.")
+                begun = time.monotonic()
+                self._process = self._start()
+
+    def close(self) -> None:
+        """End the server, with all connections."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.terminate()
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Lending:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgespec.workers.server", json.dumps(vars(self._offer))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # ggml would start a debugger
+        )
+        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+        return process
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                self._lines.put(line.strip())
+        self._lines.put(None)
+
+    def _announced(self) -> list[dict[str, Any]]:
+        try:
+            line = self._lines.get(timeout=_STARTING_S)
+            devices: list[dict[str, Any]] = json.loads(line or "")["devices"]
+            return devices
+        except (queue.Empty, ValueError, KeyError):
+            self.close()
+            raise self._failure(self._process.returncode) from None
+
+    def _report(self, line: str) -> None:
+        if line == _CONNECTED:
+            self._say("A program uses this machine now.")
+        elif line == _LEFT:
+            self._say("It is done, and its memory is free again.")
+
+    def _failure(self, code: int) -> BackendError | UsageError:
+        if code == NO_RPC:
+            return BackendError("This llama.cpp build cannot lend devices: it has no RPC.", REBUILD)
+        if code == NO_ADDRESS:
+            return UsageError(
+                f"{self._offer.host}:{self._offer.port} cannot be listened on.",
+                "Choose another address with --listen.",
+            )
+        return BackendError(f"llama.cpp {describe_exit(code)}.", "Run 'edgespec doctor'.")

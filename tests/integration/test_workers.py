@@ -1,0 +1,198 @@
+"""One model on several machines: workers on the loopback hold layers of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec import GenerationConfig
+from edgespec.errors import BackendError, MemoryLimitError, UsageError, WorkerError
+from edgespec.kernels.ggml import rpc
+from edgespec.loading.workers import layer_sizes
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
+from tests.lending import LocalWorker
+
+PROMPT = "Why is the sky blue?"
+SHORT = GenerationConfig(max_tokens=24)
+LINES = 9
+DRAFTER = 130 << 20
+
+
+@pytest.fixture(scope="module")
+def has_rpc() -> None:
+    if not rpc.has_rpc():
+        pytest.skip("this llama.cpp build has no RPC")
+
+
+@pytest.fixture
+def workers(has_rpc: None) -> Iterator[tuple[LocalWorker, LocalWorker]]:
+    with LocalWorker("--threads", "1") as first, LocalWorker("--threads", "1") as second:
+        yield first, second
+
+
+@pytest.fixture(scope="module")
+def tight(smol_path: Path) -> int:
+    """A memory budget for everything but two thirds of the layers."""
+    with pytest.raises(MemoryLimitError) as failure:
+        edgespec.load(smol_path, draft="none", offload="none", memory=250 << 20, context=512)
+    assert failure.value.least is not None
+    sizes = layer_sizes(ModelFiles.of(read_header(smol_path)))
+    return failure.value.least - sum(sizes) * 2 // 3
+
+
+def load(path: Path, workers: tuple[LocalWorker, ...], memory: int, **more: object) -> edgespec.Engine:
+    options: dict[str, object] = {"draft": "none", "context": 512, "threads": 1, "memory": memory}
+    return edgespec.load(path, workers=[w.address for w in workers], **(options | more))  # type: ignore[arg-type]
+
+
+def test_trees_and_exactness(
+    smol_path: Path, q4_drafter_path: Path, workers: tuple[LocalWorker, LocalWorker], tight: int
+) -> None:
+    more = {"exact": True, "draft": str(q4_drafter_path), "tree_budget": 40}
+    with load(smol_path, workers, tight + DRAFTER, **more) as engine:
+        assert any(re.match(r"Layers: \d+ here, \d+ on 127", note) for note in engine.notes), engine.notes
+        drafted = {}
+        for budget in (40, 7, 1):
+            engine.set_tree_budget(budget)
+            drafted[budget] = engine.generate(PROMPT, SHORT)
+        assert all(answer.exact for answer in drafted.values())
+    assert drafted[40].tokens == drafted[7].tokens == drafted[1].tokens
+    assert len(drafted[40].passes) < len(drafted[1].passes) == len(drafted[1].tokens)
+
+
+def test_two_workers_hold_layers_when_one_is_too_small(smol_path: Path, has_rpc: None, tight: int) -> None:
+    sizes = layer_sizes(ModelFiles.of(read_header(smol_path)))
+    need = sum(sizes) // 2
+    with (
+        LocalWorker("--threads", "1", "--memory", f"{(need + (40 << 20)) >> 20}MiB") as first,
+        LocalWorker("--threads", "1") as second,
+        load(smol_path, (first, second), tight) as engine,
+    ):
+        (note,) = [note for note in engine.notes if note.startswith("Layers:")]
+        assert first.address in note
+        assert second.address in note
+        answer = engine.generate(PROMPT, SHORT)
+        assert len(answer.tokens) == 24
+        assert answer.memory.resident_bytes < engine.target.model.n_bytes // 2
+
+
+def test_memories_that_do_not_suffice(smol_path: Path, has_rpc: None, tight: int) -> None:
+    with (
+        LocalWorker("--memory", "24MiB") as small,
+        pytest.raises(MemoryLimitError, match=r"the workers lend 24\.0 MiB") as failure,
+    ):
+        load(smol_path, (small,), tight)
+    assert "cannot be streamed from disk beside workers yet" in failure.value.hint
+
+
+def test_a_killed_worker_ends_the_answer_and_the_next_goes_on(
+    smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight: int
+) -> None:
+    with load(smol_path, workers, tight) as engine:
+        (note,) = [note for note in engine.notes if note.startswith("Layers:")]
+        holder = next(worker for worker in workers if worker.address in note)
+        answer = engine.stream(PROMPT, GenerationConfig(max_tokens=200))
+        assert next(answer).text
+        holder.kill()
+        with pytest.raises(WorkerError, match=f"The worker {holder.address} is gone"):
+            list(answer)
+        with pytest.raises(WorkerError):
+            engine.generate(PROMPT, SHORT)
+    with pytest.raises(WorkerError, match="cannot be reached"):
+        load(smol_path, workers, tight)
+    with load(smol_path, workers, tight, leave_out_missing=True) as engine:
+        assert any("Going on without it" in warning for warning in engine.warnings)
+        assert len(engine.generate(PROMPT, SHORT).tokens) == 24
+    for worker in workers:
+        if worker is not holder:
+            worker.kill()
+    with load(smol_path, workers, tight, leave_out_missing=True) as engine:  # from disk
+        assert engine.target.model.weights.streamed_bytes
+        assert len(engine.generate(PROMPT, SHORT).tokens) == 24
+
+
+def run(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edgespec", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **more,  # type: ignore[call-overload]
+    )
+
+
+def test_a_batch_ends_with_an_error_and_resumes(
+    smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight: int, tmp_path: Path
+) -> None:
+    """Whoever lost a worker in the middle of a batch has its finished lines, and gets the others later."""
+    given, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text("".join(json.dumps({"id": n, "prompt": f"Count to {n}."}) + "\n" for n in range(LINES)))
+    command = ["generate", str(smol_path), "--input", str(given), "--output", str(answers)]
+    command += ["--memory", str(tight), "--context", "512", "--max-tokens", "12", "--draft", "none"]
+    command += ["--parallel", "1", "--threads", "1"]
+
+    def kill_later() -> None:
+        while not (answers.exists() and answers.read_text().count("\n") >= 2):
+            time.sleep(0.02)
+        for worker in workers:
+            worker.kill()
+
+    killer = threading.Thread(target=kill_later)
+    killer.start()
+    done = run(*command, "--workers", ",".join(worker.address for worker in workers))
+    killer.join()
+    assert done.returncode == 1, done.stderr
+    assert "is gone" in done.stderr
+    assert "Traceback" not in done.stderr
+    finished = answers.read_text().splitlines()
+    assert 2 <= len(finished) < LINES
+    again = run(*command)
+    assert again.returncode == 0, again.stderr
+    lines = answers.read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == list(range(LINES))
+    assert lines[: len(finished)] == finished
+
+
+def test_a_worker_says_what_is_wrong() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("worker", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert done.returncode == 2
+    assert "cannot be listened on" in done.stderr
+    open_to_all = run("worker", "--listen", "0.0.0.0:0")
+    assert open_to_all.returncode == 2
+    assert "a worker has no password" in open_to_all.stderr
+    assert "--public" in open_to_all.stderr
+
+
+def test_a_worker_ends_with_ctrl_c(has_rpc: None) -> None:
+    worker = LocalWorker("--memory", "64MiB")
+    assert [device["free"] for device in worker.devices][-1] == 64 << 20
+    assert worker.stop() == 130
+
+
+def test_a_build_without_rpc_says_so(smol_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if rpc.has_rpc():
+        pytest.skip("this llama.cpp build has RPC")
+    with pytest.raises(BackendError, match="it has no RPC"):
+        edgespec.load(smol_path, workers=["127.0.0.1:1"])
+    done = run("worker")
+    assert done.returncode == 1
+    assert "it has no RPC" in done.stderr
+
+
+def test_what_does_not_go_together(smol_path: Path) -> None:
+    for more in ({"offload": "stream"}, {"gpu_layers": 1}, {"lora": ["a.gguf"]}):
+        with pytest.raises(UsageError, match="do not go together yet"):
+            edgespec.load(smol_path, workers=["127.0.0.1:1"], **more)  # type: ignore[arg-type]

@@ -1,0 +1,231 @@
+"""Addresses, the relay, and how layers are spread: all that needs no second machine."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.costs.curves import Curve
+from edgespec.costs.spread import Place, RemotePart, curve_over_machines, pass_seconds, spread_layers
+from edgespec.errors import UsageError, WorkerError
+from edgespec.profiles.store import Keys, PassProfile, ProfileStore
+from edgespec.workers import protocol
+from edgespec.workers.address import Address, is_guarded, parse_addresses
+from edgespec.workers.connection import Connection, receive
+from edgespec.workers.protocol import HEADER, LENGTH, Command
+from edgespec.workers.relay import Relay
+
+
+def test_addresses() -> None:
+    assert str(Address.parse(" pc.local:50053 ")) == "pc.local:50053"
+    assert Address.parse("192.168.0.7") == Address("192.168.0.7", 50052)
+    assert parse_addresses("a:1, b:2,") == (Address("a", 1), Address("b", 2))
+
+
+@pytest.mark.parametrize("text", ["", ":1", "a:", "a:b", "a:70000", "a:-1", "a b:1", "[::1]:5"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(UsageError, match="is not the address of a worker"):
+        Address.parse(text)
+
+
+def test_lists_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="named twice"):
+        parse_addresses("a:1,a:1")
+    with pytest.raises(UsageError, match="port 0"):
+        parse_addresses("a:0")
+
+
+def test_guarded_addresses() -> None:
+    assert all(map(is_guarded, ["127.0.0.1", "127.1.2.3", "10.0.0.1", "172.16.0.9", "192.168.1.1"]))
+    assert not any(map(is_guarded, ["0.0.0.0", "8.8.8.8", "172.32.0.1", "100.64.0.1"]))
+
+
+places = st.builds(Place, st.integers(0, 40), st.floats(0.001, 1), st.floats(0, 2))
+
+
+@given(st.integers(1, 12), st.integers(1, 9), st.lists(places, min_size=1, max_size=4))
+def test_no_other_spread_is_faster(layers: int, size: int, machines: list[Place]) -> None:
+    machines[0] = replace(machines[0], way_s=0.0)
+
+    def every(left: int, at: int) -> Iterator[tuple[int, ...]]:
+        room = machines[at].room // size
+        if at == len(machines) - 1:
+            if left <= room:
+                yield (left,)
+            return
+        for count in range(min(left, room) + 1):
+            yield from ((count, *rest) for rest in every(left - count, at + 1))
+
+    possible = list(every(layers, 0))
+    chosen = spread_layers(layers, size, machines)
+    if not possible:
+        assert chosen is None
+        return
+    assert chosen in possible
+    fastest = min(pass_seconds(counts, machines) for counts in possible)
+    assert pass_seconds(chosen, machines) == pytest.approx(fastest)
+
+
+def test_a_machine_that_is_not_needed_and_not_faster_gets_nothing() -> None:
+    assert spread_layers(10, 1, [Place(20, 1.0), Place(20, 1.0, 0.1)]) == (10, 0)
+    assert spread_layers(10, 1, [Place(4, 1.0), Place(4, 1.0, 0.1), Place(9, 1.0, 0.1)]) == (4, 0, 6)
+    assert spread_layers(10, 1, [Place(20, 1.0), Place(20, 0.1, 0.5)]) == (0, 10)
+
+
+def test_a_pass_over_machines_takes_the_time_of_its_parts_and_the_way() -> None:
+    here = Curve.through([(1, 0.010), (32, 0.040)])
+    way = Curve.through([(1 << 10, 0.020), (1 << 20, 0.030)])
+    assert curve_over_machines(here, []) == here
+    half = RemotePart(0.5, {1: 2.0, 32: 1.0}, way, 0.0, 32.0)
+    found = curve_over_machines(here, [half])
+    assert found.at(1) == pytest.approx(0.005 + 0.5 * 0.010 * 2.0 + way.at(32))
+    assert found.at(32) == pytest.approx(0.020 + 0.020 + way.at(1024))
+    two = curve_over_machines(here, [replace(half, share=0.25), replace(half, share=0.25)])
+    assert two.at(1) == pytest.approx(found.at(1) + way.at(32))
+
+
+def test_passes_on_workers_are_not_taken_for_those_of_this_machine(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path)
+    slow, quick = (PassProfile(Curve.through([(1, seconds)])) for seconds in (1.0, 0.01))
+    store.put(Keys.of("model", "none", threads=1, mode="m", workers="9 on a:1 2e-03").passes, slow)
+    assert store.preferred_passes("model", 1, streams=False) is None
+    store.put(Keys.of("model", "none", threads=1, mode="m").passes, quick)
+    known = store.preferred_passes("model", 1, streams=False)
+    assert known is not None
+    assert known.compute == quick.compute
+
+
+class ScriptedWorker:
+    """Greets, then answers requests from a list until it is empty, and closes the connection."""
+
+    def __init__(self, *answers: bytes, version: int = protocol.MAJOR_VERSION) -> None:
+        self.requests: list[tuple[int, bytes]] = []
+        self._answers = [protocol.hello_answer((version, 0, 0)), *answers]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address(*self._listener.getsockname())
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        client, _ = self._listener.accept()
+        with client:
+            while self._answers:
+                command, length = HEADER.unpack(receive(client, HEADER.size))
+                self.requests.append((command, receive(client, length)))
+                if protocol.is_answered(command):
+                    answer = self._answers.pop(0)
+                    client.sendall(LENGTH.pack(len(answer)) + answer)
+
+    def close(self) -> None:
+        self._thread.join()
+        self._listener.close()
+
+
+@contextmanager
+def relayed(*answers: bytes) -> Iterator[tuple[ScriptedWorker, Relay, socket.socket]]:
+    """A scripted worker, a relay to it, and a connection as ggml makes it."""
+    worker = ScriptedWorker(*answers)
+    relay = Relay(Connection(worker.address))
+    host, _, port = relay.endpoint.partition(":")
+    try:
+        with socket.create_connection((host, int(port))) as client:
+            yield worker, relay, client
+    finally:
+        relay.close()
+        worker.close()
+
+
+def request(client: socket.socket, command: Command, content: bytes = b"") -> bytes:
+    client.sendall(HEADER.pack(command, len(content)) + content)
+    if not protocol.is_answered(command):
+        return b""
+    (length,) = LENGTH.unpack(receive(client, LENGTH.size))
+    return receive(client, length)
+
+
+def test_a_relay_passes_requests_and_answers_on() -> None:
+    large = bytes(range(256)) * 4096
+    with relayed(struct.pack("<I", 3), large, b"\1") as (worker, relay, client):
+        assert request(client, Command.HELLO, protocol.HELLO_CONTENT)[0] == protocol.MAJOR_VERSION
+        assert request(client, Command.DEVICES) == struct.pack("<I", 3)
+        request(client, Command.SET, large)
+        tensor = protocol.numbers_at(7, 4096, len(large) // 4)
+        assert request(client, Command.GET, protocol.get_content(tensor, len(large))) == large
+        assert relay.failure() is None
+        assert relay.traffic.answers == 2
+        request(client, Command.COPY)
+    assert [command for command, _ in worker.requests] == [
+        Command.HELLO,
+        Command.DEVICES,
+        Command.SET,
+        Command.GET,
+        Command.COPY,
+    ]
+    assert worker.requests[2][1] == large
+
+
+@pytest.mark.parametrize("command", [c for c in Command if protocol.is_answered(c) and c != Command.HELLO])
+def test_a_relay_answers_for_a_worker_that_is_gone(command: Command) -> None:
+    tensor = protocol.numbers_at(7, 4096, 100)
+    content = protocol.get_content(tensor, 400) if command == Command.GET else tensor
+    with relayed() as (worker, relay, client):
+        answer = request(client, command, content)
+        error = relay.failure()
+        assert error is not None
+        assert f"The worker {worker.address} is gone" in error.what
+        assert answer == protocol.stand_in(command, content)
+        request(client, Command.SET, bytes(1 << 20))  # is dropped, and blocks nobody
+        assert len(request(client, Command.GET, protocol.get_content(tensor, 400))) == 400
+
+
+def test_an_answer_that_breaks_off_is_filled_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        breaking = threading.Thread(target=_break_off, args=(listener,))
+        breaking.start()
+        relay = Relay(Connection(Address(*listener.getsockname())))
+        host, _, port = relay.endpoint.partition(":")
+        with socket.create_connection((host, int(port))) as client:
+            tensor = protocol.numbers_at(7, 4096, 1 << 20)
+            found = request(client, Command.GET, protocol.get_content(tensor, 4 << 20))
+            assert len(found) == 4 << 20
+            assert found.endswith(bytes(1 << 20))
+            assert relay.failure() is not None
+        relay.close()
+        breaking.join()
+
+
+def _break_off(listener: socket.socket) -> None:
+    """A worker that dies in the middle of an answer."""
+    client, _ = listener.accept()
+    with client:
+        answer = protocol.hello_answer((protocol.MAJOR_VERSION, 0, 0))
+        for content, announced in ((answer, len(answer)), (b"x" * 100_000, 4 << 20)):
+            _, length = HEADER.unpack(receive(client, HEADER.size))
+            receive(client, length)
+            client.sendall(LENGTH.pack(announced) + content)
+
+
+def test_who_is_no_worker() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = Address(*listener.getsockname())
+        with pytest.raises(WorkerError, match="does not greet") as failure:
+            Connection(address, reach_s=0.2)
+        assert "one program at a time" in failure.value.hint
+    with pytest.raises(WorkerError, match="cannot be reached"):
+        Connection(address, reach_s=0.2)
+
+
+def test_a_worker_of_another_version() -> None:
+    worker = ScriptedWorker(version=protocol.MAJOR_VERSION + 1)
+    with pytest.raises(WorkerError, match=f"speaks version {protocol.MAJOR_VERSION + 1}"):
+        Connection(worker.address)
+    worker.close()
