@@ -60,10 +60,11 @@ class DelayedPort:
             pieces.put((free_at + self._delay_s, data))
 
     def _write(self, sink: socket.socket, pieces: queue.Queue[tuple[float, bytes]]) -> None:
-        with contextlib.suppress(OSError), sink:
+        with contextlib.suppress(OSError):
             while True:
                 due, data = pieces.get()
-                if not data:
-                    return
                 time.sleep(max(0.0, due - time.perf_counter()))
+                if not data:
+                    sink.shutdown(socket.SHUT_WR)  # closing would wait for the thread that reads from it
+                    return
                 sink.sendall(data)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.workers [--delays 0 2 20] [--megabits 1000] [--tokens 96] [--rounds 3]
 
-Two workers hold about a third of the layers each, behind ports of the loopback that delay everything. The
-delay is that of a round trip, in milliseconds. The prediction is that of 'edgespec plan' with the same
+Two workers hold most of the layers, behind ports of the loopback that delay everything. The delay is that of
+a round trip, in milliseconds. The prediction is that of 'edgespec plan' with the same
 workers: from passes of the whole model on this machine, and what it measures of the workers and the way.
 """
 
@@ -40,7 +40,8 @@ def main() -> None:
     options = _parse()
     with contextlib.ExitStack() as stack:
         addresses = stack.enter_context(_workers(options.threads, _lent(options.model)))
-        _learn(options)
+        if not options.learned:
+            _learn(options)
         print("| round trip, ms | trees | tokens/s | from | to | predicted | off | tokens a pass |")
         print("|---|---|---|---|---|---|---|---|")
         for delay in options.delays:
@@ -83,10 +84,9 @@ def _row(delay: float, draft: str, workers: Sequence[str], options: argparse.Nam
 
 def _learn(options: argparse.Namespace) -> None:
     """What plans are made of: passes on this machine alone, draft steps, and what the pair's trees yield."""
-    for draft in ("none", str(options.draft)):
-        command = [sys.executable, "-m", "edgespec", "profile", str(options.model), "--draft", draft]
-        command += ["--context", str(_CONTEXT), "--threads", str(options.threads), "--quiet"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "edgespec", "profile", str(options.model), "--draft", str(options.draft)]
+    command += ["--context", str(_CONTEXT), "--threads", str(options.threads), "--quiet"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def _load(options: argparse.Namespace, draft: str, workers: Sequence[str], memory: int) -> edgespec.Engine:
@@ -107,10 +107,10 @@ def _answers(engine: edgespec.Engine, options: argparse.Namespace) -> list[Gener
 
 
 def _tight(model: Path) -> int:
-    """Memory for everything but two thirds of the layers."""
+    """Memory for everything but the layers: an estimate, which leaves room for a few of them."""
     header = read_header(model)
     whole = bytes_needed([footprint(header, n_cells=_CONTEXT + SPARE_CELLS, n_outputs=USUAL_NODES)])
-    return whole - sum(layer_sizes(ModelFiles.of(header))) * 2 // 3
+    return whole - sum(layer_sizes(ModelFiles.of(header)))
 
 
 def _tight_drafter(draft: Path) -> int:
@@ -118,7 +118,7 @@ def _tight_drafter(draft: Path) -> int:
 
 
 def _lent(model: Path) -> int:
-    """Memory that each worker lends: for about a third of the layers, with cells and buffers."""
+    """Memory that each worker lends: for two thirds of the layers at most, with cells and buffers."""
     files = ModelFiles.of(read_header(model))
     return sum(layer_sizes(files)) * 4 // 9 + (64 << 20)
 
@@ -158,6 +158,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--draft", type=Path, default=q4_0())
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 2.0, 20.0])
     parser.add_argument("--megabits", type=float, default=None)
+    parser.add_argument("--learned", action="store_true", help="use what an earlier run measured")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=3)

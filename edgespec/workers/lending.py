@@ -24,6 +24,7 @@ _CONNECTED, _LEFT = "Accepted client connection", "Client connection closed"
 _STARTING_S = 60.0
 _HEALTHY_S = 5.0  # a server that lives this long has not crashed because of where it runs
 _MOST_CRASHES = 3
+_LOOKING_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Lending:
     def __init__(self, offer: Offer, say: Callable[[str], None]) -> None:
         self._offer = offer
         self._say = say
+        self._came_at: float | None = None  # when the present client connected
+        self._in_use = False
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._process = self._start()
         self.devices = self._announced()
@@ -70,11 +73,13 @@ class Lending:
         """
         crashes, begun = 0, time.monotonic()
         while True:
+            self._report_use()
             with contextlib.suppress(queue.Empty):
                 line = self._lines.get(timeout=0.5)  # short, so that signals are handled on every system
                 if line is not None:
-                    self._report(line)
+                    self._note_client(line)
                     continue
+                self._note_client(_LEFT)
                 code = self._process.wait()
                 crashes = 0 if time.monotonic() - begun > _HEALTHY_S else crashes + 1
                 if code in (NO_ADDRESS, NO_RPC) or crashes >= _MOST_CRASHES:
@@ -127,11 +132,21 @@ class Lending:
             self.close()
             raise self._failure(self._process.returncode) from None
 
-    def _report(self, line: str) -> None:
+    def _note_client(self, line: str) -> None:
         if line == _CONNECTED:
-            self._say("A program uses this machine now.")
+            self._came_at = time.monotonic()
         elif line == _LEFT:
-            self._say("It is done, and its memory is free again.")
+            self._came_at = None
+            if self._in_use:
+                self._in_use = False
+                self._say("It is done, and its memory is free again.")
+
+    def _report_use(self) -> None:
+        """Say that a program uses this machine; those that only look at it come and go within a second."""
+        staying = self._came_at is not None and time.monotonic() - self._came_at > _LOOKING_S
+        if staying and not self._in_use:
+            self._in_use = True
+            self._say("A program uses this machine now.")
 
     def _failure(self, code: int) -> BackendError | UsageError:
         if code == NO_RPC:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -16,12 +17,15 @@ import pytest
 
 import edgespec
 from edgespec import GenerationConfig
+from edgespec.engine.session_file import sessions_folder
 from edgespec.errors import BackendError, MemoryLimitError, UsageError, WorkerError
 from edgespec.kernels.ggml import rpc
 from edgespec.loading.workers import layer_sizes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from tests.desk import Desk
 from tests.lending import LocalWorker
+from tests.serving import PATIENCE_S, TEXT, started
 
 PROMPT = "Why is the sky blue?"
 SHORT = GenerationConfig(max_tokens=24)
@@ -72,12 +76,12 @@ def test_trees_and_exactness(
 
 
 def test_two_workers_hold_layers_when_one_is_too_small(smol_path: Path, has_rpc: None, tight: int) -> None:
-    sizes = layer_sizes(ModelFiles.of(read_header(smol_path)))
-    need = sum(sizes) // 2
+    layers = sum(layer_sizes(ModelFiles.of(read_header(smol_path))))
+    lent = f"{(layers // 2 + (56 << 20)) >> 20}MiB"  # half of the layers, their cells, and buffers
     with (
-        LocalWorker("--threads", "1", "--memory", f"{(need + (40 << 20)) >> 20}MiB") as first,
-        LocalWorker("--threads", "1") as second,
-        load(smol_path, (first, second), tight) as engine,
+        LocalWorker("--threads", "1", "--memory", lent) as first,
+        LocalWorker("--threads", "1", "--memory", lent) as second,
+        load(smol_path, (first, second), tight - layers // 3) as engine,
     ):
         (note,) = [note for note in engine.notes if note.startswith("Layers:")]
         assert first.address in note
@@ -163,6 +167,45 @@ def test_a_batch_ends_with_an_error_and_resumes(
     lines = answers.read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == list(range(LINES))
     assert lines[: len(finished)] == finished
+
+
+def test_a_server_goes_on_from_disk(
+    smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight: int
+) -> None:
+    options = ["--memory", str(tight), "--context", "512", "--threads", "1", "--draft", "none"]
+    named = ",".join(worker.address for worker in workers)
+    with started(smol_path, *options, "--parallel", "1", "--workers", named) as (server, _):
+        assert server.text()
+        for worker in workers:
+            worker.kill()
+        status, answer = server.post(TEXT, {"prompt": PROMPT, "max_tokens": 4})
+        assert status >= 500
+        assert "is gone" in json.dumps(answer)
+        deadline = time.monotonic() + PATIENCE_S
+        while status != 200 and time.monotonic() < deadline:
+            status, answer = server.post(TEXT, {"prompt": PROMPT, "max_tokens": 4})
+        assert status == 200, answer
+
+
+@pytest.mark.usefixtures("at_a_desk")
+def test_a_chat_goes_on_from_disk(
+    smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight: int
+) -> None:
+    options = ["--memory", str(tight), "--context", "512", "--draft", "none", "--max-tokens", "8"]
+    options += ["--workers", ",".join(worker.address for worker in workers), "--session", "shared"]
+    with contextlib.closing(Desk("chat", str(smol_path), *options)) as desk:
+        desk.ask(PROMPT, until=" tokens, ")
+        for worker in workers:
+            worker.kill()
+        desk.ask("And at night?", until="is gone")
+        desk.wait_for("Going on without it")
+        desk.wait_for("The model is loaded again.")
+        desk.ask("/retry", until=" tokens, ")
+        desk.wait_for(">>>")
+        desk.type("/bye\r")
+        assert desk.leave() == 0
+    record = json.loads((sessions_folder() / "shared.json").read_text())
+    assert [m["content"] for m in record["messages"]][::2] == [PROMPT, "And at night?"]
 
 
 def test_a_worker_says_what_is_wrong() -> None:
