@@ -152,7 +152,8 @@ def open_on_workers(path: Path, spread: Spread, crew: Crew, state: LoadState) ->
         WorkerError: a worker was lost meanwhile.
         ModelFileError, MemoryLimitError: it cannot be loaded.
     """
-    used = [(device, n) for device, n in zip(crew.borrow(), spread.counts, strict=True) if n]
+    borrowed = crew.borrow(lambda: state.abort.is_set)
+    used = [(device, n) for device, n in zip(borrowed, spread.counts, strict=True) if n]
     weights = RemoteLayers(
         [device for device, _ in used], [n for _, n in used], lost=crew.lost, release=crew.close
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -109,15 +109,18 @@ class Crew:
         """The workers that are in no private network."""
         return [a for a, c in self._connections.items() if not is_guarded(c.socket.getpeername()[0])]
 
-    def borrow(self) -> tuple[Pointer, ...]:
+    def borrow(self, stopped: Callable[[], bool]) -> tuple[Pointer, ...]:
         """ggml's devices, in the order of `devices`; from now on, workers that are lost are noticed.
+
+        Args:
+            stopped: whether what waits for a worker is to end.
 
         Raises:
             WorkerError: a worker was lost meanwhile.
         """
         found: list[Pointer] = []
         for address, connection in self._connections.items():
-            relay = self._relays[address] = Relay(connection)
+            relay = self._relays[address] = Relay(connection, stopped)
             try:
                 found += rpc.connect(relay.endpoint)
             except UnsupportedBuild as error:

@@ -8,8 +8,11 @@ is never used, as every decode asks the relay before and after.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgespec.errors import WorkerError
@@ -20,6 +23,8 @@ from edgespec.workers.protocol import HEADER, LENGTH, Command
 _PIECE = 1 << 20
 _AT_ONCE = 1 << 18  # a request up to this size is sent with its header
 _LONGEST_S = 900.0  # for an answer: a pass over a long piece of a prompt on a slow machine
+_LOOK_S = 0.5
+_STOP_S = 20.0
 _ZEROS = bytes(_PIECE)
 
 
@@ -42,13 +47,20 @@ class Relay:
 
     Args:
         connection: taken over, and closed in the end.
+        stopped: whether what waits for the worker is to end. A worker that has still not answered a while
+            later counts as lost, as ggml cannot be interrupted.
+        stop_s: how long that while is.
 
     Attributes:
         endpoint: what ggml connects to.
         traffic: counted from the start.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self, connection: Connection, stopped: Callable[[], bool] = lambda: False, stop_s: float = _STOP_S
+    ) -> None:
+        self._stopped = stopped
+        self._stop_s = stop_s
         self._address = connection.address
         self._version = connection.version
         self._worker = connection.socket
@@ -142,6 +154,7 @@ class Relay:
         if self._why:
             return False
         try:
+            self._wait()
             header = receive(self._worker, LENGTH.size)
         except OSError as error:
             self._lose(error)
@@ -159,6 +172,19 @@ class Relay:
             client.sendall(piece)
             length -= len(piece)
         return True
+
+    def _wait(self) -> None:
+        """Wait for an answer, but not for long once nobody wants it; raises TimeoutError then."""
+        asked_at, stopped_at = time.monotonic(), 0.0
+        while not select.select([self._worker], [], [], min(_LOOK_S, self._stop_s))[0]:
+            if not self._stopped():
+                stopped_at = 0.0
+            elif not stopped_at:
+                stopped_at = time.monotonic()
+            elif time.monotonic() - stopped_at > self._stop_s:
+                raise TimeoutError
+            if time.monotonic() > asked_at + _LONGEST_S:
+                raise TimeoutError
 
     def _rest(self, n_bytes: int) -> bytes:
         """So many bytes of an answer; zeros from where the worker is lost."""

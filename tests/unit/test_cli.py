@@ -193,7 +193,7 @@ def test_defaults_in_help_are_the_librarys() -> None:
     told = {option.name: option.help for option in command.params if option.name != "help"}
     for name in ("context", "gpu_layers", "offload", "pack", "draft"):
         assert told[name].endswith(f"Default: {signature.parameters[name].default}.")
-    of_commands = {"on_progress", "parallel", "text_tokens"}
+    of_commands = {"on_progress", "parallel", "text_tokens", "leave_out_missing"}
     assert set(LoadOptions.__dataclass_fields__) == set(signature.parameters) - of_commands
 
 

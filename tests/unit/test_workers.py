@@ -203,6 +203,42 @@ def test_an_answer_that_breaks_off_is_filled_up() -> None:
         breaking.join()
 
 
+def test_a_worker_that_hangs_is_given_up_once_nobody_waits() -> None:
+    """After Ctrl-C, as ggml cannot be interrupted while it waits."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        hanging = threading.Thread(target=_hang, args=(listener,))
+        hanging.start()
+        wanted = threading.Event()
+        wanted.set()
+        address = Address(*listener.getsockname())
+        relay = Relay(Connection(address), lambda: not wanted.is_set(), stop_s=0.05)
+        host, _, port = relay.endpoint.partition(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(HEADER.pack(Command.DEVICES, 0))
+            client.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+            assert relay.failure() is None
+            wanted.clear()
+            client.settimeout(10.0)
+            assert LENGTH.unpack(receive(client, LENGTH.size)) == (4,)
+            assert "it does not answer any more" in str(relay.failure())
+        relay.close()
+        hanging.join()
+
+
+def _hang(listener: socket.socket) -> None:
+    """A worker that greets, and then says nothing until it is left."""
+    client, _ = listener.accept()
+    with client:
+        _, length = HEADER.unpack(receive(client, HEADER.size))
+        receive(client, length)
+        answer = protocol.hello_answer((protocol.MAJOR_VERSION, 0, 0))
+        client.sendall(LENGTH.pack(len(answer)) + answer)
+        while client.recv(100):
+            pass
+
+
 def _break_off(listener: socket.socket) -> None:
     """A worker that dies in the middle of an answer."""
     client, _ = listener.accept()
