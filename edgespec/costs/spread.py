@@ -77,7 +77,7 @@ class RemotePart:
         share: of the model's bytes.
         slowness: the time that products take there relative to this machine, by rows.
         way: seconds in which so many bytes get there and back.
-        pass_bytes: that every pass sends, whatever its rows.
+        pass_bytes: that describe a pass of another shape than the last one. Trees vary; single rows do not.
         row_bytes: that every row adds, each way.
     """
 
@@ -95,7 +95,8 @@ class RemotePart:
         """
         slower = float(np.interp(rows, list(self.slowness), list(self.slowness.values())))
         # The way was measured with as many bytes in both directions; what describes the pass goes in one.
-        return self.share * here_s * slower + self.way.at(self.pass_bytes / 2 + rows * self.row_bytes)
+        described = self.pass_bytes / 2 if rows > 1 else 0.0
+        return self.share * here_s * slower + self.way.at(described + rows * self.row_bytes)
 
 
 def curve_over_machines(here: Curve, parts: Sequence[RemotePart]) -> Curve:

@@ -23,7 +23,8 @@ from edgespec.workers.address import parse_addresses
 from edgespec.workers.crew import Crew, LentDevice
 
 _MARGIN = 0.02  # of a worker's memory, for what its own process allocates
-_LAYER_DESCRIPTION = 16 << 10  # bytes that tell a worker what to compute for a layer
+_LAYER_DESCRIPTION = 11 << 10  # bytes that tell a worker what to compute for a layer
+_ROW_MASK = 1 << 10  # bytes that tell a worker which cells a row sees, in a text of usual length
 _CLEARLY_FASTER = 1.15  # than this machine a worker must be, to get layers that there is room for here
 _USUAL_ROWS = 8  # of the passes for which layers are spread
 
@@ -139,7 +140,7 @@ def remote_parts(spread: Spread, crew: Crew, files: ModelFiles) -> list[RemotePa
                 rows: there / here for rows, there, here in zip(ROWS, device.seconds, own, strict=True)
             }
             share = sum(sizes[start : start + count]) / total
-            row = hidden_bytes(files)
+            row = hidden_bytes(files) + _ROW_MASK
             parts.append(RemotePart(share, slowness, device.way, count * _LAYER_DESCRIPTION, row))
         start += count
     return parts

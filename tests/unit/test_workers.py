@@ -89,6 +89,9 @@ def test_a_pass_over_machines_takes_the_time_of_its_parts_and_the_way() -> None:
     found = curve_over_machines(here, [half])
     assert found.at(1) == pytest.approx(0.005 + 0.5 * 0.010 * 2.0 + way.at(32))
     assert found.at(32) == pytest.approx(0.020 + 0.020 + way.at(1024))
+    described = curve_over_machines(here, [replace(half, pass_bytes=1 << 20)])
+    assert described.at(1) == found.at(1)
+    assert described.at(32) == pytest.approx(0.040 + way.at((1 << 19) + 1024))
     two = curve_over_machines(here, [replace(half, share=0.25), replace(half, share=0.25)])
     assert two.at(1) == pytest.approx(found.at(1) + way.at(32))
 
