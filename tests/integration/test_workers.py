@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import subprocess
@@ -17,7 +18,6 @@ import pytest
 
 import edgespec
 from edgespec import GenerationConfig
-from edgespec.engine.session_file import sessions_folder
 from edgespec.errors import BackendError, MemoryLimitError, UsageError, WorkerError
 from edgespec.kernels.ggml import rpc
 from edgespec.loading.workers import layer_sizes
@@ -126,6 +126,18 @@ def test_a_killed_worker_ends_the_answer_and_the_next_goes_on(
         assert len(engine.generate(PROMPT, SHORT).tokens) == 24
 
 
+def test_a_worker_that_dies_while_the_model_is_loaded(
+    smol_path: Path, workers: tuple[LocalWorker, LocalWorker], tight: int
+) -> None:
+    def kill(what: str, fraction: float) -> None:
+        if what.startswith("Loading") and fraction > 0.5:
+            for worker in workers:
+                worker.kill()
+
+    with pytest.raises(WorkerError, match="is gone"):
+        load(smol_path, workers, tight, on_progress=kill)
+
+
 def run(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "edgespec", *arguments],
@@ -204,7 +216,8 @@ def test_a_chat_goes_on_from_disk(
         desk.wait_for(">>>")
         desk.type("/bye\r")
         assert desk.leave() == 0
-    record = json.loads((sessions_folder() / "shared.json").read_text())
+    (saved,) = Path(os.environ["XDG_DATA_HOME"]).parent.rglob("shared.json")
+    record = json.loads(saved.read_text())
     assert [m["content"] for m in record["messages"]][::2] == [PROMPT, "And at night?"]
 
 
