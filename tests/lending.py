@@ -40,6 +40,11 @@ class LocalWorker:
         self.address: str = said["address"]
         self.devices: list[dict[str, object]] = said["devices"]
 
+    @property
+    def pid(self) -> int:
+        """Of the program; the server is its child."""
+        return self._process.pid
+
     def kill(self) -> None:
         """End it at once, with the server process that it started, as a power cut would."""
         os.killpg(self._process.pid, signal.SIGKILL)

@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import edgespec
@@ -23,6 +26,10 @@ from edgespec.kernels.ggml import rpc
 from edgespec.loading.workers import layer_sizes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.workers import protocol
+from edgespec.workers.address import Address
+from edgespec.workers.connection import Connection, receive
+from edgespec.workers.protocol import HEADER, Command
 from tests.desk import Desk
 from tests.lending import LocalWorker
 from tests.serving import PATIENCE_S, TEXT, started
@@ -236,6 +243,39 @@ def test_a_worker_ends_with_ctrl_c(has_rpc: None) -> None:
     worker = LocalWorker("--memory", "64MiB")
     assert [device["free"] for device in worker.devices][-1] == 64 << 20
     assert worker.stop() == 130
+
+
+def test_a_worker_outlives_a_client_that_crashes_its_server(has_rpc: None) -> None:
+    """llama.cpp's server asserts what a request says of tensors, and anybody may send one."""
+    with LocalWorker("--threads", "1") as worker:
+        address = Address.parse(worker.address)
+        with Connection(address) as connection:
+            client = connection.socket
+            client.sendall(HEADER.pack(Command.ALLOCATE, 12) + struct.pack("<IQ", 0, 4096))
+            _, buffer, _ = struct.unpack("<QQQ", receive(client, 24))
+            nonsense = protocol.set_content(protocol.numbers_at(buffer, 1 << 60, 4), bytes(16))
+            client.sendall(HEADER.pack(Command.SET, len(nonsense)) + nonsense)
+            with pytest.raises(OSError, match=r"closed|reset"):
+                receive(client, 1)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                with Connection(address) as connection:
+                    assert connection.devices() >= 1
+                break
+            except WorkerError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+
+def test_a_server_ends_with_the_program_that_started_it(has_rpc: None) -> None:
+    with LocalWorker("--threads", "1") as worker:
+        children = psutil.Process(worker.pid).children(recursive=True)
+        (server,) = [child for child in children if "edgespec.workers.server" in child.cmdline()]
+        os.kill(worker.pid, signal.SIGKILL)
+        server.wait(20)
+        with pytest.raises(WorkerError, match="cannot be reached"):
+            Connection(Address.parse(worker.address))
 
 
 def test_a_build_without_rpc_says_so(smol_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
