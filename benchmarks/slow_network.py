@@ -44,11 +44,21 @@ class DelayedPort:
             except OSError:
                 return
             far = socket.create_connection(self._target)
+            threading.Thread(target=self._serve, args=(near, far), daemon=True).start()
+
+    def _serve(self, near: socket.socket, far: socket.socket) -> None:
+        """Pass on both directions of a connection until both have ended."""
+        with near, far:
+            threads = []
             for source, sink in ((near, far), (far, near)):
                 source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 pieces: queue.Queue[tuple[float, bytes]] = queue.Queue()
-                threading.Thread(target=self._read, args=(source, pieces), daemon=True).start()
-                threading.Thread(target=self._write, args=(sink, pieces), daemon=True).start()
+                threads.append(threading.Thread(target=self._read, args=(source, pieces), daemon=True))
+                threads.append(threading.Thread(target=self._write, args=(sink, pieces), daemon=True))
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
 
     def _read(self, source: socket.socket, pieces: queue.Queue[tuple[float, bytes]]) -> None:
         data, free_at = b"-", 0.0

@@ -9,6 +9,7 @@ import ctypes
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from typing import Any
 
 from edgespec.errors import WorkerError
@@ -58,32 +59,50 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         backend = f["ggml_backend_dev_init"](device, None)
         if device == own:
             f["ggml_backend_cpu_set_n_threads"](backend, request["threads"])
-        found.append([_seconds(device, backend, request["type"], rows) for rows in ROWS])
+        found.append(_seconds(device, backend, request["type"]))
         f["ggml_backend_free"](backend)
     return {"seconds": found}
 
 
-def _seconds(device: Address, backend: Address, type_id: int, rows: int) -> float:
-    """Seconds for each byte of weights, the best of a few tries, without the way there and back."""
+def _seconds(device: Address, backend: Address, type_id: int) -> list[float]:
+    """Seconds for each byte of weights, for each of ROWS: the best of a few tries, without the way."""
     f = ggml.functions()
     kind = f["ggml_backend_dev_buffer_type"](device)
-    with ExitStack() as stack:
-        scratch = stack.enter_context(ggml.ScratchContext(3 * _MATRICES + 2, 4 * _MATRICES))
+    step = f["ggml_backend_buft_get_alignment"](kind)
+    with ggml.ScratchContext(len(ROWS) * (3 * _MATRICES + 2)) as scratch, ExitStack() as stack:
+        weights = [scratch.tensor(type_id, (_SIDE, _SIDE)) for _ in range(_MATRICES)]
+        values = [scratch.tensor(ggml.F32, (_SIDE, max(ROWS))) for _ in range(_MATRICES + 1)]
+        sizes = [f["ggml_backend_buft_get_alloc_size"](kind, tensor) for tensor in (*weights, *values)]
+        starts = [0, *accumulate(-(-size // step) * step for size in sizes)]
+        # One buffer for everything, as each takes round trips.
+        buffer = f["ggml_backend_buft_alloc_buffer"](kind, starts[-1] + step)
+        if not buffer:
+            raise MemoryError
+        stack.callback(f["ggml_backend_buffer_free"], buffer)
+        f["ggml_backend_buffer_clear"](buffer, 0)
+        base = -(-f["ggml_backend_buffer_get_base"](buffer) // step) * step
+        places = [base + start for start in starts]
+        for weight, place in zip(weights, places, strict=False):
+            f["ggml_backend_tensor_alloc"](buffer, weight, place)
+        n_bytes: int = sum(f["ggml_nbytes"](weight) for weight in weights)
+        return [_best(backend, buffer, weights, places[_MATRICES:], rows) / n_bytes for rows in ROWS]
 
-        def placed(tensor: Address) -> Address:
-            size = f["ggml_backend_buft_get_alloc_size"](kind, tensor)
-            buffer = f["ggml_backend_buft_alloc_buffer"](kind, size)
-            if not buffer:
-                raise MemoryError
-            stack.callback(f["ggml_backend_buffer_free"], buffer)
-            f["ggml_backend_buffer_clear"](buffer, 0)
-            f["ggml_backend_tensor_alloc"](buffer, tensor, f["ggml_backend_buffer_get_base"](buffer))
-            return tensor
 
-        values = placed(scratch.tensor(ggml.F32, (_SIDE, rows)))
-        weights = [placed(scratch.tensor(type_id, (_SIDE, _SIDE))) for _ in range(_MATRICES)]
-        for weight in weights:
-            values = placed(f["ggml_mul_mat"](scratch.handle, weight, values))
+def _best(
+    backend: Address, buffer: Address, weights: Sequence[Address], places: Sequence[Address], rows: int
+) -> float:
+    """Seconds of the products of all matrices in a row, the best of a few tries.
+
+    Args:
+        places: of the activations before and after each product.
+    """
+    f = ggml.functions()
+    with ggml.ScratchContext(2 * _MATRICES + 2, 4 * _MATRICES) as scratch:
+        values = scratch.tensor(ggml.F32, (_SIDE, rows))
+        f["ggml_backend_tensor_alloc"](buffer, values, places[0])
+        for weight, place in zip(weights, places[1:], strict=False):
+            values = f["ggml_mul_mat"](scratch.handle, weight, values)
+            f["ggml_backend_tensor_alloc"](buffer, values, place)
         graph = f["ggml_new_graph_custom"](scratch.handle, 4 * _MATRICES, False)
         f["ggml_build_forward_expand"](graph, values)
         first = ctypes.c_float()
@@ -99,5 +118,4 @@ def _seconds(device: Address, backend: Address, type_id: int, rows: int) -> floa
             computed = time.perf_counter()
             finish()
             best = min(best, computed - begun - (time.perf_counter() - computed))
-        n_bytes: int = sum(f["ggml_nbytes"](weight) for weight in weights)
-        return max(best, 1e-9) / n_bytes
+        return max(best, 1e-9)

@@ -21,11 +21,15 @@ import pytest
 
 import edgespec
 from edgespec import GenerationConfig
+from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, MemoryLimitError, UsageError, WorkerError
 from edgespec.kernels.ggml import rpc
 from edgespec.loading.workers import layer_sizes
+from edgespec.models.gguf.footprint import footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.offload.planning.budget import bytes_needed
+from edgespec.plans.crew_plan import CrewPlan
 from edgespec.workers import protocol
 from edgespec.workers.address import Address
 from edgespec.workers.connection import Connection, receive
@@ -105,6 +109,23 @@ def test_memories_that_do_not_suffice(smol_path: Path, has_rpc: None, tight: int
     ):
         load(smol_path, (small,), tight)
     assert "cannot be streamed from disk beside workers yet" in failure.value.hint
+
+
+def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
+    files = ModelFiles.of(read_header(smol_path))
+    size = footprint(files.headers[0], n_cells=1024, n_outputs=64)
+    budget = bytes_needed([size]) - sum(layer_sizes(files))  # so that all layers are elsewhere
+    here = Curve.through([(1, 0.010), (32, 0.040)])
+    with LocalWorker("--threads", "1") as worker:
+        plan = CrewPlan.of([worker.address], files, threads=1)
+    holding = plan.holding([size], budget)
+    assert holding.streamed_bytes == 0
+    assert holding.budget > budget
+    assert plan.notes[0].startswith("Layers:")
+    assert worker.address in plan.notes[0]
+    assert f"{worker.address} lends" in plan.notes[1]
+    assert plan.passes(here).rows == here.rows
+    assert plan.passes(here) != here
 
 
 def test_a_killed_worker_ends_the_answer_and_the_next_goes_on(
