@@ -125,8 +125,10 @@ def _compared(path: Path) -> list[Any]:
     return found
 
 
-def _left_folders() -> set[Path]:
-    return {*Path(tempfile.gettempdir()).glob("edgespec-ray-*"), *Path("/tmp").glob("edgespec-ray-*")}
+def _folders_of(batch: Batch) -> list[Path]:
+    """The folders of Ray's files that a batch has made and not removed."""
+    name = f"edgespec-ray-{batch.program.pid}-*"
+    return [path for parent in {Path(tempfile.gettempdir()), Path("/tmp")} for path in parent.glob(name)]
 
 
 @pytest.fixture
@@ -155,7 +157,6 @@ def expected(batch: Callable[..., Batch]) -> list[Any]:
 
 def test_a_killed_engine_leaves_its_lines_to_others(batch: Callable[..., Batch], expected: list[Any]) -> None:
     """One of two engines is held, so that it has lines for certain, and then killed."""
-    folders = _left_folders()
     running = batch("--ray", "local:2", "--verbose")
     running.wait_for(lambda: running.errors.read_text().count("2 answers at once") == 2)
     held = running.engines()[0]
@@ -168,15 +169,15 @@ def test_a_killed_engine_leaves_its_lines_to_others(batch: Callable[..., Batch],
     assert code == 1
     assert "was lost. Others answer its " in err
     assert _compared(running.output) == expected
-    assert _left_folders() == folders
+    assert _folders_of(running) == []
 
 
 def test_a_batch_goes_on_with_and_without_a_cluster(batch: Callable[..., Batch], expected: list[Any]) -> None:
     killed = batch("--ray", "local:2")
     killed.write(LINES[:5])
     killed.wait_for(lambda: killed.results() >= 4)
-    folders = _left_folders()
     killed.kill()
+    assert _folders_of(killed) != []
     alone = batch()
     alone.write(LINES[:10])
     code, err = alone.end()
@@ -187,7 +188,7 @@ def test_a_batch_goes_on_with_and_without_a_cluster(batch: Callable[..., Batch],
     assert (code, " were there already" in err) == (1, True)
     assert _compared(clustered.output) == expected
     # The cluster that was killed could not remove its files; the next one did.
-    assert len(_left_folders()) < len(folders)
+    assert _folders_of(killed) == []
 
 
 def test_ctrl_c_ends_a_batch_on_a_cluster(batch: Callable[..., Batch]) -> None:

@@ -54,6 +54,23 @@ class _Call:
     task: Task | None = None
 
 
+class _Waiting(threading.Thread):
+    """Waits for a request while others look after the nodes.
+
+    Attributes:
+        found: whether there may be one, when the thread has ended.
+    """
+
+    def __init__(self, source: RequestSource) -> None:
+        super().__init__(daemon=True)
+        self._source = source
+        self.found = False
+        self.start()
+
+    def run(self) -> None:
+        self.found = self._source.wait()
+
+
 class ClusterEngine:
     """Gives requests to the engines of a cluster's nodes as they have room for them.
 
@@ -138,7 +155,12 @@ class ClusterEngine:
             self._recruit()
             self._hand_out()
             if not self._dispatch.busy and not self._dispatch.fetch():
-                if not requests.wait():
+                waiting = _Waiting(requests)
+                while waiting.is_alive():
+                    self._recruit()
+                    self._check_workers()
+                    yield from self._take_in()
+                if not waiting.found:
                     return
                 continue
             self._check_workers()
