@@ -16,6 +16,7 @@ from edgespec.cli.main import main
 from edgespec.drafting.tuning import tune as tuning
 from edgespec.drafting.tuning.answers import TOP, Answer, AnswerFile, harvest
 from edgespec.drafting.tuning.batches import batch_of
+from edgespec.drafting.tuning.collecting import collected
 from edgespec.drafting.tuning.export import AS_BEFORE, FINE, export, types_to_reckon_with, usual_type
 from edgespec.drafting.tuning.extent import Extent, extent_for
 from edgespec.drafting.tuning.judging import tokens_per_pass
@@ -358,6 +359,27 @@ def test_what_cannot_be_tuned(target: Path, smol_path: Path, gemma_path: Path, t
         tune(str(target), TuneOptions(start=str(target)))
     with pytest.raises(UsageError, match="A time of 0 minutes makes no sense"):
         tune(str(target), TuneOptions(minutes=0))
+
+
+def test_what_runs_collect_is_learned_from(
+    target: Path, shared_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fingerprint = read_header(target).fingerprint
+    command = ["generate", "-m", str(target), "--draft", "none", "--max-tokens", "8", "-t", "1", "-p", "Say"]
+    assert main([*command, "--collect"]) == 0
+    said = capsys.readouterr().err
+    assert "Prompts and answers are kept in " in said
+    assert "To delete them: edgespec config --forget" in said
+    learned, held_out = collected(fingerprint)
+    (answer,) = [*learned, *held_out]
+    assert len(answer.top) - len(answer.text.answer) in (0, 1)
+    assert tuple(answer.top[: len(answer.text.answer), 0]) == answer.text.answer  # the answer is greedy
+    assert main(["config", "--forget"]) == 0
+    assert "what 1 run collected" in capsys.readouterr().out
+    assert collected(fingerprint) == ([], [])
+    assert main(command) == 0
+    assert "kept" not in capsys.readouterr().err
+    assert collected(fingerprint) == ([], []), "nobody asked for it"
 
 
 def test_the_command(target: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
