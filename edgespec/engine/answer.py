@@ -19,8 +19,7 @@ from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_parts import Part, PartsReader
 from edgespec.models.text.stream import TextStream
 from edgespec.speculation.methods import Method
-from edgespec.speculation.tree import FloatArray, TokenTree
-from edgespec.speculation.verification.base import Acceptance
+from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
 
 
 class Watcher(Protocol):

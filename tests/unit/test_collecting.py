@@ -12,8 +12,7 @@ from edgespec.drafting.tuning.answers import TOP
 from edgespec.drafting.tuning.collecting import Collector, collected
 from edgespec.files.kept import Kept
 from edgespec.generation.result import Generation
-from edgespec.speculation.tree import TokenTree
-from edgespec.speculation.verification.base import Acceptance
+from edgespec.speculation.tree import Acceptance, TokenTree
 
 TARGET = "0123456789abcdef0123456789abcdef"
 VOCAB = 50
