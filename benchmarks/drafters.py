@@ -4,12 +4,18 @@
     edgespec draft tune smollm2-135m --from UNTUNED --minutes 10 --output TUNED
     python -m benchmarks.drafters made=PATH [--target MODEL.gguf] [--widened-bytes 2147483648]
     python -m benchmarks.drafters untuned=UNTUNED tuned=TUNED --drop --budgets 8 16 32 --workload FILE
+    python -m benchmarks.drafters --drop 14,17,20,23 18,21 --tune-minutes 20 --budgets 8 16 32 --workload FILE
+    python -m benchmarks.drafters --target LLAMA.gguf --drop --heads h=HEAD.gguf --widened-bytes 2147483648
 
 Agreement on text that the target wrote (prompts that no drafter was chosen by), size, and the time of a step,
 in alternating rounds. With --workload the prompts are questions in Spec-Bench's format, in turn over their
 categories, and the agreement is also given by category. With --budgets also the tokens a pass that greedy
 trees of so many nodes yield along this text. With --widened-bytes also tokens per second end to end: the
-target, widened to that size and streamed within --memory, is drafted for by each.
+target, widened to that size and streamed within --memory, is drafted for by each, at the --temperatures.
+
+With --tune-minutes every drafter with layers left out by hand has a second row, tuned for so long with the
+prompts that come along. An interrupted run goes on with that tuning. Heads (--heads) read the target's hidden
+states and say nothing alone, so they have end-to-end rows only.
 """
 
 from __future__ import annotations
@@ -28,6 +34,8 @@ from benchmarks.workload import PROMPTS as OTHER_PROMPTS
 from benchmarks.workload import smollm2
 from edgespec.drafting.agreement import PROMPTS, Reader, write_texts
 from edgespec.drafting.tuning.judging import tokens_per_pass
+from edgespec.drafting.tuning.options import TuneOptions
+from edgespec.drafting.tuning.tune import tune
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
 from edgespec.models.gguf.widen import widen
@@ -46,22 +54,48 @@ def main() -> None:
     for pair in options.drafters:
         name, _, path = pair.partition("=")
         picked[name] = Path(path)
+        if options.tune_minutes:
+            picked[f"less {layers}, tuned"] = _tuned(target, picked[f"less {layers}"], options.tune_minutes)
     rows = _agreement(target, picked, options)
     if options.widened_bytes:
         wide = FOLDER / f"{target.stem}-widened-{options.widened_bytes}.gguf"
         if not wide.exists():
             widen(target, wide, options.widened_bytes)
-        speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in picked}
-        for _ in range(options.answer_rounds):
-            for name, path in picked.items():
-                speeds[name].append(_end_to_end(wide, path, options))
-                print(name, speeds[name][-1], file=sys.stderr)
-        for row in rows:
-            if row["drafter"] in speeds:
-                found = speeds[str(row["drafter"])]
-                row["tokens_per_second"] = round(statistics.median(speed for speed, _ in found), 2)
-                row["tokens_per_pass"] = round(statistics.median(per_pass for _, per_pass in found), 2)
+        heads = {name: Path(path) for name, _, path in (pair.partition("=") for pair in options.heads)}
+        rows += [{"drafter": name, "bytes": path.stat().st_size} for name, path in heads.items()]
+        for temperature in options.temperatures:
+            _add_speeds(rows, wide, picked | heads, temperature, options)
     print(json.dumps(rows))
+
+
+def _add_speeds(
+    rows: list[dict[str, object]],
+    target: Path,
+    drafters: dict[str, Path],
+    temperature: float,
+    options: argparse.Namespace,
+) -> None:
+    """Measure all drafters end to end, in alternating rounds."""
+    speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in drafters}
+    for _ in range(options.answer_rounds):
+        for name, path in drafters.items():
+            speeds[name].append(_end_to_end(target, path, temperature, options))
+            print(name, temperature, speeds[name][-1], file=sys.stderr)
+    for row in rows:
+        if found := speeds.get(str(row["drafter"])):
+            at = f" at {temperature:g}" if temperature else ""
+            row[f"tokens_per_second{at}"] = round(statistics.median(speed for speed, _ in found), 2)
+            row[f"tokens_per_pass{at}"] = round(statistics.median(per_pass for _, per_pass in found), 2)
+
+
+def _tuned(target: Path, start: Path, minutes: float) -> Path:
+    """A drafter tuned on the prompts that come along; kept, and gone on with if it was interrupted."""
+    path = start.with_name(f"{start.stem}-tuned-{minutes:g}.gguf")
+    if not path.exists():
+        options = TuneOptions(start=str(start), output=path, minutes=minutes)
+        for line in tune(str(target), options).in_words:
+            print(line, file=sys.stderr)
+    return path
 
 
 def _agreement(
@@ -104,7 +138,9 @@ def _agreement(
     return rows
 
 
-def _end_to_end(target: Path, drafter: Path, options: argparse.Namespace) -> tuple[float, float]:
+def _end_to_end(
+    target: Path, drafter: Path, temperature: float, options: argparse.Namespace
+) -> tuple[float, float]:
     """Tokens per second and per pass of a streamed target."""
     records: list[PassRecord] = []
     with edgespec.load(
@@ -118,7 +154,8 @@ def _end_to_end(target: Path, drafter: Path, options: argparse.Namespace) -> tup
         engine.generate(OTHER_PROMPTS[-1], GenerationConfig(max_tokens=8))
         engine.forget_texts()  # what other runs learned is no merit of this drafter
         for prompt in OTHER_PROMPTS[: options.prompts]:
-            records += engine.generate(prompt, GenerationConfig(max_tokens=48)).passes[1:]
+            config = GenerationConfig(max_tokens=48, temperature=temperature, seed=1)
+            records += engine.generate(prompt, config).passes[1:]
     tokens = sum(record.accepted + 1 for record in records)
     return tokens / sum(record.seconds for record in records), tokens / len(records)
 
@@ -148,6 +185,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--memory", type=int, default=1_200_000_000, help="bytes for everything")
     parser.add_argument("--tree-budget", type=int, help="of these trees; sized by cost without this")
     parser.add_argument("--prompts", type=int, default=4, help="of answers end to end")
+    parser.add_argument("--tune-minutes", type=float, default=0.0, help="a tuned row beside each of --drop")
+    parser.add_argument("--heads", nargs="*", default=[], metavar="NAME=PATH", help="end to end only")
+    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0], help="end to end")
     parser.add_argument("--answer-rounds", type=int, default=2)
     return parser.parse_args()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from edgespec.engine.answer_plan import AnswerPlan
 from edgespec.engine.logprobs import Logprobs
@@ -18,6 +19,17 @@ from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_parts import Part, PartsReader
 from edgespec.models.text.stream import TextStream
 from edgespec.speculation.methods import Method
+from edgespec.speculation.tree import Acceptance, FloatArray, TokenTree
+
+
+class Watcher(Protocol):
+    """Sees what the target says in one answer, and what else it might have said."""
+
+    def add(self, logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
+        """A pass: see `DecodingText.on_accept`. Called for tokens behind the end of the answer too."""
+
+    def finish(self, answer: Generation) -> None:
+        """The answer has ended, or was stopped."""
 
 
 class AnswerInProgress:
@@ -61,6 +73,18 @@ class AnswerInProgress:
             self._logprobs = self.decoding.on_accept = Logprobs(
                 config.logprobs, lambda token: vocabulary.piece(token, control=True)
             )
+        self._watcher: Watcher | None = None
+
+    def watch(self, watcher: Watcher) -> None:
+        """Let a watcher see every pass, and the end."""
+        before, self._watcher = self.decoding.on_accept, watcher
+
+        def on_accept(logits: FloatArray, tree: TokenTree, accepted: Acceptance) -> None:
+            if before is not None:
+                before(logits, tree, accepted)
+            watcher.add(logits, tree, accepted)
+
+        self.decoding.on_accept = on_accept
 
     @property
     def cached(self) -> CachedText | None:
@@ -122,6 +146,8 @@ class AnswerInProgress:
         settle(self.length_to_settle)
         answer.context_full = answer.finish_reason == "length" and len(answer.tokens) == self._room
         answer.memory.peak_rss_bytes = peak_rss()
+        if self._watcher is not None:
+            self._watcher.finish(answer)
         return Chunk(rest.text, generation=answer, reasoning=rest.reasoning, calls=rest.calls)
 
 

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from edgespec.costs.batches import knee_of_texts
 from edgespec.costs.pass_time import Costs
-from edgespec.engine.answer import AnswerInProgress
+from edgespec.engine.answer import AnswerInProgress, Watcher
 from edgespec.engine.answer_plan import AnswerPlanner
 from edgespec.engine.loop import Loop, Sizer
 from edgespec.engine.many_texts.answers import ManyAnswers
@@ -61,6 +61,8 @@ class Engine(ManyAnswers):
         last_generation: the latest answer.
         loop: draft, verify, accept, commit.
         texts: how many texts `stream_many` answers at once, where it is not told.
+        watch: makes what sees an answer from the tokens of its prompt, for each answer that begins; None for
+            nothing. A request's own `on_accept` takes its place.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Engine(ManyAnswers):
         self.notes = list(notes)
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
+        self.watch: Callable[[Sequence[int]], Watcher] | None = None
         self.limits = _tree_limits(target, limits, tree_budget)
         self.policy = policy or tree_policy()
         self.keys = keys
@@ -266,7 +269,10 @@ class Engine(ManyAnswers):
         )
         generation = self._new_answer(len(prompt), config, seed)
         sizer = self._sizer_for(method)
-        return AnswerInProgress(prompt, room, config, generation, vocabulary, method, sizer, plan)
+        answer = AnswerInProgress(prompt, room, config, generation, vocabulary, method, sizer, plan)
+        if self.watch is not None:
+            answer.watch(self.watch(prompt))
+        return answer
 
     def _sizer_for(self, method: Method) -> Sizer:
         """The engine's own, unless the rule has trees of one size."""

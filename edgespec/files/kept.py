@@ -15,11 +15,13 @@ class Kept(Enum):
         LEARNED: how often candidates of each kind were accepted, by pair of models.
         FILES: indexes of the files that drafts come from.
         PROMPTS: states of prompts that were read.
+        COLLECTED: prompts and answers that drafters may be tuned on, because a person said so.
     """
 
     LEARNED = "acceptance"
     FILES = "files"
     PROMPTS = "prompts"
+    COLLECTED = "collected"
 
     @property
     def folder(self) -> Path:

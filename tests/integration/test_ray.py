@@ -96,8 +96,9 @@ class Batch:
         children = self._children()
         self.program.kill()
         self.program.wait()
-        gone = psutil.wait_procs(children, timeout=_PATIENT_S)[1]
-        assert gone == []
+        left = psutil.wait_procs(children, timeout=_PATIENT_S)[1]
+        self.program.communicate()  # closes the pipes
+        assert left == []
 
     def _children(self) -> list[psutil.Process]:
         try:

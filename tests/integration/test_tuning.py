@@ -15,14 +15,20 @@ import edgespec
 from edgespec.cli.main import main
 from edgespec.drafting.tuning import tune as tuning
 from edgespec.drafting.tuning.answers import TOP, Answer, AnswerFile, harvest
+from edgespec.drafting.tuning.batches import batch_of
+from edgespec.drafting.tuning.collecting import collected
+from edgespec.drafting.tuning.export import AS_BEFORE, FINE, export, types_to_reckon_with, usual_type
+from edgespec.drafting.tuning.extent import Extent, extent_for
 from edgespec.drafting.tuning.judging import tokens_per_pass
+from edgespec.drafting.tuning.losses import divergence
 from edgespec.drafting.tuning.network import Network
 from edgespec.drafting.tuning.options import TuneOptions
 from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along
 from edgespec.drafting.tuning.shape import ARCHITECTURES
+from edgespec.drafting.tuning.training import StepBudget, Trainer
 from edgespec.drafting.tuning.tune import tune
-from edgespec.drafting.tuning.weights import load_weights, write_weights
-from edgespec.errors import BackendError, PairingError, UsageError
+from edgespec.drafting.tuning.weights import check_tunable, load_weights, write_weights
+from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
 from edgespec.models.llama.quantize import KEEP, make_drafter
@@ -81,7 +87,9 @@ def network_logits(path: Path, tokens: list[int]) -> np.ndarray:
     loaded = load_weights(path)
     network = Network(loaded.shape, loaded.weights)
     with torch.no_grad():
-        return network.logits(network.hidden(torch.tensor([tokens])))[0].numpy()
+        hidden = network.hidden(torch.tensor(tokens), (len(tokens),))
+        logits: np.ndarray = torch.nn.functional.linear(hidden, network.output).numpy()
+    return logits
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -92,6 +100,107 @@ def test_the_network_computes_what_llama_cpp_does(architecture: str, smol_path: 
     # llama.cpp rounds activations to F16 before products with F16 weights.
     assert np.abs(found - expected).max() < 0.03 * expected.std()
     assert (found.argmax(1) == expected.argmax(1)).mean() > 0.9
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_packed_texts_do_not_see_each_other(architecture: str, smol_path: Path, tmp_path: Path) -> None:
+    loaded = load_weights(write_tiny(tmp_path / "tiny.gguf", architecture, smol_path))
+    network = Network(loaded.shape, loaded.weights, Extent(3))
+    generator = torch.Generator().manual_seed(7)
+    texts = [torch.randint(3, N_VOCAB, (length,), generator=generator) for length in (30, 1, 17)]
+    lengths = tuple(map(len, texts))
+    with torch.no_grad():
+        alone = torch.cat([network.hidden(text, (len(text),)) for text in texts])
+        lower = torch.cat([network.lower(text, (len(text),)) for text in texts])
+        torch.testing.assert_close(network.hidden(torch.cat(texts), lengths), alone)
+        torch.testing.assert_close(network.upper(lower, lengths), alone)
+
+
+def test_only_what_is_trained_changes(target: Path, answers: list[Answer], tmp_path: Path) -> None:
+    for extent in (Extent(2), Extent(2, 4)):
+        loaded = load_weights(target)
+        before = {name: values.copy() for name, values in loaded.weights.items()}
+        network = Network(loaded.shape, loaded.weights, extent)
+        trainer = Trainer(network, answers, tmp_path / f"{extent.rank}.pt", "label")
+        trainer.train(StepBudget(3), lambda what, part: None)
+        changed = network.changed()
+        assert {int(name.split(".")[1]) for name in changed if name.startswith("blk.")} == {2, 3, 4, 5}
+        assert all((changed[name] != before[name]).any() for name in changed if changed[name].ndim > 1)
+        assert all(
+            (network.weights[name].detach().numpy() == before[name]).all()
+            for name in before
+            if name not in changed
+        )
+        if not extent.rank:
+            continue
+        # Merged, adapters compute what they did beside their matrices.
+        merged = Network(loaded.shape, before | changed)
+        tokens = torch.arange(10, 40)
+        with torch.no_grad():
+            torch.testing.assert_close(
+                merged.hidden(tokens, (30,)), network.hidden(tokens, (30,)), rtol=1e-4, atol=1e-4
+            )
+
+
+def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -> None:
+    coarse = make_drafter(target, tmp_path / "q4_0.gguf", quantization="q4_0")
+    header = read_header(coarse)
+    assert usual_type(header) == FINE
+    assert usual_type(read_header(target)) == AS_BEFORE  # its types are fine enough
+    assert set(types_to_reckon_with(header, "q4_1").values()) == {"Q4_1"}
+    assert types_to_reckon_with(header, FINE) == types_to_reckon_with(header, "q6_k") == {}
+    loaded = load_weights(coarse)
+    rng = np.random.default_rng(3)
+    name = "blk.4.ffn_up.weight"
+    moved = loaded.weights[name] * (1 + 0.02 * rng.standard_normal(loaded.weights[name].shape))
+    tuned = {name: moved.astype(np.float32), "output_norm.weight": loaded.weights["output_norm.weight"] * 2}
+    paths = {kind: tmp_path / f"{kind}.gguf" for kind in (AS_BEFORE, FINE, "q5_1")}
+    for kind, path in paths.items():
+        export(header, path, tuned, kind, kind, 1)
+        assert load_weights(path).weights["output_norm.weight"] == pytest.approx(tuned["output_norm.weight"])
+    lost = {kind: np.abs(load_weights(path).weights[name] - moved).mean() for kind, path in paths.items()}
+    assert lost[FINE] < 0.5 * lost[AS_BEFORE]
+    # A small change of a weight that stands on the grid of its type is rounded away.
+    assert lost[AS_BEFORE] > 0.9 * np.abs(loaded.weights[name] - moved).mean()
+    # Where nothing changed, the bytes stay.
+    for path in (paths[AS_BEFORE], paths[FINE]):
+        for one, other in zip(gguf.GGUFReader(coarse).tensors, gguf.GGUFReader(path).tensors, strict=True):
+            if one.name not in tuned:
+                assert one.tensor_type == other.tensor_type
+                assert (one.data == other.data).all()
+    assert logits_of(paths[FINE], [5, 6, 7]).shape == (3, N_VOCAB)
+
+
+def test_training_reckons_with_rounding(target: Path, answers: list[Answer], tmp_path: Path) -> None:
+    """What is written in few bits is what was trained, where the rounding is known while training."""
+    start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
+    loss = {}
+    for kinds in ({}, types_to_reckon_with(read_header(start), "q4_0")):
+        loaded = load_weights(start)
+        network = Network(loaded.shape, loaded.weights, Extent(2), kinds)
+        trainer = Trainer(network, answers, tmp_path / f"{len(kinds)}.pt", "label")
+        trainer.train(StepBudget(40), lambda what, part: None)
+        path = tmp_path / f"{len(kinds)}.gguf"
+        export(read_header(start), path, network.changed(), "tuned", AS_BEFORE, 1)
+        batch = batch_of(answers)
+        written = load_weights(path)
+        found = Network(written.shape, written.weights)
+        with torch.no_grad():
+            hidden = found.hidden(batch.tokens, batch.lengths)[batch.rows]
+            logits = torch.nn.functional.linear(hidden, found.output)
+            loss[bool(kinds)] = float(divergence(logits, batch.top, batch.logprobs))
+    assert loss[True] < loss[False]
+
+
+def test_what_does_not_fit_whole_gets_adapters(target: Path) -> None:
+    header = read_header(target)
+    shape = check_tunable(header)
+    assert extent_for(header, shape, 1 << 50) == Extent(shape.layers // 2)
+    upper, adapters = (extent.n_bytes(header) for extent in (Extent(3), Extent(3, 16)))
+    assert adapters < upper < Extent().n_bytes(header)
+    assert extent_for(header, shape, upper - 1) == Extent(3, 16)
+    with pytest.raises(MemoryLimitError, match=r"Tuning target.gguf needs about .* of memory"):
+        extent_for(header, shape, adapters - 1)
 
 
 def test_unchanged_weights_come_back_as_they_were(target: Path, tmp_path: Path) -> None:
@@ -250,6 +359,27 @@ def test_what_cannot_be_tuned(target: Path, smol_path: Path, gemma_path: Path, t
         tune(str(target), TuneOptions(start=str(target)))
     with pytest.raises(UsageError, match="A time of 0 minutes makes no sense"):
         tune(str(target), TuneOptions(minutes=0))
+
+
+def test_what_runs_collect_is_learned_from(
+    target: Path, shared_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fingerprint = read_header(target).fingerprint
+    command = ["generate", "-m", str(target), "--draft", "none", "--max-tokens", "8", "-t", "1", "-p", "Say"]
+    assert main([*command, "--collect"]) == 0
+    said = capsys.readouterr().err
+    assert "Prompts and answers are kept in " in said
+    assert "To delete them: edgespec config --forget" in said
+    learned, held_out = collected(fingerprint)
+    (answer,) = [*learned, *held_out]
+    assert len(answer.top) - len(answer.text.answer) in (0, 1)
+    assert tuple(answer.top[: len(answer.text.answer), 0]) == answer.text.answer  # the answer is greedy
+    assert main(["config", "--forget"]) == 0
+    assert "what 1 run collected" in capsys.readouterr().out
+    assert collected(fingerprint) == ([], [])
+    assert main(command) == 0
+    assert "kept" not in capsys.readouterr().err
+    assert collected(fingerprint) == ([], []), "nobody asked for it"
 
 
 def test_the_command(target: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -285,13 +285,19 @@ def test_everything_that_is_kept_can_be_deleted(folder: Path, capsys: pytest.Cap
     from edgespec.cli.main import main
 
     open_corpus(folder, _Bytes(), "v", no_progress)
-    for kind, name in ((Kept.LEARNED, "pair.npz"), (Kept.PROMPTS, "0-8"), (Kept.PROMPTS, "1-8")):
+    for kind, name in (
+        (Kept.LEARNED, "pair.npz"),
+        (Kept.PROMPTS, "0-8"),
+        (Kept.PROMPTS, "1-8"),
+        (Kept.COLLECTED, "run.answers"),
+    ):
         kind.folder.mkdir(parents=True, exist_ok=True)
         (kind.folder / name).write_bytes(b"x")
     (Kept.FILES.folder / "killed.partial").write_bytes(b"x")
     assert main(["config", "--forget"]) == 0
     assert capsys.readouterr().out == (
-        "Forgotten: what was learned of 1 pair of models, 1 index of files, and 2 states of prompts.\n"
+        "Forgotten: what was learned of 1 pair of models, 1 index of files, 2 states of prompts, "
+        "and what 1 run collected.\n"
     )
     assert not any(path.is_file() for kind in Kept for path in kind.folder.glob("*"))
     assert main(["config", "--forget"]) == 0, "there is nothing left to delete, which is no error"

@@ -159,6 +159,8 @@ def test_the_catalog_is_sound() -> None:
         for name in entry.drafters:
             assert entries[name].family in (entry.family, "Llama 3")
             assert entries[name].parameters * 1.9 < entry.parameters
+        for repo in entry.heads:
+            assert parse_hub_name(repo) == HubName(repo)
 
 
 def test_every_target_over_six_billion_has_a_drafter_or_none_is_known() -> None:

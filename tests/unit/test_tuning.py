@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 
 from edgespec.drafting.agreement import Text
 from edgespec.drafting.tuning.answers import Answer
-from edgespec.drafting.tuning.batches import answers_of_step, batch_of
+from edgespec.drafting.tuning.batches import answers_of_step, batch_of, tokens_seen
+from edgespec.drafting.tuning.extent import Extent
+from edgespec.drafting.tuning.losses import Loss, divergence, total_variation
 from edgespec.drafting.tuning.prompts import (
     OWN,
     Prompt,
@@ -22,8 +25,9 @@ from edgespec.drafting.tuning.prompts import (
     read_prompts,
     with_own,
 )
+from edgespec.drafting.tuning.rounding import ROUNDED, rounded
 from edgespec.drafting.tuning.shape import shape_of
-from edgespec.drafting.tuning.training import divergence
+from edgespec.drafting.tuning.training import _SAME_THREADS, _Threads
 from edgespec.errors import BackendError, UsageError
 from edgespec.files.blocks import BlockFile
 from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry
@@ -132,14 +136,81 @@ def test_divergence(drafter: list[list[float]], target: list[list[float]], k: in
     assert float(divergence(p, top, logprobs)) == pytest.approx(0, abs=1e-4)
 
 
-def test_divergence_falls_along_its_gradient() -> None:
+@given(drafter=rows, target=rows, k=st.integers(1, VOCAB))
+def test_total_variation(drafter: list[list[float]], target: list[list[float]], k: int) -> None:
+    count = min(len(drafter), len(target))
+    q, p = (torch.tensor(part[:count]).log_softmax(-1) for part in (drafter, target))
+    logprobs, top = p.topk(k)
+    found = float(total_variation(torch.tensor(drafter[:count]), top, logprobs))
+    whole = float((p.exp() - q.exp()).abs().sum(-1).mean() / 2)
+    assert -1e-4 < found <= whole + 1e-3  # merging tokens loses what tells them apart
+    if k >= VOCAB - 1:
+        assert found == pytest.approx(whole, abs=1e-3)
+    # Pinsker's inequality, whatever is merged.
+    assert found**2 <= float(divergence(torch.tensor(drafter[:count]), top, logprobs)) / 2 + 1e-3
+
+
+@pytest.mark.parametrize("loss", [divergence, total_variation])
+def test_losses_fall_along_their_gradients(loss: Loss) -> None:
     generator = torch.Generator().manual_seed(1)
     target = torch.randn(4, VOCAB, generator=generator).log_softmax(-1)
     logprobs, top = target.topk(5)
     logits = torch.randn(4, VOCAB, generator=generator, requires_grad=True)
-    before = divergence(logits, top, logprobs)
+    before = loss(logits, top, logprobs)
     (gradient,) = torch.autograd.grad(before, logits)
-    assert divergence(logits - 0.1 * gradient, top, logprobs) < before
+    assert loss(logits - 0.1 * gradient, top, logprobs) < before
+
+
+@pytest.mark.parametrize(("alone", "together", "expected"), [(1.0, 0.6, 2), (1.0, 5.0, 1)])
+def test_threads_are_chosen_by_what_steps_take(alone: float, together: float, expected: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        threads = _Threads()
+        chosen = []
+        for _ in range(2 * _SAME_THREADS):
+            threads.choose()
+            chosen.append(torch.get_num_threads())
+            threads.measured(100 * (alone if chosen[-1] == 1 else together), 100)
+    finally:
+        torch.set_num_threads(before)
+    assert chosen[:3] == [1, 2, 1]  # one to warm up, and a trial of each
+    assert set(chosen[3:_SAME_THREADS]) == {expected}
+    assert chosen.count(3 - expected) <= 4, "both are tried again, but seldom"
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_rounding_is_that_of_the_type(kind: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(6, 64, generator=generator)
+    weight[1, :32] = 0
+    number = gguf.GGMLQuantizationType[kind]
+    expected = gguf.dequantize(gguf.quantize(weight.numpy(), number), number)
+    weight.requires_grad_(True)
+    found = rounded(weight, kind)
+    assert found.detach().numpy() == pytest.approx(expected, abs=1e-6)
+    (gradient,) = torch.autograd.grad((found * 2).sum(), weight)
+    assert (gradient == 2).all()  # as if nothing had been rounded
+    assert rounded(weight, "Q6_K") is weight
+    assert rounded(weight[:, :40], kind).shape == (6, 40)
+
+
+@pytest.mark.parametrize(
+    ("name", "upper", "adapters"),
+    [
+        ("token_embd.weight", False, False),
+        ("output.weight", False, False),
+        ("output_norm.weight", True, False),
+        ("blk.1.attn_q.weight", False, False),
+        ("blk.2.attn_q.weight", True, False),
+        ("blk.11.attn_norm.weight", True, False),
+        ("blk.2.attn_q.weight.adapter_up", True, True),
+        ("blk.1.attn_q.weight.adapter_up", False, False),
+    ],
+)
+def test_what_is_trained(name: str, upper: bool, adapters: bool) -> None:
+    assert Extent(2).trains(name) is upper
+    assert Extent(2, 16).trains(name) is adapters
 
 
 def answer(prompt: int, said: int, *, ended: bool = True, k: int = 3) -> Answer:
@@ -155,26 +226,27 @@ def answer(prompt: int, said: int, *, ended: bool = True, k: int = 3) -> Answer:
 
 def test_rows_of_a_batch_are_those_that_chose_the_answer() -> None:
     batch = batch_of([answer(3, 2), answer(1, 5, ended=False), answer(509, 8)])
-    assert batch.tokens.shape == batch.rows.shape == (3, 512)
-    assert batch.tokens[0, :6].tolist() == [0, 1, 2, 100, 101, 0]
-    assert [row.nonzero().flatten().tolist() for row in batch.rows] == [
-        [2, 3, 4],
-        [0, 1, 2, 3, 4],
-        [508, 509, 510, 511],  # what is cut off has no row
-    ]
+    assert batch.lengths == (5, 6, 512)
+    assert batch.tokens.shape == (5 + 6 + 512,)
+    assert batch.tokens[:6].tolist() == [0, 1, 2, 100, 101, 0]
+    first, second, third = [2, 3, 4], [0, 1, 2, 3, 4], [508, 509, 510, 511]  # what is cut off has no row
+    assert batch.rows.tolist() == [*first, *(5 + row for row in second), *(11 + row for row in third)]
     assert len(batch.top) == len(batch.logprobs) == 12
     assert batch.top[3].tolist() == [0, 1, 2]
 
 
+def test_tokens_that_the_output_layer_is_computed_for() -> None:
+    assert tokens_seen([answer(3, 2), answer(1, 5, k=1)]).tolist() == list(range(9))
+
+
 @given(st.integers(1, 20), st.integers(1, 4), st.integers(0, 5))
 def test_every_answer_comes_once_a_turn(count: int, size: int, seed: int) -> None:
-    answers = [answer(1, number + 1) for number in range(count)]
     steps = max(count // size, 1)
     for turn in range(2):
         seen = [
-            one.prompt.text
+            one
             for step in range(turn * steps, (turn + 1) * steps)
-            for one in answers_of_step(answers, step, size, seed)
+            for one in answers_of_step(count, step, size, seed)
         ]
         assert len(seen) == len(set(seen)) == min(steps * size, count)
 

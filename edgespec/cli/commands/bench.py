@@ -39,6 +39,7 @@ _SEED = 1  # without one, sampled answers could not be compared
 _LEFT_OUT = (
     "context",
     "learn",
+    "collect",
     "prompt_cache",
     "tree_budget",
     "sampling",

@@ -40,7 +40,7 @@ def config(
         option(
             None,
             "--forget",
-            "Delete what was learned from texts, kept of prompts, and indexed of files.",
+            "Delete what was learned from texts, kept of prompts, indexed of files, and collected.",
             variable=False,
         ),
     ] = False,
@@ -178,14 +178,16 @@ def _text(entry: dict[str, Any]) -> str:
 def _forgotten() -> str:
     """Delete what is kept of texts to make later runs faster, and say what it was."""
     try:
-        learned, indexes, prompts = (kind.forget() for kind in (Kept.LEARNED, Kept.FILES, Kept.PROMPTS))
+        kinds = (Kept.LEARNED, Kept.FILES, Kept.PROMPTS, Kept.COLLECTED)
+        learned, indexes, prompts, collected = (kind.forget() for kind in kinds)
     except OSError as error:
         raise OutputError(
             f"{error.filename} cannot be deleted: {error.strerror}.", "Delete it by hand."
         ) from error
     return (
         f"Forgotten: what was learned of {count(learned, 'pair')} of models, "
-        f"{count(indexes, 'index', 'indexes')} of files, and {count(prompts, 'state')} of prompts."
+        f"{count(indexes, 'index', 'indexes')} of files, {count(prompts, 'state')} of prompts, "
+        f"and what {count(collected, 'run')} collected."
     )
 
 

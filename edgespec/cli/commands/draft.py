@@ -131,7 +131,13 @@ def tune(
     quantization: Annotated[
         str | None,
         # EDGESPEC_QUANTIZATION is that of `draft make`, which takes several.
-        option(None, "--quantization", "Of the result. Default: as before.", variable=False, metavar="TYPE"),
+        option(
+            None,
+            "--quantization",
+            "Of the whole result. Default: q8_0 for what is trained, and nothing else changes.",
+            variable=False,
+            metavar="TYPE",
+        ),
     ] = None,
     memory: Memory = None,
     pass_seconds: PassSeconds = None,

@@ -33,10 +33,14 @@ def pull(
     refresh: Annotated[
         bool, option(None, "--refresh", "Ask for a newer version even if it is here.")
     ] = False,
+    head: Annotated[
+        bool,
+        option(None, "--head", "Also fetch a head that drafts for it, and convert it if need be."),
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Download a model into the Hub's cache; prints its path."""
+    """Download a model into the Hub's cache; prints its path, and that of its head."""
     from edgespec.models.gguf.header import read_header
     from edgespec.models.hub import catalog
     from edgespec.models.hub import pull as pulling
@@ -49,12 +53,26 @@ def pull(
             read_header(found.path)  # the path may not exist
         else:
             found = pulling.pull(name, progress, refresh=refresh)
+        fetched = None
+        if head:
+            from edgespec.drafting.head_fetch import fetch_head
+
+            fetched = fetch_head(model, progress)
     for note in found.notes:
         terminal.note(note)
+    heads = catalog.heads_of(model)
     if as_json:
-        results().record({"model": model, "path": str(found.path), "notes": list(found.notes)})
-    else:
-        results().text(f"{found.path}\n")
+        record: dict[str, Any] = {"model": model, "path": str(found.path), "notes": list(found.notes)}
+        record |= {"heads": list(heads), "head": None if fetched is None else str(fetched.path)}
+        results().record(record)
+        return
+    results().text(f"{found.path}\n")
+    if fetched is not None:
+        results().text(f"{fetched.path}\n")
+        made = ", converted" if fetched.converted else ""
+        terminal.note(f"The head is from {fetched.repo}{made}. --draft auto can take it from now on.")
+    elif heads:
+        terminal.note(f"{heads[0]} has a head that drafts for it: edgespec models pull {model} --head")
 
 
 @app.command("list", epilog="Examples:\n\nedgespec models list\n\nedgespec models list --all")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LONGEST_S = 3600.0
 
 
-@partial(with_options, leave_out=("tree_budget", "prompt_cache", "draft_from", "learn"))
+@partial(with_options, leave_out=("tree_budget", "prompt_cache", "draft_from", "learn", "collect"))
 def profile(
     called: typer.Context,
     seconds: Annotated[float, option(None, "--seconds", "About how long to measure.", metavar="N")] = 50.0,

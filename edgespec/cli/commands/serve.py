@@ -25,7 +25,7 @@ from edgespec.errors import UsageError
 _PANEL = "Server"
 
 
-@partial(with_options, leave_out=("as_json",))
+@partial(with_options, leave_out=("as_json", "collect"))
 def serve(
     called: typer.Context,
     host: Annotated[str, option(_PANEL, "--host", "Where to listen.", metavar="ADDRESS")] = "127.0.0.1",

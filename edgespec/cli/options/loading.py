@@ -174,6 +174,15 @@ class LoadOptions:
             show_default=False,
         ),
     ] = None
+    collect: Annotated[
+        bool | None,
+        option(
+            "Speculation",
+            "--collect/--no-collect",
+            "Keep prompts and answers on disk, for draft tune to learn from. Default: no.",
+            show_default=False,
+        ),
+    ] = None
     tree: Annotated[
         str | None,
         option(
@@ -224,6 +233,7 @@ class LoadOptions:
             UsageError: a size or a number cannot be read.
         """
         arguments = asdict(self)
+        del arguments["collect"]  # `Terminal.load` sees to it
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise UsageError(f"The number of threads is {self.threads}.", "It must be from 1 to 1024.")
         if self.memory is not None:

@@ -103,7 +103,21 @@ class Terminal:
             self.warn(line)
         for line in (engine.description, *engine.notes):
             self.detail(line)
+        if loading.collect:
+            self._collect(engine)
         return engine
+
+    def _collect(self, engine: Engine) -> None:
+        """Keep what is said for `draft tune`, and say so."""
+        from edgespec.drafting.tuning.collecting import Collector
+        from edgespec.models.gguf.header import read_header
+
+        collector = Collector(read_header(engine.target.model.path).fingerprint, self.warn)
+        engine.watch = collector.watch
+        self.note(
+            f"Prompts and answers are kept in {collector.path.parent}, for 'edgespec draft tune' to learn "
+            "from. To delete them: edgespec config --forget"
+        )
 
     @contextlib.contextmanager
     def working(self, engine: Cancellable | None = None, *, long: bool = False) -> Iterator[Progress]:

@@ -144,7 +144,7 @@ def harvest(
         EdgeSpecError: the target cannot answer.
     """
     asked: dict[int, tuple[int, ...]] = {}
-    collected: dict[int, _Rows] = {}
+    collected: dict[int, Rows] = {}
     config = GenerationConfig(max_tokens=tokens)
 
     def requests() -> Iterator[Request]:
@@ -153,7 +153,7 @@ def harvest(
                 return
             with suppress(ContextLengthError):
                 asked[index] = tuple(engine.encoder.encode(prompt.text))
-                collected[index] = rows = _Rows()
+                collected[index] = rows = Rows()
                 yield Request(asked[index], config, key=index, on_accept=rows.add)
 
     with closing(engine.stream_many(requests())) as events:
@@ -172,14 +172,15 @@ def harvest(
             yield Answer(prompts[index], Text(text, tuple(answer.tokens)), *kept)
 
 
-class _Rows:
-    """The distributions of one answer so far."""
+class Rows:
+    """The target's distributions at the tokens of one answer so far."""
 
     def __init__(self) -> None:
         self._top: list[IntArray] = []
         self._logprobs: list[NDArray[np.float16]] = []
 
     def add(self, logits: FloatArray, _tree: TokenTree, accepted: Acceptance) -> None:
+        """Add those of a pass; see `DecodingText.on_accept`."""
         logits = logits[list(accepted.path)]  # a token was chosen after each of these nodes
         best, tokens = top(logits, TOP)
         logprobs = best - best[:, :1] - log_sums(logits, best[:, :1])
@@ -187,4 +188,5 @@ class _Rows:
         self._logprobs.append(logprobs.astype(np.float16))
 
     def first(self, count: int) -> tuple[IntArray, NDArray[np.float16]]:
+        """(at most count, TOP) the most likely tokens, and their log-probabilities."""
         return np.concatenate(self._top)[:count], np.concatenate(self._logprobs)[:count]

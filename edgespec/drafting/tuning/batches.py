@@ -16,15 +16,17 @@ _MOST_TOKENS = 512  # of a text; what is behind them is cut off
 
 @dataclass(frozen=True)
 class Batch:
-    """A few texts, padded to the longest.
+    """A few texts, one after another.
 
     Attributes:
-        tokens: (texts, length) prompts and answers.
-        rows: (texts, length) whether the target's distribution behind a token is known.
+        lengths: of each text.
+        tokens: (length of all texts) prompts and answers.
+        rows: (known rows) places of the tokens behind which the target's distribution is known.
         top: (known rows, k) its most likely tokens.
         logprobs: (known rows, k) their log-probabilities.
     """
 
+    lengths: tuple[int, ...]
     tokens: Tensor
     rows: Tensor
     top: Tensor
@@ -32,30 +34,44 @@ class Batch:
 
 
 def batch_of(answers: Sequence[Answer]) -> Batch:
-    """The batch of these answers; padding stands behind each text and is never looked at."""
-    texts = [[*answer.text.prompt, *answer.text.answer][:_MOST_TOKENS] for answer in answers]
-    length = max(map(len, texts))
-    tokens = torch.zeros(len(texts), length, dtype=torch.long)
-    rows = torch.zeros(len(texts), length, dtype=torch.bool)
-    top, logprobs = [], []
-    for number, (answer, text) in enumerate(zip(answers, texts, strict=True)):
-        tokens[number, : len(text)] = torch.tensor(text)
+    """The batch of these answers."""
+    texts = [text_of(answer) for answer in answers]
+    rows, top, logprobs = [], [], []
+    begin = 0
+    for answer, text in zip(answers, texts, strict=True):
         first = len(answer.text.prompt) - 1
         count = max(min(len(answer.top), len(text) - first), 0)
-        rows[number, first : first + count] = True
+        rows.append(torch.arange(begin + first, begin + first + count))
         top.append(answer.top[:count])
         logprobs.append(answer.logprobs[:count])
+        begin += len(text)
     return Batch(
-        tokens,
-        rows,
+        tuple(map(len, texts)),
+        torch.tensor([token for text in texts for token in text]),
+        torch.cat(rows),
         torch.from_numpy(np.concatenate(top).astype(np.int64)),
         torch.from_numpy(np.concatenate(logprobs).astype(np.float32)),
     )
 
 
-def answers_of_step(answers: Sequence[Answer], step: int, size: int, seed: int) -> list[Answer]:
-    """The answers of one step: every answer once, in a new order each time around."""
-    steps = max(len(answers) // size, 1)
+def text_of(answer: Answer) -> tuple[int, ...]:
+    """The tokens of a prompt and its answer, as far as they are learned from."""
+    return (*answer.text.prompt, *answer.text.answer)[:_MOST_TOKENS]
+
+
+def answers_of_step(count: int, step: int, size: int, seed: int) -> list[int]:
+    """Which of `count` answers a step learns from: every one once, in a new order each time around."""
+    steps = max(count // size, 1)
     turn, place = divmod(step, steps)
-    order = np.random.default_rng([seed, turn]).permutation(len(answers))
-    return [answers[index] for index in order[place * size : (place + 1) * size]]
+    order: list[int] = np.random.default_rng([seed, turn]).permutation(count).tolist()
+    return order[place * size : (place + 1) * size]
+
+
+def tokens_seen(answers: Sequence[Answer]) -> Tensor:
+    """(count) every token that is among the most likely of any row, in order of its id.
+
+    The output layer is computed for these alone: other tokens have next to none of the target's probability,
+    and a drafter that is near its target gives them as little.
+    """
+    found = np.unique(np.concatenate([answer.top.ravel() for answer in answers]))
+    return torch.from_numpy(found.astype(np.int64))

@@ -1,12 +1,16 @@
 """A network of the llama family in torch, with the weights of a GGUF file and llama.cpp's arithmetic.
 
 Embeddings and output layer stay as they are: they are most of a small drafter, are shared with each other in
-many models, and hardly gain from little data. Everything inside the layers, and the last norm, is trained.
+many models, and hardly gain from little data. What is trained is in the layers from some one on, and the last
+norm: whole matrices, or adapters of low rank beside them (LoRA, Hu et al. 2022).
+
+Texts are packed: one after another without padding, each attending to itself alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,9 +18,11 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgespec.drafting.tuning.extent import WHOLE, Extent
+from edgespec.drafting.tuning.rounding import rounded
 from edgespec.drafting.tuning.shape import Shape
 
-_FROZEN = ("token_embd.weight", "output.weight", "rope_freqs.weight")
+_DOWN, _UP = ".adapter_down", ".adapter_up"  # behind the name of the matrix that an adapter stands beside
 
 
 class Network:
@@ -24,47 +30,103 @@ class Network:
 
     Args:
         weights: every tensor of the file by its name, rows first, in float32; taken over, not copied.
+        extent: what of it is trained.
+        kinds: types that matrices will be written in, by name. Training computes with what they will be then,
+            where they are trained themselves and the type is one that `rounded` knows.
 
     Attributes:
         weights: the same as torch tensors.
+        rounds: whether it computes with rounded weights.
     """
 
-    def __init__(self, shape: Shape, weights: Mapping[str, NDArray[np.float32]]) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        weights: Mapping[str, NDArray[np.float32]],
+        extent: Extent = WHOLE,
+        kinds: Mapping[str, str] | None = None,
+    ) -> None:
         self.shape = shape
+        self.extent = extent
+        self._kinds = {} if kinds is None or extent.rank else dict(kinds)
+        self.rounds = bool(self._kinds)
         self.weights = {name: torch.from_numpy(values) for name, values in weights.items()}
-        for name, weight in self.trained().items():
-            weight.requires_grad_(name not in _FROZEN)
+        if extent.rank:
+            self._add_adapters(extent.rank)
+        for weight in self.trained().values():
+            weight.requires_grad_(True)
 
     def trained(self) -> dict[str, Tensor]:
         """The weights that are trained, by name."""
-        return {name: weight for name, weight in self.weights.items() if name not in _FROZEN}
+        return {name: weight for name, weight in self.weights.items() if self.extent.trains(name)}
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """(texts, length, width) what the output layer reads.
+    def changed(self) -> dict[str, NDArray[np.float32]]:
+        """The file's tensors that training changed, by name, with adapters merged into their matrices."""
+        merged = {}
+        for name, weight in self.trained().items():
+            if name.endswith(_UP):
+                matrix = name.removesuffix(_UP)
+                with torch.no_grad():
+                    change = weight @ self.weights[matrix + _DOWN]
+                    merged[matrix] = (self.weights[matrix] + change).numpy()
+            elif not name.endswith(_DOWN):
+                merged[name] = weight.detach().numpy()
+        return merged
+
+    def hidden(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        """(length of all texts, width) what the output layer reads.
 
         Args:
-            tokens: (texts, length); texts begin at position 0, and padding stands behind them.
+            tokens: (length of all texts) one text after another, each from position 0 on.
+            lengths: of each text.
         """
-        shape, length = self.shape, tokens.shape[1]
-        x = F.embedding(tokens, self.weights["token_embd.weight"]) * shape.embedding_scale
-        turns = self._turns(length, shape.base, shape.rope_scale)
-        local_turns, window = turns, None
-        if shape.local_base is not None:
-            local_turns = self._turns(length, shape.local_base, 1.0)
-            window = _window_mask(length, shape.window)
-        for layer in range(shape.layers):
-            local = shape.is_local(layer)
-            x = self._layer(layer, x, local_turns if local else turns, window if local else None)
+        return self.upper(self.lower(tokens, lengths), lengths)
+
+    def lower(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        """(length, width) what the first trained layer reads: it never changes. Arguments as of `hidden`."""
+        with torch.no_grad():
+            x = F.embedding(tokens, self.weights["token_embd.weight"]) * self.shape.embedding_scale
+            return self._through(range(self.extent.first), x, lengths)
+
+    def upper(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        """(length, width) what the output layer reads, from what `lower` returned."""
+        x = self._through(range(self.extent.first, self.shape.layers), x, lengths)
         return self._norm(x, "output_norm.weight")
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., n_vocab) the output layer."""
-        weight = self.weights.get("output.weight", self.weights["token_embd.weight"])
-        return F.linear(hidden, weight)
+    @property
+    def output(self) -> Tensor:
+        """(n_vocab, width) the matrix of the output layer."""
+        return self.weights.get("output.weight", self.weights["token_embd.weight"])
 
-    def _layer(self, layer: int, x: Tensor, turns: tuple[Tensor, Tensor], window: Tensor | None) -> Tensor:
+    def _add_adapters(self, rank: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for name, weight in list(self.weights.items()):
+            if name.startswith("blk.") and weight.ndim > 1:
+                rows, columns = weight.shape
+                down = torch.randn(rank, columns, generator=generator) / math.sqrt(columns)
+                self.weights[name + _DOWN], self.weights[name + _UP] = down, torch.zeros(rows, rank)
+
+    def _through(self, layers: range, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        shape = self.shape
+        places = torch.cat([torch.arange(length) for length in lengths])
+        turns = self._turns(places, shape.base, shape.rope_scale)
+        local_turns = turns if shape.local_base is None else self._turns(places, shape.local_base, 1.0)
+        for layer in layers:
+            local = shape.is_local(layer)
+            window = shape.window if local else None
+            x = self._layer(layer, x, local_turns if local else turns, lengths, window)
+        return x
+
+    def _layer(
+        self,
+        layer: int,
+        x: Tensor,
+        turns: tuple[Tensor, Tensor],
+        lengths: Sequence[int],
+        window: int | None,
+    ) -> Tensor:
         part = f"blk.{layer}."
-        attended = self._attention(part, self._norm(x, f"{part}attn_norm.weight"), turns, window)
+        attended = self._attention(part, self._norm(x, f"{part}attn_norm.weight"), turns, lengths, window)
         x = x + self._optional_norm(attended, f"{part}post_attention_norm.weight")
         y = self._norm(x, f"{part}ffn_norm.weight")
         gate = self._linear(y, f"{part}ffn_gate")
@@ -72,32 +134,53 @@ class Network:
         y = self._linear(gate * self._linear(y, f"{part}ffn_up"), f"{part}ffn_down")
         return x + self._optional_norm(y, f"{part}post_ffw_norm.weight")
 
-    def _attention(self, part: str, x: Tensor, turns: tuple[Tensor, Tensor], window: Tensor | None) -> Tensor:
+    def _attention(
+        self,
+        part: str,
+        x: Tensor,
+        turns: tuple[Tensor, Tensor],
+        lengths: Sequence[int],
+        window: int | None,
+    ) -> Tensor:
         shape = self.shape
-        texts, length, _ = x.shape
 
         def heads(name: str, count: int) -> Tensor:
-            return self._linear(x, f"{part}{name}").view(texts, length, count, shape.head)
+            return self._linear(x, f"{part}{name}").view(len(x), count, shape.head)
 
         queries = self._optional_norm(heads("attn_q", shape.heads), f"{part}attn_q_norm.weight")
         keys = self._optional_norm(heads("attn_k", shape.kv_heads), f"{part}attn_k_norm.weight")
         values = heads("attn_v", shape.kv_heads)
         queries, keys = (_rotated(part, turns, shape) for part in (queries, keys))
         groups = shape.heads // shape.kv_heads
-        keys, values = (part.repeat_interleave(groups, dim=2) for part in (keys, values))
+        keys, values = (part.repeat_interleave(groups, dim=1) for part in (keys, values))
         kind = values.dtype  # bfloat16 where products are
-        attended = F.scaled_dot_product_attention(
-            queries.transpose(1, 2).to(kind),
-            keys.transpose(1, 2).to(kind),
-            values.transpose(1, 2).to(kind),
-            attn_mask=window,
-            is_causal=window is None,
-            scale=shape.attention_scale,
-        )
-        return self._linear(attended.transpose(1, 2).flatten(2), f"{part}attn_output")
+        queries, keys, values = (part.to(kind) for part in (queries, keys, values))
+        by_text = zip(*(_split(part, lengths) for part in (queries, keys, values)), strict=True)
+        attended = torch.cat([self._attended(*parts, window=window) for parts in by_text])
+        return self._linear(attended.flatten(1), f"{part}attn_output")
+
+    def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, *, window: int | None) -> Tensor:
+        """(length, heads, head) of one text."""
+        mask = None if window is None or len(queries) <= window else _window_mask(len(queries), window)
+        # With a dimension of texts: without it, the attention that takes little memory is not used.
+        return F.scaled_dot_product_attention(
+            queries.transpose(0, 1)[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.shape.attention_scale,
+        )[0].transpose(0, 1)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+        matrix = f"{name}.weight"
+        weight = self.weights[matrix]
+        if weight.requires_grad and (kind := self._kinds.get(matrix)) is not None:
+            weight = rounded(weight, kind)
+        y = F.linear(x, weight, self.weights.get(f"{name}.bias"))
+        if (up := self.weights.get(matrix + _UP)) is not None:
+            y = y + F.linear(F.linear(x, self.weights[matrix + _DOWN]), up)
+        return y
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         x = x.float()
@@ -107,18 +190,18 @@ class Network:
     def _optional_norm(self, x: Tensor, name: str) -> Tensor:
         return self._norm(x, name) if name in self.weights else x
 
-    def _turns(self, length: int, base: float, scale: float) -> tuple[Tensor, Tensor]:
-        """(length, rotated / 2) cosine and sine of the angle by which each pair turns at each position."""
+    def _turns(self, places: Tensor, base: float, scale: float) -> tuple[Tensor, Tensor]:
+        """(length, rotated / 2) cosine and sine of the angle by which each pair turns at each place."""
         rotated = self.shape.rotated
         speed = base ** -(torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
         if (factors := self.weights.get("rope_freqs.weight")) is not None:
             speed = speed / factors.double()
-        angles = torch.outer(torch.arange(length, dtype=torch.float64) * scale, speed)
+        angles = torch.outer(places.double() * scale, speed)
         return angles.cos().float(), angles.sin().float()
 
 
 def _rotated(x: Tensor, turns: tuple[Tensor, Tensor], shape: Shape) -> Tensor:
-    """(texts, length, heads, head) with each pair of its first `shape.rotated` elements turned (RoPE)."""
+    """(length, heads, head) with each pair of its first `shape.rotated` elements turned (RoPE)."""
     cosine, sine = (part[:, None] for part in turns)
     x, rest = x.float()[..., : shape.rotated], x[..., shape.rotated :]
     if shape.neighbours:
@@ -128,6 +211,10 @@ def _rotated(x: Tensor, turns: tuple[Tensor, Tensor], shape: Shape) -> Tensor:
         first, second = x.chunk(2, -1)
         turned = torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
     return torch.cat([turned, rest.float()], -1) if rest.shape[-1] else turned
+
+
+def _split(x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+    return x.split_with_sizes(list(lengths))
 
 
 def _window_mask(length: int, window: int) -> Tensor:

@@ -27,7 +27,7 @@ class TuneOptions:
         minutes: of answering and training together, in all runs.
         answers: most answers to learn from; None takes as many as a third of the time allows.
         steps: train so many steps, however long they take.
-        quantization: of the result; None is that of the start.
+        quantization: of the whole result; None keeps what is not trained, and writes the rest in fine types.
         pass_s: seconds of a target pass by which drafters are compared; None measures them.
         memory: bytes that EdgeSpec may use while the target answers; None means what is available.
         tokens: most tokens of each answer.

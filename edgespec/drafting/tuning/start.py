@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,8 +9,7 @@ from edgespec.drafting.make import MakeOptions, make_for
 from edgespec.drafting.pair_check import check_sizes
 from edgespec.drafting.tuning.options import TuneOptions
 from edgespec.drafting.tuning.weights import check_tunable
-from edgespec.errors import EdgeSpecError, MemoryLimitError, PairingError
-from edgespec.machine.memory import available_memory
+from edgespec.errors import EdgeSpecError, PairingError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
@@ -19,10 +17,6 @@ from edgespec.models.hub.drafter_choice import candidates
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.tokenizer.compatibility import differs
 from edgespec.progress import Progress
-from edgespec.units import readable
-
-_BYTES_A_WEIGHT = 16  # its value, its gradient and AdamW's two moments, each in float32
-_WORKING_BYTES = 1 << 30  # activations and logits of a step
 
 
 def choose_start(target: GGUFHeader, options: TuneOptions, report: Progress) -> GGUFHeader:
@@ -61,19 +55,3 @@ def difference(target: Path, drafter: Path) -> str:
     """How the vocabularies of two models differ; empty if token ids mean the same in both."""
     with Model(target, vocabulary_only=True) as large, Model(drafter, vocabulary_only=True) as small:
         return differs(large.vocabulary, small.vocabulary)
-
-
-def check_memory(start: GGUFHeader) -> None:
-    """Refuse to train what does not fit, before the target answers for minutes.
-
-    Raises:
-        MemoryLimitError: it does not.
-    """
-    weights = sum(math.prod(tensor.shape) for tensor in start.tensors)
-    needed, there = _BYTES_A_WEIGHT * weights + _WORKING_BYTES, available_memory()
-    if needed > there:
-        raise MemoryLimitError(
-            f"Tuning {start.path.name} needs about {readable(needed)} of memory; {readable(there)} are free.",
-            "Name a smaller drafter with --from, or close other programs.",
-            needed,
-        )

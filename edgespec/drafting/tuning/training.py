@@ -7,26 +7,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from edgespec.drafting.tuning.answers import Answer
-from edgespec.drafting.tuning.batches import Batch, answers_of_step, batch_of
+from edgespec.drafting.tuning.batches import (
+    answers_of_step,
+    batch_of,
+    text_of,
+    tokens_seen,
+)
+from edgespec.drafting.tuning.losses import LOSSES
 from edgespec.drafting.tuning.network import Network
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_write
 from edgespec.progress import Progress
 
-_RATE = 1e-4
-_LEAST_RATE = 0.1  # of it, at the end
 _WARM_UP = 10  # steps
-_TEXTS = 4  # a step
 _CLIP = 1.0
+_REMEMBERED_BYTES = 1 << 30  # of what the layers below the trained ones computed
+_SAME_THREADS = 100  # steps before another number is tried
 _SAVE_EVERY_S = 120.0
 _SMOOTHED = 0.95
 _FASTER = 1.2  # times as fast, and bfloat16 is worth its rounding
@@ -62,22 +68,60 @@ class StepBudget:
         return steps / self.steps
 
 
-def divergence(logits: Tensor, top: Tensor, logprobs: Tensor) -> Tensor:
-    """The mean Kullback-Leibler divergence of a drafter from its target, in nats, over rows.
+@dataclass(frozen=True)
+class Method:
+    """How to train.
 
-    Tokens that are not listed count as one: how the target shares out the little that is left among them is
-    neither known nor worth learning. So this is a lower bound of the whole divergence, and 0 if they agree.
-
-    Args:
-        logits: (rows, n_vocab) the drafter's.
-        top: (rows, k) the target's most likely tokens.
-        logprobs: (rows, k) their log-probabilities by the target.
+    Attributes:
+        rate: AdamW's, after a few steps; that of adapters is `adapter_rate`, and `rounded_rate` that of
+            weights that are rounded, which must go further to change anything.
+        least: share of the rate that is left at the end.
+        texts: of a step.
+        loss: one of LOSSES.
     """
-    drafted = logits.gather(-1, top) - logits.logsumexp(-1, keepdim=True)
-    listed = (logprobs.exp() * (logprobs - drafted)).sum(-1)
-    tiny = torch.finfo(torch.float32).eps
-    rest, drafted_rest = ((1 - part.exp().sum(-1)).clamp(min=tiny) for part in (logprobs, drafted))
-    return (listed + rest * (rest.log() - drafted_rest.log())).mean()
+
+    rate: float = 6e-4
+    adapter_rate: float = 3e-3
+    rounded_rate: float = 1e-3
+    least: float = 0.1
+    texts: int = 4
+    loss: str = "divergence"
+
+
+USUAL = Method()
+
+
+class _Threads:
+    """Chooses how many threads a step has: all of them, or one where something else keeps the cores busy.
+
+    Threads that share a product wait for the slowest of them, so beside other work two of them may take
+    longer than one. Both are tried, and again every now and then.
+    """
+
+    def __init__(self) -> None:
+        self._most = torch.get_num_threads()
+        self._s_per_token: dict[int, float] = {}
+        self._left = 1  # steps until the next trial; the first step of all is slower than others
+
+    def choose(self) -> None:
+        """Set the threads of the next step."""
+        if self._most == 1:
+            return
+        if self._left == 0:
+            self._s_per_token.clear()
+            self._left = -1
+        untried = [count for count in (self._most, 1) if count not in self._s_per_token]
+        if self._left < 0 and not untried:
+            self._left = _SAME_THREADS
+        best = min(self._s_per_token, key=self._s_per_token.__getitem__, default=1)
+        torch.set_num_threads(untried[0] if self._left < 0 else best)
+
+    def measured(self, seconds: float, tokens: int) -> None:
+        """Note what that step took."""
+        if self._left < 0:
+            self._s_per_token[torch.get_num_threads()] = seconds / tokens
+        else:
+            self._left -= 1
 
 
 class Trainer:
@@ -89,22 +133,39 @@ class Trainer:
 
     Attributes:
         steps, seconds: of training so far, in all runs.
-        loss: a moving average of the divergence in nats; None before the first step.
+        loss: a moving average; None before the first step.
 
     Raises:
         OutputError: the checkpoint cannot be written.
     """
 
     def __init__(
-        self, network: Network, answers: Sequence[Answer], checkpoint: Path, label: str, *, seed: int = 0
+        self,
+        network: Network,
+        answers: Sequence[Answer],
+        checkpoint: Path,
+        label: str,
+        *,
+        method: Method = USUAL,
+        seed: int = 0,
     ) -> None:
         self._network = network
         self._answers = answers
+        self._method = method
+        self._rate = method.rounded_rate if network.rounds else method.rate
+        if network.extent.rank:
+            self._rate = method.adapter_rate
+        self._loss = LOSSES[method.loss]
+        # Products with a copy of the rows that are needed, not with all of them.
+        self._columns = tokens_seen(answers)
+        self._output = network.output.index_select(0, self._columns)
+        self._lower: dict[int, Tensor] = {}
+        self._lower_bytes = 0
         self._checkpoint = checkpoint
         self._label = label
         self._seed = seed
         self._optimizer = torch.optim.AdamW(
-            network.trained().values(), lr=_RATE, betas=(0.9, 0.95), weight_decay=0.0
+            network.trained().values(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
         self.half = products_gain_from_bfloat16()
         self.steps = 0
@@ -122,12 +183,18 @@ class Trainer:
             OutputError: the checkpoint cannot be written.
         """
         saved = time.monotonic()
+        threads = _Threads()
         try:
             while (done := budget.done(self.steps, self.seconds)) < 1:
                 divergence_now = "" if self.loss is None else f", divergence {self.loss:.2f}"
                 on_progress(f"Tuning, step {self.steps + 1}{divergence_now}", done)
+                chosen = answers_of_step(len(self._answers), self.steps, self._method.texts, self._seed)
                 start = time.monotonic()
-                self._step(batch_of(answers_of_step(self._answers, self.steps, _TEXTS, self._seed)), done)
+                threads.choose()
+                x = [self._lower_of(index) for index in chosen]
+                begun = time.monotonic()
+                self._step(chosen, torch.cat(x), done)
+                threads.measured(time.monotonic() - begun, sum(map(len, x)))
                 self.seconds += time.monotonic() - start
                 if time.monotonic() - saved > _SAVE_EVERY_S:
                     self.save()
@@ -136,13 +203,15 @@ class Trainer:
             if not self._changing:
                 self.save()
 
-    def _step(self, batch: Batch, done: float) -> None:
+    def _step(self, chosen: Sequence[int], x: Tensor, done: float) -> None:
+        batch = batch_of([self._answers[index] for index in chosen])
         for group in self._optimizer.param_groups:
             warm = min((self.steps + 1) / _WARM_UP, 1.0)
-            group["lr"] = _RATE * warm * (_LEAST_RATE + (1 - _LEAST_RATE) * (1 - done))
-        with torch.autocast("cpu", torch.bfloat16) if self.half else nullcontext():
-            logits = self._network.logits(self._network.hidden(batch.tokens)[batch.rows])
-        loss = divergence(logits.float(), batch.top, batch.logprobs)
+            group["lr"] = self._rate * warm * (1 - (1 - self._method.least) * done)
+        with self._precision():
+            hidden = self._network.upper(x, batch.lengths)[batch.rows]
+            logits = F.linear(hidden, self._output)
+        loss = self._loss(logits.float(), torch.searchsorted(self._columns, batch.top), batch.logprobs)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._network.trained().values(), _CLIP)
@@ -152,6 +221,21 @@ class Trainer:
         self.loss = found if self.loss is None else _SMOOTHED * self.loss + (1 - _SMOOTHED) * found
         self.steps += 1
         self._changing = False
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return torch.autocast("cpu", torch.bfloat16) if self.half else nullcontext()
+
+    def _lower_of(self, index: int) -> Tensor:
+        """(length, width) what the first trained layer reads of this answer's text."""
+        if index in self._lower:
+            return self._lower[index]
+        text = text_of(self._answers[index])
+        with self._precision():
+            x = self._network.lower(torch.tensor(text), (len(text),)).float()
+        if self._lower_bytes + x.nbytes <= _REMEMBERED_BYTES:
+            self._lower[index] = x
+            self._lower_bytes += x.nbytes
+        return x
 
     def save(self) -> None:
         """Save everything that the next run needs to go on.

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from edgespec.costs.pass_time import read_seconds
 from edgespec.drafting.agreement import PROMPTS, PassCost, Text, write_texts
 from edgespec.drafting.recipe_search import CostModel
 from edgespec.drafting.recipes import State
 from edgespec.drafting.tuning.answers import Answer, AnswerFile, harvest
+from edgespec.drafting.tuning.collecting import collected
+from edgespec.drafting.tuning.export import export, types_to_reckon_with, usual_type
+from edgespec.drafting.tuning.extent import Extent, extent_for
 from edgespec.drafting.tuning.judging import Judgement, judge, tokens_per_pass
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, Trained, Tuned, TuneOptions, check
 from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along, read_prompts, with_own
-from edgespec.drafting.tuning.start import check_memory, choose_start, difference
-from edgespec.drafting.tuning.weights import load_weights, quantization_of, write_weights
+from edgespec.drafting.tuning.start import choose_start, difference
+from edgespec.drafting.tuning.weights import check_tunable, load_weights
 from edgespec.engine.engine import Engine
 from edgespec.errors import (
     BackendError,
@@ -34,12 +37,12 @@ from edgespec.errors import (
 )
 from edgespec.files.writing import remove_abandoned, termination_raises
 from edgespec.machine.cores import default_threads
+from edgespec.machine.memory import available_memory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
-from edgespec.models.llama.quantize import make_drafter
 from edgespec.offload.planning.budget import memory_room
 from edgespec.progress import Progress, no_progress
 
@@ -66,22 +69,30 @@ def tune(target: str, options: TuneOptions, on_progress: Progress | None = None)
         prompts = with_own(prompts, read_prompts(options.prompts))
     header = read_header(catalog.find(target, on_progress))
     start = choose_start(header, options, report)
-    check_memory(start)
+    extent = extent_for(start, check_tunable(start), available_memory())
     with termination_raises():
-        return _Tuning(header, start, prompts, options, report).run()
+        return _Tuning(header, start, extent, prompts, options, report).run()
 
 
 class _Tuning:
     """One run of `tune`."""
 
     def __init__(
-        self, target: GGUFHeader, start: GGUFHeader, prompts: Prompts, options: TuneOptions, report: Progress
+        self,
+        target: GGUFHeader,
+        start: GGUFHeader,
+        extent: Extent,
+        prompts: Prompts,
+        options: TuneOptions,
+        report: Progress,
     ) -> None:
         self._target, self._start, self._prompts = target, start, prompts
         self._options, self._report = options, report
         parts: list[object] = [target.fingerprint, start.fingerprint, start.file_bytes]
         parts += [options.tokens, options.answers]
         parts += [prompt.text for prompt in prompts.training]
+        if options.quantization and types_to_reckon_with(start, options.quantization):
+            parts.append(options.quantization)  # another training
         self._label = "tuning-" + hashlib.blake2b(json.dumps(parts).encode(), digest_size=5).hexdigest()
         self._folder = drafters_folder() / "work" / target.fingerprint[:16]
         try:
@@ -92,6 +103,10 @@ class _Tuning:
             ) from error
         remove_abandoned(self._folder, ".*.partial")
         self._state = State(self._folder / f"{self._label}.json")
+        if "extent" not in self._state.values:  # it must not change with the memory that is free later
+            self._state.keep("extent", asdict(extent))
+        self._extent = Extent(**self._state.values["extent"])
+        self._collected = collected(target.fingerprint)
         self._answers = AnswerFile(
             self._folder / f"tuning-{options.tokens}.answers", target.fingerprint, options.tokens
         )
@@ -99,7 +114,8 @@ class _Tuning:
     def run(self) -> Tuned:
         cost = self._answered()
         learned = self._learned()
-        held_out = [answer.text for answer in self._answers.of(self._prompts.held_out) if answer.text.answer]
+        answers = [*self._answers.of(self._prompts.held_out), *self._collected[1]]
+        held_out = [answer.text for answer in answers if answer.text.answer]
         if len(learned) < LEAST_ANSWERS or not held_out:
             raise BackendError(
                 f"{self._target.path.name} gave {len(learned)} answers of use, too few to learn from.",
@@ -107,8 +123,7 @@ class _Tuning:
             )
         candidate = self._folder / f"{self._label}.gguf"
         trained = self._train(learned, candidate)
-        judged = self._judge(candidate, held_out, cost)
-        tuned = self._register(candidate, trained, *judged)
+        tuned = self._register(trained, *self._judge(candidate, held_out, cost))
         for path in self._folder.glob(f"*{self._label}*"):
             path.unlink(missing_ok=True)
         return tuned
@@ -180,18 +195,21 @@ class _Tuning:
 
     def _learned(self) -> list[Answer]:
         most = self._options.answers or len(self._prompts.training)
-        return self._answers.of(self._prompts.training[:most])
+        return [*self._collected[0], *self._answers.of(self._prompts.training[:most])]
 
     def _train(self, learned: list[Answer], output: Path) -> Trained:
-        import torch
+        with _sleeping_threads():
+            import torch
 
         from edgespec.drafting.tuning.network import Network
         from edgespec.drafting.tuning.training import StepBudget, TimeBudget, Trainer
 
         self._report("Loading the drafter to tune", 0.3)
         torch.set_num_threads(self._options.threads or default_threads())
+        quantization = self._options.quantization or usual_type(self._start)
         loaded = load_weights(self._start.path)
-        network = Network(loaded.shape, loaded.weights)
+        kinds = types_to_reckon_with(self._start, quantization)
+        network = Network(loaded.shape, loaded.weights, self._extent, kinds)
         checkpoint = self._folder / f"{self._label}.pt"
         trainer = Trainer(network, learned, checkpoint, self._label)
         steps = self._options.steps
@@ -208,39 +226,29 @@ class _Tuning:
             trainer.loss or 0.0,
         )
         self._report("Writing the drafter", 0.86)
-        tuned = {name: weight.detach().numpy() for name, weight in network.trained().items()}
-        self._export(tuned, output, trained)
-        return trained
-
-    def _export(self, tuned: dict[str, Any], output: Path, trained: Trained) -> None:
-        whole = self._folder / f"{self._label}-f16.gguf"
         # The same training gives the same file, so no times.
         origin = {"target": self._target.fingerprint, "start": self._start.fingerprint}
         note = json.dumps(origin | {"steps": trained.steps, "answers": trained.answers})
-        try:
-            write_weights(self._start.path, whole, tuned, note)
-        except OSError as error:
-            raise OutputError(
-                f"{whole} cannot be written: {error.strerror or error}.", "Make room on that disk."
-            ) from error
-        quantization = self._options.quantization or quantization_of(self._start)
-        make_drafter(whole, output, quantization=quantization, threads=self._options.threads)
-        whole.unlink()
+        export(self._start, output, network.changed(), note, quantization, self._options.threads)
+        return trained
 
     def _judge(
         self, candidate: Path, texts: list[Text], cost: CostModel
     ) -> tuple[Judgement, Judgement, Judgement | None]:
         """The start, the tuned drafter, and the best drafter known if that is better."""
+
+        def speed(judged: Judgement) -> float:
+            return judged.tokens_per_second
+
         self._report("Measuring what it gained", 0.88)
         before = judge(self._start.path, texts, cost)
         after = judge(candidate, texts, cost, like=before)
-        rivals = [before, *self._rivals(texts, cost)]
-        best = max(rivals, key=lambda rival: rival.tokens_per_second)
+        best = max([before, *self._rivals(texts, cost)], key=speed)
         self._report("Leading trees along the held-out answers", 0.92)
         before = replace(before, tokens_per_pass=tokens_per_pass(before.path, texts, self._options.budgets))
         self._report("Leading trees along the held-out answers", 0.96)
-        after = replace(after, tokens_per_pass=tokens_per_pass(candidate, texts, self._options.budgets))
-        return before, after, best if best.tokens_per_second >= after.tokens_per_second else None
+        after = replace(after, tokens_per_pass=tokens_per_pass(after.path, texts, self._options.budgets))
+        return before, after, best if speed(best) >= speed(after) else None
 
     def _rivals(self, texts: list[Text], cost: CostModel) -> Iterator[Judgement]:
         """The other drafters known of the target that draft by tokens, and can be loaded."""
@@ -251,7 +259,7 @@ class _Tuning:
                         yield judge(candidate.path, texts, cost)
 
     def _register(
-        self, candidate: Path, trained: Trained, before: Judgement, after: Judgement, rival: Judgement | None
+        self, trained: Trained, before: Judgement, after: Judgement, rival: Judgement | None
     ) -> Tuned:
         output = self._options.output
         if rival is not None and output is None:
@@ -260,9 +268,9 @@ class _Tuning:
         path = output or drafters_folder() / f"{name[:100]}-tuned-{self._label.rpartition('-')[2]}.gguf"
         try:
             if output is None:
-                candidate.replace(path)
+                after.path.replace(path)
             else:
-                _copy(candidate, path)
+                _copy(after.path, path)
         except OSError as error:
             raise OutputError(
                 f"{path} cannot be written: {error.strerror}.", "Choose another folder."
@@ -283,6 +291,24 @@ class _Tuning:
                 )
             )
         return Tuned(self._target.path, path, before, replace(after, path=path), rival, trained)
+
+
+@contextmanager
+def _sleeping_threads() -> Iterator[None]:
+    """Libraries that are loaded meanwhile let their OpenMP threads sleep where they wait for each other.
+
+    Threads that spin instead make a step take many times as long as soon as anything else wants their cores.
+    """
+    before = {name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    os.environ.update({"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _copy(source: Path, destination: Path) -> None:

@@ -28,6 +28,8 @@ Weights = dict[str, NDArray[np.float32]]
 
 _FALLBACK = "q4_0"
 _EXACT = (Kind.F32, Kind.F16, Kind.BF16)
+# What the gguf package quantizes to, just as llama.cpp does.
+WRITABLE = (*_EXACT, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
 # Of the first file's own layout, or written by the writer itself.
 _NOT_COPIED = re.compile(
     r"GGUF\..*|general\.(architecture|alignment|file_type|quantization_version)|split\..*"
@@ -77,6 +79,15 @@ def load_weights(path: Path) -> Loaded:
     return Loaded(shape, weights)
 
 
+def matrix_kinds(header: GGUFHeader) -> dict[str, str]:
+    """ggml's name of the type of every matrix inside the layers, by the matrix's name."""
+    return {
+        tensor.name: Kind(tensor.type_id).name
+        for tensor in header.tensors
+        if len(tensor.shape) > 1 and tensor.name.startswith("blk.")
+    }
+
+
 def quantization_of(header: GGUFHeader) -> str:
     """The quantization that a file says to have, if one can be made; otherwise Q4_0."""
     number = header.metadata.get("general.file_type")
@@ -86,12 +97,17 @@ def quantization_of(header: GGUFHeader) -> str:
 
 
 def write_weights(
-    source: Path, destination: Path, tuned: Mapping[str, NDArray[np.float32]], note: str
+    source: Path,
+    destination: Path,
+    tuned: Mapping[str, NDArray[np.float32]],
+    note: str,
+    kind: Kind | None = Kind.F16,
 ) -> None:
     """Write a copy of `source` in which the tensors in `tuned` have these values.
 
     Args:
-        tuned: by name, rows first. Matrices are written in F16, vectors in F32.
+        tuned: by name, rows first. Vectors are written in F32.
+        kind: type of the matrices among them; one of WRITABLE. None is that which each had.
         note: says what the tuning was. It also sets the file's header, and what is remembered by it, apart
             from those of an equally shaped drafter.
 
@@ -108,16 +124,21 @@ def write_weights(
             )
     writer.add_string("edgespec.tuned", note)
     for tensor in reader.tensors:
-        _add(writer, tensor, tuned.get(tensor.name))
+        _add(writer, tensor, tuned.get(tensor.name), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add(writer: gguf.GGUFWriter, tensor: Any, values: NDArray[np.float32] | None) -> None:
-    if values is not None:
-        writer.add_tensor(tensor.name, values.astype(np.float16) if values.ndim > 1 else values)
+def _add(writer: gguf.GGUFWriter, tensor: Any, values: NDArray[np.float32] | None, kind: Kind | None) -> None:
+    if values is not None and values.ndim == 1:
+        writer.add_tensor(tensor.name, values)
+    elif values is not None:
+        kind = kind if kind is not None else tensor.tensor_type
+        # The writer takes floats as they are, and everything else as bytes of a type.
+        raw = None if kind in _EXACT[:2] else kind
+        writer.add_tensor(tensor.name, gguf.quantize(values, kind), raw_dtype=raw)
     elif tensor.tensor_type in _EXACT[:2]:
         writer.add_tensor(tensor.name, tensor.data)
     else:

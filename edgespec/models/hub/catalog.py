@@ -37,6 +37,7 @@ class Entry:
         parameters: how many it has.
         n_bytes: the approximate size of the file.
         drafters: names of models that draft for it well, best first.
+        heads: repositories with an EAGLE-3 head that was trained for it, best first.
         package, file: the Python package it comes in, and the file in it.
         suggested: whether it is among those that newcomers are shown.
     """
@@ -52,12 +53,13 @@ class Entry:
     package: str = ""
     file: str = ""
     suggested: bool = False
+    heads: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What scripts see."""
         row = asdict(self)
         row["bytes"] = row.pop("n_bytes")
-        row["drafters"] = list(self.drafters)
+        row["drafters"], row["heads"] = list(self.drafters), list(self.heads)
         return row
 
 
@@ -68,7 +70,11 @@ def _catalog() -> tuple[str, dict[str, Entry]]:
     for row in data["models"]:
         row = dict(row)
         entries[row["name"]] = Entry(
-            repo=row.pop("repo", ""), n_bytes=row.pop("bytes"), drafters=tuple(row.pop("drafters")), **row
+            repo=row.pop("repo", ""),
+            n_bytes=row.pop("bytes"),
+            drafters=tuple(row.pop("drafters")),
+            heads=tuple(row.pop("heads", ())),
+            **row,
         )
     return data["default"], entries
 
@@ -94,6 +100,12 @@ def entry_for(name: str) -> Entry | None:
         return known[wanted]
     repo = parse_hub_name(name)
     return next((e for e in known.values() if repo and e.repo.lower() == repo.repo.lower()), None)
+
+
+def heads_of(name: str) -> tuple[str, ...]:
+    """Repositories with heads that were trained for a model; none if the catalog knows of none."""
+    entry = entries().get(name.strip().lower().partition(":")[0]) or entry_for(name)
+    return entry.heads if entry is not None else ()
 
 
 def find(

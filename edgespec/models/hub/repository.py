@@ -97,18 +97,27 @@ class Repository:
         return [by_path[path] for path in model.paths]
 
 
-def find_repository(hub: Hub, repo: str) -> Repository:
-    """Ask the Hub what a repository holds.
+def any_repository(hub: Hub, repo: str) -> Repository:
+    """Ask the Hub what a repository holds, whatever it is.
 
     Raises:
-        HubError: no network, no such repository, no access, or no GGUF files in it.
+        HubError: no network, no such repository, or no access.
     """
     if hub.offline:
         raise HubError(
             f"{repo} is not here, and the Hub cannot be asked because HF_HUB_OFFLINE is set.",
             "Unset HF_HUB_OFFLINE, or give the path of a GGUF file.",
         )
-    found = _parsed(hub, _asked(hub, repo))
+    return _parsed(hub, _asked(hub, repo))
+
+
+def find_repository(hub: Hub, repo: str) -> Repository:
+    """Ask the Hub what a repository with models holds.
+
+    Raises:
+        HubError: no network, no such repository, no access, or no GGUF files in it.
+    """
+    found = any_repository(hub, repo)
     if not found.models:
         names = sorted(file.path for file in found.files)
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
