@@ -30,7 +30,6 @@ _PREFIX = "edgespec-ray-"
 _FRAME_HEADER, _SETTINGS_FRAME = 9, 4  # bytes, and the type in the fourth of them: RFC 9113, section 4.1
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS_FRAME, 0, 0, 0, 0, 0])
 _SETTINGS = {
-    "RAY_BACKEND_LOG_LEVEL": "fatal",  # what is wrong is told as an exception too
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # errors are handled where their calls are looked at
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # engines see the devices that they would see without Ray
