@@ -10,9 +10,11 @@ the target is dropped before each: pages that were read outside a group do not c
 llama.cpp's own programs, built from the sources of the same version: llama-completion decodes plainly and
 llama-speculative-simple with its own speculative decoding, both with the target's file mapped.
 
-With `--alternate`, two ways to draft take turns in one process, prompt by prompt of `bench`'s own workload:
-`ahead` compares drafting while passes wait for the disk with not doing so, and `lookup` compares everything
-that needs no drafter with plain decoding. What was learned and kept of texts is forgotten before each answer.
+With `--alternate`, two ways to draft take turns in one process, prompt by prompt of `bench`'s own workload or
+of a file in its format, such as benchmarks/quoting.jsonl: `ahead` compares drafting while passes wait for the
+disk with not doing so, and `lookup` compares everything that needs no drafter with plain decoding. Each way
+learns by itself, beginning with an answer that is not counted, so that no question is easier for having been
+asked before. What was kept of texts is forgotten before each answer.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,15 @@ from platformdirs import user_cache_path
 import edgespec
 from benchmarks.workload import PROMPTS, q4_0, smollm2
 from edgespec.bench.rows.capped import run_capped
-from edgespec.bench.rows.workload import balanced, own_questions
+from edgespec.bench.rows.workload import balanced, own_questions, read_questions
+from edgespec.engine.loop import Sizer
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
 from edgespec.measure.throughput import forget_cached
 from edgespec.models.gguf.widen import widen
 from edgespec.offload.layout import Piece
 from edgespec.offload.store_reader import StoreReader
-from edgespec.speculation.sizing.sizers import FixedSizer
+from edgespec.speculation.policies import TreePolicy, tree_policy
 
 CONTEXT = 512
 _SUMMED = ("nodes", "draft_s", "draft_steps", "ahead_s", "ahead_steps", "wait_s", "verify_s")  # of passes
@@ -63,6 +66,7 @@ def main() -> None:
     parser.add_argument("--llama-drafts", type=int, nargs="*", default=[4, 8, 16], help="its draft lengths")
     parser.add_argument("--alternate", choices=["ahead", "lookup"], help="compare two ways only")
     parser.add_argument("--drafter", type=Path, help="the drafter of --alternate ahead")
+    parser.add_argument("--workload", type=Path, help="questions of --alternate, as JSON lines")
     parser.add_argument(
         "--disk", type=float, help="slow the reads of --alternate to so many GB/s (10^9 bytes)"
     )
@@ -142,15 +146,24 @@ def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
         learn=False,
     ) as engine:
         config = GenerationConfig(max_tokens=options.tokens, temperature=options.temperature, seed=7)
-        sizer = engine.loop.sizer
-        engine.generate(PROMPTS[-1], config.with_(max_tokens=16))
-        for number, question in enumerate(balanced(own_questions(), options.prompts)):
+        states: dict[str, tuple[Sizer, TreePolicy]] = {}
+        for way in ways:
+            engine.set_tree_budget(1 if way == "plain" else None)
+            states[way] = engine.loop.sizer, tree_policy()
+
+        def answered(way: str, prompt: str, config: GenerationConfig) -> Generation:
+            engine.forget_texts()
+            engine.target.rewind(0)
+            engine.loop.ahead.enabled = way == "ahead"
+            engine.loop.sizer, engine.policy = states[way]
+            return engine.generate(prompt, config)
+
+        for way in ways:
+            answered(way, PROMPTS[-1], config.with_(max_tokens=32))
+        questions = read_questions(options.workload) if options.workload else own_questions()
+        for number, question in enumerate(balanced(questions, options.prompts)):
             for way in ways if number % 2 else ways[::-1]:
-                engine.forget_texts()
-                engine.target.rewind(0)
-                engine.loop.ahead.enabled = way != "between passes"
-                engine.loop.sizer = FixedSizer(replace(engine.limits, budget=1)) if way == "plain" else sizer
-                answer = engine.generate(question.text, config)
+                answer = answered(way, question.text, config)
                 figures = {name: sum(getattr(one, name) for one in answer.passes) for name in _SUMMED}
                 figures["passes"] = len(answer.passes)
                 figures["decode_s"] = answer.timings.decode_s
@@ -187,13 +200,18 @@ def show_alternating(row: dict[str, Any]) -> None:
             f" ({total['draft_steps'] / rounds:.1f} steps a pass, {total['ahead_steps'] / rounds:.1f} ahead),"
             f" waits {100 * total['wait_s'] / total['decode_s']:4.1f} %"
         )
-    gains: dict[str, list[float]] = {}
-    for a, b in zip(first, second, strict=True):
-        gain = len(b["tokens"]) / b["decode_s"] / (len(a["tokens"]) / a["decode_s"])
-        gains.setdefault(a["category"], []).append(gain)
     print("identical:", all(a["tokens"] == b["tokens"] for a, b in zip(first, second, strict=True)))
-    print("gain:", {name: round(statistics.median(of), 2) for name, of in gains.items()})
-    print(f"median gain {statistics.median(g for of in gains.values() for g in of):.2f}")
+    print("| category | answers | tokens/s, second over first | from | to | tokens a pass, first | second |")
+    print("|---|---|---|---|---|---|---|")
+    for category in [*dict.fromkeys(a["category"] for a in first), "all"]:
+        both = [p for p in zip(first, second, strict=True) if category in (p[0]["category"], "all")]
+        gains = [a["decode_s"] / b["decode_s"] for a, b in both]
+        whole = sum(a["decode_s"] for a, _ in both) / sum(b["decode_s"] for _, b in both)
+        yields = [sum(len(p[i]["tokens"]) for p in both) / sum(p[i]["passes"] for p in both) for i in (0, 1)]
+        print(
+            f"| {category} | {len(both)} | {whole:.2f} | {min(gains):.2f} | {max(gains):.2f}"
+            f" | {yields[0]:.2f} | {yields[1]:.2f} |"
+        )
 
 
 def theirs(target: Path, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -165,6 +165,7 @@ class ModelDrafter(Drafter):
             rows=1,
             min_gain=0.0,
             row_gain=0.0,
+            hidden_gain=0.0,
         )
         steps = draft_steps([search], wider, self._known)
         try:

@@ -35,6 +35,8 @@ class TreeVerifier(Protocol):
     max_nodes: int
 
     @property
+    def reading_s(self) -> float: ...
+    @property
     def n_free_leaves(self) -> int: ...
     def verify(
         self,
@@ -140,7 +142,7 @@ class Loop:
         Returns:
             A record for each text. All have the times of the whole pass, and divide its experts among them.
         """
-        start = time.perf_counter()
+        start, reading_s = time.perf_counter(), self._target.reading_s
         other_rows = sum(len(chunk.tokens) for chunk in chunks)
         alone = len(texts) == 1 and not chunks
         drafted: list[DraftedTree]
@@ -151,7 +153,7 @@ class Loop:
             room = PassRoom(nodes, other_rows)
             drafted, places = self._draft_together(texts, room)
 
-        draft_end = time.perf_counter()
+        draft_end, draft_read_s = time.perf_counter(), self._target.reading_s - reading_s
         for place, index in enumerate(places):
             if texts[index].traced:
                 texts[index].proposed_by = self.drafter.proposed_by(drafted[index].tree, place)
@@ -174,6 +176,7 @@ class Loop:
             verify_s=verify_end - draft_end,
             accept_s=time.perf_counter() - verify_end,
             wait_s=result.waited_s,
+            draft_read_s=draft_read_s,
             experts=result.experts,
             draft_steps=self.drafter.steps if places else 0,
             draft_rows=self.drafter.rows if places else 0,

@@ -219,6 +219,11 @@ class Target(CachedTexts):
         return self.rule.padded(rows) if self.rule else rows
 
     @property
+    def reading_s(self) -> float:
+        """Seconds so far during which weights were being read for passes."""
+        return self.model.weights.reading_s
+
+    @property
     def closed(self) -> bool:
         """Whether the context was freed."""
         return self.context.closed

@@ -26,6 +26,7 @@ class PassRecord:
         verify_s: seconds of the target pass.
         accept_s: seconds spent choosing tokens and updating the caches.
         wait_s: seconds of the pass spent waiting for weights to arrive from disk.
+        draft_read_s: seconds of `draft_s` during which weights for the pass were being read.
         promised: drafted tokens that were expected to be accepted, the sum of the nodes' path
             probabilities; 0 if unknown.
         draft_steps: decodes that the drafter took.
@@ -41,6 +42,7 @@ class PassRecord:
     verify_s: float
     accept_s: float
     wait_s: float = 0.0
+    draft_read_s: float = 0.0
     promised: float = 0.0
     draft_steps: int = 0
     draft_rows: int = 0
@@ -52,6 +54,14 @@ class PassRecord:
     def seconds(self) -> float:
         """Seconds of the whole round."""
         return self.draft_s + self.verify_s + self.accept_s
+
+    @property
+    def hidden_draft_s(self) -> float:
+        """Seconds of the draft that did not make the round longer.
+
+        What is read while the drafter works need not be waited for later, as far as the pass waits at all.
+        """
+        return min(self.draft_read_s, self.wait_s + self.ahead_s)
 
     def cut(self, tokens: int) -> PassRecord:
         """The record if only the first `tokens` tokens of the pass (at least 1) belong to the answer."""

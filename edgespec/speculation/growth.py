@@ -159,6 +159,8 @@ class TreeLimits:
             many rows, and the next best nodes fill the padding.
         min_gain: expected accepted tokens that make a draft step worth its cost.
         row_gain: the same for every node that a step reads.
+        hidden_gain: what the first draft steps may cost, in the same unit, before they must pay: the disk
+            reads ahead for the pass meanwhile, so that they take no time.
         steps: most draft steps.
         remembered: candidates whose path scores above this are kept in the search although they cannot become
             part of the tree. The search may be continued below them later.
@@ -176,6 +178,7 @@ class TreeLimits:
     rows: int = 1
     min_gain: float = 0.0
     row_gain: float = 0.0
+    hidden_gain: float = 0.0
     steps: int = 1 << 16
     remembered: float = np.inf
     growth: Growth = field(default_factory=Growth, compare=False)

@@ -77,12 +77,15 @@ def draft_steps(
     Returns:
         The trees.
     """
+    hidden = limits.hidden_gain
     for step in range(limits.steps):
         scores = np.concatenate([search.scores for search in searches])
         enters = _bar(scores, limits.budget)
         bar = max(enters, min(limits.min_logprob, _bar(scores, limits.free)))
         frontiers = _known_frontiers(searches, bar, known) if known is not None and step else []
-        frontiers = frontiers or _frontiers(searches, bar, limits, is_first=step == 0)
+        if not frontiers:
+            frontiers = _frontiers(searches, bar, limits, is_first=step == 0, hidden=hidden > limits.min_gain)
+            hidden -= limits.min_gain + limits.row_gain * sum(len(part.nodes) for _, part in frontiers)
         if not frontiers:
             break
         found = yield frontiers
@@ -183,9 +186,14 @@ class _Candidates:
 
 
 def _frontiers(
-    searches: Sequence[TreeSearch], bar: float, limits: TreeLimits, *, is_first: bool
+    searches: Sequence[TreeSearch], bar: float, limits: TreeLimits, *, is_first: bool, hidden: bool
 ) -> list[tuple[int, Frontier]]:
-    """The nodes to expand next, by tree; none if another draft step would not pay."""
+    """The nodes to expand next, by tree; none if another draft step would not pay.
+
+    Args:
+        is_first: this step finds the candidates of the roots.
+        hidden: it takes no time that would not pass anyway, so it need not pay.
+    """
     nodes = [search.expandable(bar) for search in searches]
     candidates = _Candidates(
         np.repeat(np.arange(len(searches), dtype=np.int32), [len(part) for part in nodes]),
@@ -193,10 +201,11 @@ def _frontiers(
         np.concatenate([search.scores[part] for search, part in zip(searches, nodes, strict=True)]),
     )
     chosen = candidates.take(np.argsort(-candidates.scores, kind="stable")[: limits.width])
-    gains = np.exp(chosen.scores) - limits.row_gain
-    if limits.row_gain and not is_first:  # without the root's candidates there is no draft
+    row_gain, min_gain = (0.0, 0.0) if hidden else (limits.row_gain, limits.min_gain)
+    gains = np.exp(chosen.scores) - row_gain
+    if row_gain and not is_first:  # without the root's candidates there is no draft
         chosen, gains = chosen.take(gains > 0), gains[gains > 0]
-    if gains.sum() <= limits.min_gain:
+    if gains.sum() <= min_gain:
         return []
     indices = np.unique(chosen.trees).tolist()
     return [(index, searches[index].frontier(chosen.nodes[chosen.trees == index])) for index in indices]

@@ -101,6 +101,10 @@ class FakeTarget:
         return self.own.tokens
 
     @property
+    def reading_s(self) -> float:
+        return 0.0
+
+    @property
     def n_free_leaves(self) -> int:
         return self.max_leaves - len(self.texts)
 

@@ -259,6 +259,36 @@ def test_reading_the_prompt_is_no_price_of_a_draft_step() -> None:
     assert sizer.limits().min_gain == pytest.approx(0.1, rel=0.3)
 
 
+def _drafted(draft_s: float, read_s: float, wait_s: float) -> PassRecord:
+    return PassRecord(
+        16, 3, draft_s, 1.0, 0.0, wait_s=wait_s, draft_read_s=read_s, promised=3.0, draft_steps=4
+    )
+
+
+@pytest.mark.parametrize(
+    ("read_s", "wait_s", "hidden_s"),
+    [
+        (0.2, 0.5, 0.2),  # the ring was full before the draft ended
+        (0.0, 0.5, 0.0),  # it was full all the time
+        (0.2, 0.0, 0.0),  # the pass is bound by arithmetic, and nothing is waited for
+        (0.4, 0.5, 0.48),  # the disk was still reading: it may read on for a little
+    ],
+)
+def test_draft_steps_cost_nothing_while_the_disk_reads_for_the_pass(
+    read_s: float, wait_s: float, hidden_s: float
+) -> None:
+    sizer = AdaptiveSizer(_MOST, Costs(Curve.through([(1, 1.0), (128, 1.0)]), step_s=0.1))
+    for _ in range(40):
+        sizer.record(_drafted(0.4, read_s, wait_s))
+    limits = sizer.limits()
+    assert limits.hidden_gain == pytest.approx(hidden_s / 0.1 * limits.min_gain, rel=0.05, abs=1e-3)
+
+
+def test_steps_during_waits_do_not_end_what_is_read_between_passes() -> None:
+    """Steps ahead fill the waits of a pass, which is bound by the disk nevertheless."""
+    assert replace(_drafted(0.4, 0.2, 0.0), ahead_s=0.5).hidden_draft_s == 0.2
+
+
 def test_the_first_step_is_always_taken() -> None:
     sizer = AdaptiveSizer(_MOST, Costs(Curve.through([(1, 1.0), (16, 1.1)]), step_s=45.0))
     assert 0 < sizer.limits().min_gain < 1

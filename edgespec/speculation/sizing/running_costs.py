@@ -13,6 +13,8 @@ from edgespec.generation.result import PassRecord
 
 _CORRECTION = 0.2  # how far one pass moves the curve
 _FADE = 0.98  # weight of the past in the line, per pass
+_ALL_HIDDEN = 0.9  # share of a draft from which it counts as hidden as a whole
+_MORE = 1.2  # how much more than that is believed to be hidden
 
 
 class MovingCurve:
@@ -69,6 +71,28 @@ class FadingLine:
         self._y = _FADE * self._y + seconds
         self._xx = _FADE * self._xx + nodes * nodes
         self._xy = _FADE * self._xy + nodes * seconds
+
+
+class ReadAhead:
+    """How long the disk reads ahead for the pass while the drafter works.
+
+    What is read then need not be waited for in the pass, so drafting costs only what it takes beyond that.
+
+    Attributes:
+        seconds: of drafting that cost nothing.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def add(self, record: PassRecord) -> None:
+        """Learn from a round with draft steps."""
+        hidden = record.hidden_draft_s
+        if hidden > _ALL_HIDDEN * record.draft_s:
+            # The draft ended before the disk did, so that more might have been hidden.
+            self.seconds = max(self.seconds, _MORE * hidden)
+        else:
+            self.seconds += _CORRECTION * (hidden - self.seconds)
 
 
 class StepCosts:

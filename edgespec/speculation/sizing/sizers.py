@@ -2,7 +2,8 @@
 
 A node is worth adding while its acceptance probability times the time per token exceeds what the node
 costs. A draft step is worth taking while the tokens it could add are worth more than its seconds (the
-threshold of OPT-Tree, Wang et al. 2024, with measured times). The probabilities are the policy's, corrected
+threshold of OPT-Tree, Wang et al. 2024, with measured times); steps during which the disk reads for the pass
+are worth taking in any case, as long as passes wait for it. The probabilities are the policy's, corrected
 by how many of the tokens its trees promised were accepted. Where a pass takes as
 long for many nodes as for one, trees become large; where every node costs time, small; where draft steps are
 expensive, shallow. Where speculation does not pay, decoding is plain, and the time lost on trials is limited
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 from edgespec.costs.pass_time import Costs
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
-from edgespec.speculation.sizing.running_costs import FadingLine, MovingCurve, StepCosts
+from edgespec.speculation.sizing.running_costs import FadingLine, MovingCurve, ReadAhead, StepCosts
 
 FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
@@ -79,6 +80,7 @@ class AdaptiveSizer:
         self._costs = costs
         self._cost = MovingCurve(costs.verify, most.budget) if costs else FadingLine()
         self._steps = StepCosts(costs.step_s if costs else None, costs.row_s if costs else 0.0)
+        self._ahead = ReadAhead()
         self._judgements: dict[int, _Judgement] = {}
         self._promised = self._kept = 0.0  # fading sums of tokens
 
@@ -106,6 +108,7 @@ class AdaptiveSizer:
             min_logprob=math.log(chance),
             min_gain=gain,
             row_gain=row_gain,
+            hidden_gain=self._ahead.seconds / worth,
         )
 
     def record(self, record: PassRecord, texts: int = 1, other_rows: int = 0) -> None:
@@ -121,6 +124,7 @@ class AdaptiveSizer:
         self._cost.add(rows, seconds - record.draft_s if record.draft_steps else seconds)
         if record.draft_steps:
             self._steps.add(record)
+            self._ahead.add(record)
         self._promised = _TRUST_MEMORY * self._promised + record.promised
         self._kept = _TRUST_MEMORY * self._kept + (record.accepted if record.promised else 0)
         if not other_rows:  # what these take would count against the trees
