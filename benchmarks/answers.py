@@ -14,7 +14,8 @@ With `--alternate`, two ways to draft take turns in one process, prompt by promp
 of a file in its format, such as benchmarks/quoting.jsonl: `ahead` compares drafting while passes wait for the
 disk with not doing so, and `lookup` compares everything that needs no drafter with plain decoding. Each way
 learns by itself, beginning with an answer that is not counted, so that no question is easier for having been
-asked before. What was kept of texts is forgotten before each answer.
+asked before. What was kept of texts is forgotten before each answer; with `--session`, sources go on from
+question to question as they do in use.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from edgespec.measure.throughput import forget_cached
 from edgespec.models.gguf.widen import widen
 from edgespec.offload.layout import Piece
 from edgespec.offload.store_reader import StoreReader
+from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.policies import TreePolicy, tree_policy
 
 CONTEXT = 512
@@ -67,6 +69,7 @@ def main() -> None:
     parser.add_argument("--alternate", choices=["ahead", "lookup"], help="compare two ways only")
     parser.add_argument("--drafter", type=Path, help="the drafter of --alternate ahead")
     parser.add_argument("--workload", type=Path, help="questions of --alternate, as JSON lines")
+    parser.add_argument("--session", action="store_true", help="forget nothing between different questions")
     parser.add_argument(
         "--disk", type=float, help="slow the reads of --alternate to so many GB/s (10^9 bytes)"
     )
@@ -146,16 +149,18 @@ def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
         learn=False,
     ) as engine:
         config = GenerationConfig(max_tokens=options.tokens, temperature=options.temperature, seed=7)
-        states: dict[str, tuple[Sizer, TreePolicy]] = {}
+        drafter = engine.drafter
+        states: dict[str, tuple[Sizer, TreePolicy, Drafter]] = {}
         for way in ways:
             engine.set_tree_budget(1 if way == "plain" else None)
-            states[way] = engine.loop.sizer, tree_policy()
+            states[way] = engine.loop.sizer, tree_policy(), NoDrafter() if way == "plain" else drafter
 
         def answered(way: str, prompt: str, config: GenerationConfig) -> Generation:
-            engine.forget_texts()
+            if not options.session:
+                engine.forget_texts()
             engine.target.rewind(0)
             engine.loop.ahead.enabled = way == "ahead"
-            engine.loop.sizer, engine.policy = states[way]
+            engine.loop.sizer, engine.policy, engine.drafter = states[way]
             return engine.generate(prompt, config)
 
         for way in ways:

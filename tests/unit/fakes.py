@@ -86,6 +86,7 @@ class FakeTarget:
         self.closed = False
         self.on_pass: Callable[[], None] = lambda: None
         self.waits = 0  # for the disk, in every pass
+        self.read_s = 0.0  # seconds of reading so far
         self._seed = seed
         self._never_ends = never_ends
         self._verified: list[TextTree] = []
@@ -102,7 +103,7 @@ class FakeTarget:
 
     @property
     def reading_s(self) -> float:
-        return 0.0
+        return self.read_s
 
     @property
     def n_free_leaves(self) -> int:

@@ -141,3 +141,18 @@ def test_an_engine_that_may_drafts_ahead_while_its_target_waits(waits: int, enab
     answer = engine.generate([1, 2, 3], GenerationConfig(max_tokens=40))
     assert answer.tokens == expected
     assert drafter.taken == (200 if waits and enabled else 0)
+
+
+def test_what_is_read_while_the_drafter_works_is_noted() -> None:
+    drafter = FakeDrafter(5, 0.5)
+    engine, target = fake_engine(drafter, 5, tree_budget=6, never_ends=True)
+
+    def read_ahead() -> None:
+        target.read_s += 0.25
+
+    drafter.on_draft = read_ahead
+    target.on_pass = read_ahead
+    target.waits = 1
+    answer = engine.generate([1, 2, 3], GenerationConfig(max_tokens=20))
+    assert [record.draft_read_s for record in answer.passes] == [0.25] * len(answer.passes)
+    assert [record.hidden_draft_s for record in answer.passes] == [0.25] * len(answer.passes)
