@@ -48,7 +48,16 @@ from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.policies import TreePolicy, tree_policy
 
 CONTEXT = 512
-_SUMMED = ("nodes", "draft_s", "draft_steps", "ahead_s", "ahead_steps", "wait_s", "verify_s")  # of passes
+_SUMMED = (  # of passes
+    "nodes",
+    "draft_s",
+    "draft_read_s",
+    "draft_steps",
+    "ahead_s",
+    "ahead_steps",
+    "wait_s",
+    "verify_s",
+)
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -202,7 +211,8 @@ def show_alternating(row: dict[str, Any]) -> None:
             f"{way:>16}: {tokens / total['decode_s']:6.2f} tokens/s, {tokens / rounds:5.2f} a pass,"
             f" {total['nodes'] / rounds:5.1f} nodes, pass {total['verify_s'] / rounds:.3f} s,"
             f" drafting {100 * total['draft_s'] / total['decode_s']:4.1f} % of the time"
-            f" ({total['draft_steps'] / rounds:.1f} steps a pass, {total['ahead_steps'] / rounds:.1f} ahead),"
+            f" ({total['draft_steps'] / rounds:.1f} steps a pass, {total['ahead_steps'] / rounds:.1f} ahead,"
+            f" the disk reads for {100 * total['draft_read_s'] / total['decode_s']:4.1f} %),"
             f" waits {100 * total['wait_s'] / total['decode_s']:4.1f} %"
         )
     print("identical:", all(a["tokens"] == b["tokens"] for a, b in zip(first, second, strict=True)))
