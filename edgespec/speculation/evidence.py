@@ -31,6 +31,19 @@ class Source(IntEnum):
     FILES = 2
 
 
+class RecycledFrom(IntEnum):
+    """Where the target found a candidate likely in an earlier pass.
+
+    Members:
+        TOKEN, PAIR: after the same token, or the same two.
+        RIVAL: instead of the last token. What was likely in its place often comes next.
+    """
+
+    TOKEN = 0
+    PAIR = 1
+    RIVAL = 2
+
+
 # Classes that every source has. Those of proposals come after them.
 NOTHING = 0  # the source does not know the context
 OTHERS = 1  # it knows the context, and proposes other candidates there
@@ -40,8 +53,6 @@ _LENGTHS = (2, 3, 4, 6, 10, 18)  # tokens matched: limits of classes
 _SHARES = np.array([1 / 3, 2 / 3, 1.0])  # of occurrences that went on this way: limits of classes
 _SHARE_CLASSES = len(_SHARES) + 2  # those that always went on this way are told apart by how many there are
 _RECYCLED = np.array([0.02, 0.05, 0.15, 0.35, 0.65, 0.9])  # the target's probability: limits of classes
-ORDERS = 2  # contexts of the target's earlier choices: the last token, or the last two
-
 CLASSES = _FIRST + (len(_LENGTHS) + 1) * _SHARE_CLASSES
 
 
@@ -61,15 +72,15 @@ def occurrence_class(length: int, count: int, total: int) -> int:
     return _FIRST + bisect_right(_LENGTHS, length) * _SHARE_CLASSES + share
 
 
-def recycled_classes(chances: FloatArray, order: int) -> EvidenceArray:
-    """The classes of candidates that the target has ranked before.
+def recycled_classes(chances: FloatArray, found: RecycledFrom) -> EvidenceArray:
+    """The classes of candidates that the target has ranked before; NOTHING where the chance is 0.
 
     Args:
         chances: the target's probability of each.
-        order: tokens of context that it was found behind, 1 or 2.
+        found: where it found them so likely.
     """
     below = np.searchsorted(_RECYCLED, chances, side="right")
-    return (_FIRST + (order - 1) * (len(_RECYCLED) + 1) + below).astype(np.int8)
+    return np.where(chances > 0, _FIRST + found * (len(_RECYCLED) + 1) + below, NOTHING).astype(np.int8)
 
 
 def alone_logits(evidence: EvidenceArray) -> FloatArray:
@@ -92,7 +103,7 @@ def _first_logits() -> FloatArray:
     ):
         chances[source, _FIRST:] = np.outer(by_length, shares).ravel()
     within = np.array([0.01, 0.03, 0.09, 0.24, 0.5, 0.78, 0.95])
-    recycled = np.outer([0.55, 0.75], within).ravel()
+    recycled = np.outer([0.55, 0.75, 0.2], within).ravel()
     chances[Source.RECYCLED, _FIRST : _FIRST + len(recycled)] = recycled
     with np.errstate(divide="ignore"):
         logits: FloatArray = np.log(chances / (1 - chances)).astype(np.float32)

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 from edgespec.offload.planning.budget import LEARNED_BYTES
 from edgespec.profiles.table_file import TableFile
-from edgespec.speculation.evidence import NOTHING, OTHERS, Source, occurrence_class, recycled_classes
+from edgespec.speculation.evidence import (
+    NOTHING,
+    OTHERS,
+    RecycledFrom,
+    Source,
+    occurrence_class,
+    recycled_classes,
+)
 from edgespec.speculation.growth import Children
 from edgespec.speculation.learning.acceptance import Calibrated
 from edgespec.speculation.learning.pair import Pair
@@ -31,7 +38,7 @@ def _row(chances: list[float], matches: list[int] | None = None, source: Source 
     if matches is None:
         return Children(tokens, logprobs)
     evidence = np.full((1, len(chances), len(Source)), NOTHING, dtype=np.int8)
-    strong = int(recycled_classes(np.array(0.95, dtype=np.float32), 1))
+    strong = int(recycled_classes(np.array(0.95, dtype=np.float32), RecycledFrom.TOKEN))
     evidence[0, :, source] = [
         OTHERS if not match else strong if source is Source.RECYCLED else occurrence_class(match, 2, 2)
         for match in matches

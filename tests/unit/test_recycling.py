@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.speculation.drafters.proposing import ProposingDrafter
+from edgespec.speculation.evidence import RecycledFrom, recycled_classes
 from edgespec.speculation.growth import Frontier, TreeLimits
 from edgespec.speculation.ranking import ByProbability
 from edgespec.speculation.sources.base import MOST_CANDIDATES, TargetRows
-from edgespec.speculation.sources.recycling import RecycledSource, Successors
+from edgespec.speculation.sources.recycling import RecycledSource, Successors, _pair_keys
 from edgespec.speculation.sources.target_rows import observed, target_rows
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import distinct_trees, texts_of
@@ -32,17 +33,27 @@ def _root(token: int) -> Frontier:
     return Frontier(_ids(0), _ids(token), _ids(-1), _ids(0))
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 5), st.integers(0, 5), st.lists(st.integers(0, 300), min_size=1, max_size=12)
-        ),
-        max_size=30,
-    )
+_PASSES = st.lists(
+    st.tuples(
+        st.integers(0, 5),
+        st.integers(0, 5),
+        st.lists(st.integers(0, 300), min_size=1, max_size=12, unique=True),
+    ),
+    max_size=30,
 )
-def test_the_latest_successors_are_kept(
-    passes: list[tuple[int, int, list[int]]],
-) -> None:
+
+
+def _after(successors: Successors, before: int, last: int) -> list[dict[int, int]]:
+    """Candidates after two tokens: of both, and of the last one."""
+    pair: list[dict[int, int]] = [{}]
+    token: list[dict[int, int]] = [{}]
+    successors.join(_pair_keys(_ids(before), _ids(last)), RecycledFrom.PAIR, pair, RecycledFrom.PAIR)
+    successors.join(_ids(last).astype(np.uint64), RecycledFrom.TOKEN, token, RecycledFrom.TOKEN)
+    return pair + token
+
+
+@given(_PASSES)
+def test_the_latest_successors_are_kept(passes: list[tuple[int, int, list[int]]]) -> None:
     successors = Successors()
     of_pair: dict[tuple[int, int], list[int]] = {}
     of_token: dict[int, list[int]] = {}
@@ -51,9 +62,9 @@ def test_the_latest_successors_are_kept(
         of_pair[before, last] = of_token[last] = tokens[:MOST_CANDIDATES]
     for before in range(6):
         for last in range(6):
-            expected = dict.fromkeys([*of_pair.get((before, last), []), *of_token.get(last, [])])
-            (found,) = successors.after(_ids(before), _ids(last))
-            assert list(found) == list(expected)[:MOST_CANDIDATES]
+            pair, token = _after(successors, before, last)
+            assert list(pair) == of_pair.get((before, last), [])
+            assert list(token) == of_token.get(last, [])
 
 
 @given(st.lists(st.tuples(st.integers(0, 150_000), st.integers(0, 150_000)), min_size=1, max_size=50))
@@ -61,9 +72,31 @@ def test_no_context_gets_the_successors_of_another(contexts: list[tuple[int, int
     successors = Successors()
     before, last = np.array(contexts, dtype=np.int32).T
     successors.put(before, last, *_rows([[token + 1] for token in last.tolist()]))
-    for (_, token), found in zip(contexts, successors.after(before, last), strict=True):
-        assert set(found) <= {token + 1}
-    assert not any(successors.after(before, last + 1_000_000))
+    for one, token in contexts:
+        assert all(found.keys() <= {token + 1} for found in _after(successors, one, token))
+        assert _after(successors, one, token + 1_000_000) == [{}, {}]
+
+
+def test_after_a_token_that_is_new_come_its_rivals() -> None:
+    source = RecycledSource()
+    chances = np.array([[0.6, 0.3, 0.1]], dtype=np.float32)
+    source.observe([2, 3], TokenTree.root_only(3), TargetRows(_ids(0), np.array([[10, 11, 12]]), chances))
+    (found,) = source.propose([2, 3, 10], 4).below(_root(10))
+    assert list(found) == [11, 12], "not the token itself"
+    assert found[11] == recycled_classes(np.float32(0.3), RecycledFrom.RIVAL)
+
+
+def test_below_the_root_the_path_decides() -> None:
+    source = RecycledSource()
+    for before, last, then in ((2, 3, 10), (3, 10, 11), (10, 11, 12)):
+        tokens, chances = _rows([[then]], 0.9)
+        source.observe([before, last], TokenTree.root_only(last), TargetRows(_ids(0), tokens, chances))
+    proposals = source.propose([1, 2, 3], 4)
+    assert proposals.below(_root(3))[0][10] == recycled_classes(np.float32(0.9), RecycledFrom.PAIR)
+    (found,) = proposals.below(Frontier(_ids(1), _ids(10), _ids(0), _ids(1)))
+    assert found[11] == recycled_classes(np.float32(0.9), RecycledFrom.PAIR)
+    (found,) = proposals.below(Frontier(_ids(2), _ids(11), _ids(1), _ids(2)))
+    assert found[12] == recycled_classes(np.float32(0.9), RecycledFrom.PAIR)
 
 
 def test_it_takes_less_than_two_megabytes() -> None:

@@ -3,18 +3,20 @@
 A pass yields the target's distribution after every node of a tree, and uses it on the accepted path alone.
 Token recycling (Luo et al. 2024, section 3) keeps the likeliest successors of each token from all of them,
 and drafts from those; the latest ones win. Here, successors of pairs of tokens are kept too, and come first.
+The rest of the candidates, which is all of them after a token that is new, are what was likely in the last
+token's place.
 
-The table is in memory only, and holds the same few hundred kilobytes whatever is read.
+The table is in memory only, and holds the same two megabytes whatever is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.speculation.evidence import ORDERS, Source, recycled_classes
+from edgespec.speculation.evidence import NOTHING, RecycledFrom, Source, recycled_classes
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.base import (
     MOST_CANDIDATES,
@@ -25,9 +27,11 @@ from edgespec.speculation.sources.base import (
 )
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
+_ORDERS = 2  # the last token, or the last two
 _ROWS = 1 << 14  # contexts of each order; where two fall into one row, the later one stays
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio (Knuth's multiplicative hashing)
 _UNSEEN = np.uint64(2**64 - 1)  # no pair of token ids
+
 
 Keys = NDArray[np.uint64]
 
@@ -36,14 +40,14 @@ class Successors:
     """The latest likely successors of tokens and of pairs of tokens."""
 
     def __init__(self) -> None:
-        self._keys = np.full((ORDERS, _ROWS), _UNSEEN)
-        self._tokens = np.zeros((ORDERS, _ROWS, MOST_CANDIDATES), dtype=np.int32)
-        self._classes = np.zeros((ORDERS, _ROWS, MOST_CANDIDATES), dtype=np.int8)
+        self._keys = np.full((_ORDERS, _ROWS), _UNSEEN)
+        self._tokens = np.zeros((_ORDERS, _ROWS, MOST_CANDIDATES), dtype=np.int32)
+        self._chances = np.zeros((_ORDERS, _ROWS, MOST_CANDIDATES), dtype=np.float16)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the table."""
-        return self._keys.nbytes + self._tokens.nbytes + self._classes.nbytes
+        return self._keys.nbytes + self._tokens.nbytes + self._chances.nbytes
 
     def put(self, before: IntArray, last: IntArray, tokens: IntArray, chances: FloatArray) -> None:
         """Keep the successors of contexts.
@@ -52,32 +56,32 @@ class Successors:
             before, last: (rows,) the last two tokens of each context.
             tokens, chances: (rows, kept) the likeliest tokens after it, with their probabilities.
         """
-        kept = min(tokens.shape[1], MOST_CANDIDATES)
-        for order in range(ORDERS):
-            keys = _keys(before, last, order)
-            rows = _places(keys)
-            self._keys[order, rows] = keys
-            self._tokens[order, rows, :kept] = tokens[:, :kept]
-            self._classes[order, rows, :kept] = recycled_classes(chances[:, :kept], order + 1)
-            self._classes[order, rows, kept:] = 0
+        tokens, chances = tokens[:, :MOST_CANDIDATES], chances[:, :MOST_CANDIDATES]
+        self._set(_pair_keys(before, last), RecycledFrom.PAIR, tokens, chances)
+        self._set(last.astype(np.uint64), RecycledFrom.TOKEN, tokens, chances)
 
-    def after(self, before: IntArray, last: IntArray) -> list[Candidates]:
-        """Successors of each context: those of the pair first, then those of its last token."""
-        found: list[dict[int, int]] = [{} for _ in last]
-        for order in reversed(range(ORDERS)):
-            keys = _keys(before, last, order)
-            rows = _places(keys)
-            known = np.flatnonzero(self._keys[order, rows] == keys)
-            tokens = self._tokens[order, rows[known]].tolist()
-            classes = self._classes[order, rows[known]].tolist()
-            for at, successors, kinds in zip(known.tolist(), tokens, classes, strict=True):
-                candidates = found[at]
-                for token, kind in zip(successors, kinds, strict=True):
-                    if len(candidates) == MOST_CANDIDATES:
-                        break
-                    if kind and token not in candidates:
-                        candidates[token] = kind
-        return list(found)
+    def join(
+        self, keys: Keys, order: RecycledFrom, found: Sequence[dict[int, int]], said: RecycledFrom
+    ) -> None:
+        """Add the successors of contexts to candidates that were found for them, as far as there is room.
+
+        Args:
+            order: what the keys are of.
+            said: what the successors are there.
+        """
+        rows = _places(keys)
+        known = np.flatnonzero(self._keys[order, rows] == keys)
+        tokens = self._tokens[order, rows[known]].tolist()
+        classes = recycled_classes(self._chances[order, rows[known]], said).tolist()
+        for at, successors, kinds in zip(known.tolist(), tokens, classes, strict=True):
+            _fill(found[at], zip(successors, kinds, strict=True))
+
+    def _set(self, keys: Keys, order: RecycledFrom, tokens: IntArray, chances: FloatArray) -> None:
+        rows, kept = _places(keys), tokens.shape[1]
+        self._keys[order, rows] = keys
+        self._tokens[order, rows, :kept] = tokens
+        self._chances[order, rows, :kept] = chances
+        self._chances[order, rows, kept:] = 0
 
 
 class _Followed(Proposals):
@@ -85,26 +89,39 @@ class _Followed(Proposals):
 
     def __init__(self, successors: Successors, text: Sequence[int]) -> None:
         self._successors = successors
-        self._tokens = {-1: text[-2] if len(text) > 1 else text[-1]}  # node -> token
+        # The last tokens of the path to each node; the first ones stand in for what is not there.
+        self._tokens = {0: (text[-min(len(text), 3)], text[-min(len(text), 2)], text[-1])}
 
     def below(self, frontier: Frontier) -> list[Candidates]:
-        self._tokens |= zip(frontier.nodes.tolist(), frontier.tokens.tolist(), strict=True)
-        before = np.array([self._tokens[parent] for parent in frontier.parents.tolist()], dtype=np.int32)
-        return self._successors.after(before, frontier.tokens)
+        for node, parent, token in zip(
+            frontier.nodes.tolist(), frontier.parents.tolist(), frontier.tokens.tolist(), strict=True
+        ):
+            if node:
+                self._tokens[node] = (*self._tokens[parent][1:], token)
+        paths = np.array([self._tokens[node] for node in frontier.nodes.tolist()], dtype=np.int32)
+        earlier, before, last = paths.T
+        found: list[dict[int, int]] = [{} for _ in paths]
+        pairs, tokens, rivals = _pair_keys(before, last), last.astype(np.uint64), _pair_keys(earlier, before)
+        self._successors.join(pairs, RecycledFrom.PAIR, found, RecycledFrom.PAIR)
+        self._successors.join(tokens, RecycledFrom.TOKEN, found, RecycledFrom.TOKEN)
+        for candidates, token in zip(found, last.tolist(), strict=True):
+            candidates.setdefault(token, NOTHING)  # a token is no rival of itself
+        self._successors.join(rivals, RecycledFrom.PAIR, found, RecycledFrom.RIVAL)
+        return [{token: kind for token, kind in candidates.items() if kind} for candidates in found]
 
 
 class RecycledSource(Proposer):
-    """Proposes what the target found likely after the same tokens before."""
+    """Proposes what the target found likely in earlier passes."""
 
     name = "recycling"
     source = Source.RECYCLED
     keeps_passes = True
 
     def __init__(self) -> None:
-        self._successors = Successors()
+        self.forget()
 
     def propose(self, text: Sequence[int], depth: int) -> Proposals:
-        """What the target found likely after the last tokens of each path."""
+        """What the target found likely after the last tokens of each path, or in place of the last one."""
         del depth
         return _Followed(self._successors, text)
 
@@ -120,9 +137,18 @@ class RecycledSource(Proposer):
         self._successors = Successors()
 
 
-def _keys(before: IntArray, last: IntArray, order: int) -> Keys:
-    keys = last.astype(np.uint64)
-    return keys | ((before.astype(np.uint64) + np.uint64(1)) << np.uint64(32)) if order else keys
+def _fill(candidates: dict[int, int], more: Iterable[tuple[int, int]]) -> None:
+    """Add candidates with their classes, as far as there is room."""
+    for token, kind in more:
+        if len(candidates) >= MOST_CANDIDATES:
+            return
+        if kind:
+            candidates.setdefault(token, kind)
+
+
+def _pair_keys(before: IntArray, last: IntArray) -> Keys:
+    keys: Keys = last.astype(np.uint64) | ((before.astype(np.uint64) + np.uint64(1)) << np.uint64(32))
+    return keys
 
 
 def _places(keys: Keys) -> NDArray[np.int64]:
