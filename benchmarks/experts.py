@@ -14,6 +14,9 @@ memory. It is held against two limits: the missed bytes at the disk's speed for 
 same reads, layer by layer and by as many threads, with nothing computed in between.
 
 A prompt of a few hundred tokens is read as well, by single experts and by whole layers.
+
+Where other programs take processor time, passes take longer than their share of it, as the threads of a pass
+wait for one another: the report says how much they took.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 from platformdirs import user_cache_path
 
 import edgespec
@@ -108,7 +112,8 @@ def report(
     print(
         f"{percent:>3} % of the experts, budget {budget / 1e6:.0f} MB, {group}:"
         f" {1e3 * ours['token_s']:.1f} ms a token ({1e3 * ours['wait_s']:.1f} ms waiting),"
-        f" hit rate {ours['hit_rate']:.3f}, guesses {'pay' if ours['guesses_pay'] else 'do not pay'}"
+        f" hit rate {ours['hit_rate']:.3f}, guesses {'pay' if ours['guesses_pay'] else 'do not pay'},"
+        f" other programs took {ours['others']:.0%} of a core"
     )
     missed_s, alone_s = ours["missed_bytes"] / disk, ours["alone_s"]
     wait_s = max(ours["wait_s"], 1e-9)
@@ -256,19 +261,29 @@ def read_long_prompt(engine: Engine) -> dict[str, Any]:
 
 def measured(engine: Engine, n_tokens: int) -> dict[str, Any]:
     """One answer; what it took and read for each token, its first half left out."""
+    begun, others = time.perf_counter(), others_s()
     answer = engine.generate(PROMPT, GenerationConfig(max_tokens=n_tokens))
+    others = (others_s() - others) / (time.perf_counter() - begun)
     passes = answer.passes[len(answer.passes) // 2 :]
     used = [record.experts for record in passes if record.experts is not None]
     use = sum(used[1:], used[0]) if used else None
     return {
         "tokens": answer.tokens,
         "passes": len(passes),
+        "others": max(others, 0.0),
         "token_s": statistics.mean(record.seconds for record in passes),
         "wait_s": statistics.mean(record.wait_s for record in passes),
         "hit_rate": use.hit_rate if use else 0.0,
         "misses": use.misses if use else 0,
         "read_bytes": use.read_bytes / len(passes) if use else 0,
     }
+
+
+def others_s() -> float:
+    """Processor time of everything but this process so far, in seconds."""
+    all_s = psutil.cpu_times()
+    own = psutil.Process().cpu_times()
+    return float(all_s.user + all_s.nice + all_s.system - own.user - own.system)
 
 
 ROLES: dict[str, Callable[[Path, int, int], dict[str, Any]]] = {
