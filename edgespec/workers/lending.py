@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -64,6 +65,7 @@ class Lending:
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._process = self._start()
         self.devices = self._announced()
+        self._wait_until_it_listens()
 
     def serve(self) -> None:
         """Report what happens until the server cannot go on; Ctrl-C raises KeyboardInterrupt as usual.
@@ -131,6 +133,15 @@ class Lending:
         except (queue.Empty, ValueError, KeyError):
             self.close()
             raise self._failure(self._process.returncode) from None
+
+    def _wait_until_it_listens(self) -> None:
+        """Return when programs can connect, or the server has ended: llama.cpp does not say when it does."""
+        end = time.monotonic() + _STARTING_S
+        host = "127.0.0.1" if self._offer.host == "0.0.0.0" else self._offer.host
+        while self._process.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(OSError), socket.create_connection((host, self._offer.port), 1.0):
+                return
+            time.sleep(0.02)
 
     def _note_client(self, line: str) -> None:
         if line == _CONNECTED:
