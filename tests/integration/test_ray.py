@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 _PATIENT_S = 120.0  # for what happens in a second, on a machine that does other things
+_AT_ONCE = 12
 _REQUEST = {"model": "m", "messages": [{"role": "user", "content": "Name a colour."}], "n": 2}
 _SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 LINES: list[Any] = [
@@ -272,14 +273,17 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Nodes]:
 
 
 def _feed(running: Batch, until: Callable[[], bool]) -> int:
-    """Write a line every now and then until something is so, or the program has ended; returns how many."""
+    """Write lines every now and then until something is so, or the program has ended; returns how many.
+
+    They are so many at once that both nodes are given some: one without lines is not missed.
+    """
     end = time.monotonic() + _PATIENT_S
     number = 0
     while not until() and running.program.poll() is None:
         assert time.monotonic() < end, running.errors.read_text()
         with contextlib.suppress(BrokenPipeError):
-            running.write([{"id": number, "prompt": f"Count to {number}."}])
-        number += 1
+            running.write([{"id": number + n, "prompt": f"Count to {number + n}."} for n in range(_AT_ONCE)])
+        number += _AT_ONCE
         time.sleep(0.1)
     return number
 
