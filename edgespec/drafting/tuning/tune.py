@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -44,12 +43,16 @@ from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
 from edgespec.offload.planning.budget import memory_room
+from edgespec.processes.environment import environment_set
 from edgespec.progress import Progress, no_progress
 
 _CONTEXT = 4096  # of the target, shared by the answers in a pass
 _ANSWERING_SHARE = 1 / 3  # of the time, at most
 _FEW_PROMPTS, _FEW_TOKENS = 2, 24  # enough to time passes
 _SAME_MEMORY = 0.05  # share by which free memory varies between runs
+# OpenMP threads that spin while they wait for each other make a step take many times as long as soon as
+# anything else wants their cores. The library reads this when it is loaded.
+_SLEEPING_THREADS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 
 
 def tune(target: str, options: TuneOptions, on_progress: Progress | None = None) -> Tuned:
@@ -198,7 +201,7 @@ class _Tuning:
         return [*self._collected[0], *self._answers.of(self._prompts.training[:most])]
 
     def _train(self, learned: list[Answer], output: Path) -> Trained:
-        with _sleeping_threads():
+        with environment_set(_SLEEPING_THREADS):
             import torch
 
         from edgespec.drafting.tuning.network import Network
@@ -291,24 +294,6 @@ class _Tuning:
                 )
             )
         return Tuned(self._target.path, path, before, replace(after, path=path), rival, trained)
-
-
-@contextmanager
-def _sleeping_threads() -> Iterator[None]:
-    """Libraries that are loaded meanwhile let their OpenMP threads sleep where they wait for each other.
-
-    Threads that spin instead make a step take many times as long as soon as anything else wants their cores.
-    """
-    before = {name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
-    os.environ.update({"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _copy(source: Path, destination: Path) -> None:

@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 from edgespec.cli.batch.cluster.address import RayAddress
 from edgespec.cli.batch.cluster.node import Node
 from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.processes.environment import environment_set
 
 _REACH_S = 5.0
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's least; prompts and answers are small
@@ -155,7 +156,7 @@ def opened(address: RayAddress) -> Iterator[RayCluster]:
         settings = {name: os.environ.get(name, value) for name, value in _SETTINGS.items()}
         if address.is_local:
             settings |= _LOCAL_SETTINGS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        stack.enter_context(_environment(settings))
+        stack.enter_context(environment_set(settings))  # Ray reads it when it is imported
         ray = _imported()
         _check_head(address)
         stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
@@ -181,21 +182,6 @@ def opened(address: RayAddress) -> Iterator[RayCluster]:
 def _where(address: RayAddress) -> str:
     here = address.host_and_port is None
     return "of this machine" if here else f"at {address.address}"
-
-
-@contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables, which Ray reads when it is imported and passes on to what it starts."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _imported() -> Any:
