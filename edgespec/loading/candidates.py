@@ -15,6 +15,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.drafter_choice import Candidate
 from edgespec.offload.planning.budget import memory_room, predict_memory
+from edgespec.offload.planning.needs import with_second_copy
 from edgespec.profiles.store import Keys, ProfileStore
 
 _ENOUGH = 32  # passes after which what trees yield is known well enough
@@ -73,7 +74,8 @@ class _Speeds:
         """The speed with the best size of trees; None if something of it was not measured."""
         try:
             header = read_header(candidate.path)
-            sizes = [replace(self._size(self._header), weights=self._target.tensor_bytes), self._size(header)]
+            drafter = with_second_copy(self._size(header), ModelFiles.of(header))
+            sizes = [replace(self._size(self._header), weights=self._target.tensor_bytes), drafter]
             streams = self._options.offload == "stream"
             holding = predict_memory(sizes, self._target, memory_room(self._options.memory), streams=streams)
         except EdgeSpecError:

@@ -20,6 +20,7 @@ from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes, footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.offload.planning.budget import memory_room, predict_memory
+from edgespec.offload.planning.needs import with_second_copy
 from edgespec.profiles.store import ProfileStore
 from edgespec.units import readable
 
@@ -99,14 +100,13 @@ def _possible(
         )
         for model in models
     ]
+    drafters = [with_second_copy(size, model) for size, model in zip(alone[1:], models[1:], strict=True)]
     possible: dict[int, PlannedMemory] = {}
     for texts in sizes:
         # Which of the two models' cells these are does not matter for the sum.
         first = replace(alone[0], cache=alone[0].cache + (texts - 1) * cells.text_bytes)
         try:
-            holding = predict_memory(
-                [first, *alone[1:]], models[0], room, streams=options.offload == "stream"
-            )
+            holding = predict_memory([first, *drafters], models[0], room, streams=options.offload == "stream")
         except MemoryLimitError:
             break
         sure = holding.needed <= _SURE * room

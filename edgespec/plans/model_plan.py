@@ -33,12 +33,12 @@ from edgespec.models.gguf.footprint import (
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
-from edgespec.models.hub.inspection import inspect_model
+from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.models.llama.prefill_chunks import LENGTHS, lengths_that_differ
 from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import memory_room, predict_memory
-from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows
+from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows, with_second_copy
 from edgespec.plans.crew_plan import CrewPlan
 from edgespec.plans.draft_costs import DraftCosts
 from edgespec.plans.pass_costs import PassCosts
@@ -194,7 +194,7 @@ class _Planning:
             _Way(none, without_drafter, None, alternatives(without_drafter, passes, none, most)),
         ]
         for drafting, drafter in costs.of_drafters(self._request.draft, self._on_progress):
-            size = self._footprint(drafter.headers[0]) if drafter else None
+            size = self._drafter(drafter) if drafter else None
             holding = without_drafter
             if size is not None:
                 try:
@@ -264,6 +264,9 @@ class _Planning:
         """What the model takes, its adapters included."""
         size = self._footprint(files.headers[0], rows, self._request.kv)
         return replace(size, weights=files.tensor_bytes, buffers=size.buffers + self._adapter_bytes)
+
+    def _drafter(self, model: InspectedModel) -> Footprint:
+        return with_second_copy(self._footprint(model.headers[0]), ModelFiles(tuple(model.headers)))
 
     def _footprint(self, header: GGUFHeader, rows: int = USUAL_NODES, kv: str = "f16") -> Footprint:
         cells = self._request.context + SPARE_CELLS

@@ -198,8 +198,11 @@ def test_a_cancelled_answer_goes_on_as_if_it_had_not_been(engine: Engine) -> Non
 
 _CTRL_C = """
 import json, os, random, signal, sys, threading, time
+from edgespec.models.llama.runtime.compute_thread import ComputeThread
 from tests.integration.test_interruptions import PROMPT, SAMPLED, open_engine
 
+if sys.argv[3] == "own thread":
+    ComputeThread.needed = property(lambda self: True)
 rng = random.Random(1)
 interrupted = 0
 with open_engine(json.loads(sys.argv[1]), sys.argv[2]) as engine:
@@ -227,12 +230,15 @@ print(interrupted)
 """
 
 
+@pytest.mark.parametrize("computing", ["same thread", "own thread"])
 @pytest.mark.parametrize("kind", ["model", "streamed-model"])
-def test_ctrl_c_in_a_program_ends_the_answer_and_spoils_nothing(models: dict[str, Path], kind: str) -> None:
+def test_ctrl_c_in_a_program_ends_the_answer_and_spoils_nothing(
+    models: dict[str, Path], kind: str, computing: str
+) -> None:
     """With Python's own handler, which raises wherever the main thread happens to be."""
     paths = json.dumps({name: str(path) for name, path in models.items()})
     done = subprocess.run(
-        [sys.executable, "-c", _CTRL_C, paths, kind],
+        [sys.executable, "-c", _CTRL_C, paths, kind, computing],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},

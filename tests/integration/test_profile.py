@@ -40,11 +40,13 @@ def test_a_profile_is_measured_kept_and_planned_with(
     assert (code, before["uncertain"]) == (0, True)
     assert any("derived" in note for note in before["notes"])
     with_drafter = next(way for way in before["ways"] if way["drafter"] == q4_drafter_path.name)
-    memory = str(with_drafter["needed_bytes"] - 30_000_000)
+    # Between the least that streaming needs and what all of it needs; both depend on the processor.
+    least = least_memory(smol_path, draft=q4_drafter_path, context=256)
+    memory = str(max(least + 2_000_000, with_drafter["needed_bytes"] - 30_000_000))
 
-    code, out, _ = run(capsys, "profile", *pair, "--memory", memory, "--seconds", "4", "--json")
+    code, out, error = run(capsys, "profile", *pair, "--memory", memory, "--seconds", "4", "--json")
+    assert code == 0, error
     found = json.loads(out)
-    assert code == 0
     assert found["exact"] is True
     assert found["streamed_bytes_per_pass"] > 0
     assert found["passes"]["read_rate"] > 0

@@ -76,7 +76,11 @@ def test_company_never_pushes_a_model_out_of_memory(model: ModelFiles) -> None:
 
 
 def test_a_streamed_model_gives_memory_for_texts_that_gain_more(model: ModelFiles) -> None:
-    small = {"memory": 330 * MIB, "offload": "stream"}
+    # What a single text needs depends on the kernel layouts of the processor.
+    stream: dict[str, Any] = {"offload": "stream"}
+    sizes = range(200 * MIB, 600 * MIB, 10 * MIB)
+    least = next(m for m in sizes if planned(model, "auto", FLAT, rate=1e9, memory=m, **stream).texts)
+    small = {"memory": least + 30 * MIB} | stream
     plan = planned(model, "auto", FLAT, rate=1e9, **small)
     assert plan.texts is not None
     assert plan.texts > 1
@@ -84,7 +88,7 @@ def test_a_streamed_model_gives_memory_for_texts_that_gain_more(model: ModelFile
     assert (slow_disk.texts or 0) <= 4, "the processor is what binds"
     unmeasured = planned(model, 60, **small)
     cells = cell_bytes(model.headers[0]) * unmeasured.more_cells
-    assert cells <= 330 * MIB / 8
+    assert cells <= small["memory"] / 8
     assert unmeasured.texts == 60
 
 

@@ -94,7 +94,7 @@ def measure_needs(
         counts.insert(0, counts[0] * 2)
     sizes = dict(zip(counts, _footprints(files, options, counts), strict=True))
     if offload == "none":  # otherwise the file is mapped, or the stream plan counts the copy
-        sizes = {rows: _with_second_copy(size, files) for rows, size in sizes.items()}
+        sizes = {rows: with_second_copy(size, files) for rows, size in sizes.items()}
     drafter = []
     if draft is not None and is_head(draft.headers[0]):
         head = read_head(draft.headers[0])
@@ -104,7 +104,7 @@ def measure_needs(
         sizes = {rows: replace(size, buffers=size.buffers + rows * row) for rows, size in sizes.items()}
     elif draft is not None:
         (small,) = _footprints(draft, replace(options, kv="f16"), [MOST_PROMPT_ROWS])
-        drafter = [_with_second_copy(small, draft)]
+        drafter = [with_second_copy(small, draft)]
     headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
     process += options.adapters + _later_bytes(headers, sizes[fewest].cache // options.n_cells)
 
@@ -134,7 +134,7 @@ def affordable_rows(buffers: Mapping[int, int], budget: int, *, exact: bool) -> 
     return max((rows for rows, n_bytes in buffers.items() if n_bytes <= budget * share), default=min(buffers))
 
 
-def _with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
+def with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
     """The footprint of a model whose tied embedding is in memory both rearranged and as in the file."""
     try:
         return replace(size, weights=size.weights + tied_bytes(files))

@@ -87,7 +87,7 @@ class HeadContext(Context):
             forks.has_computed()
             struct, keep_alive = EncoderBatch.of(piece, self._encoding_id).to_llama()
             log.errors.clear()
-            code = llama_cpp.llama_encode(self.handle, struct)
+            code = self._compute(llama_cpp.llama_encode, self.handle, struct)
             del keep_alive
             self._require_success(code)
             features[start : start + len(piece)] = self.features(len(piece))

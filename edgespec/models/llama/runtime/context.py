@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
@@ -15,6 +15,7 @@ from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.llama.runtime.backend import log
 from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.compute_thread import ComputeThread
 from edgespec.models.llama.runtime.graph import GraphCallback, GraphObserver
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.signals import DeferredSignals
@@ -80,6 +81,7 @@ class Context:
         self._memory_handle: Any = None
         self._forked = False
         self._n_outputs = 0
+        self._compute_thread = ComputeThread()
         self._abort = abort  # C keeps the flag's address, so it must live as long as the context
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = n_cells
@@ -178,12 +180,12 @@ class Context:
         log.errors.clear()
         error: BaseException | None = None
         if not self.graph.installed:
-            code = llama_cpp.llama_decode(handle, struct)
+            code = self._compute(llama_cpp.llama_decode, handle, struct)
         else:
             with DeferredSignals(self._interrupt):
                 self.graph.begin(self._stopped, batch.padding)
                 try:
-                    code = llama_cpp.llama_decode(handle, struct)
+                    code = self._compute_thread.call(llama_cpp.llama_decode, handle, struct)
                 finally:
                     error = self.graph.end()
         error = error or self.model.change()
@@ -194,6 +196,13 @@ class Context:
             raise error
         self._require_success(code)
         self._n_outputs = batch.n_outputs
+
+    def _compute(self, function: Callable[..., int], *arguments: object) -> int:
+        """Call a function of llama.cpp that never calls back."""
+        if not self._compute_thread.needed:
+            return function(*arguments)
+        with DeferredSignals(self._interrupt):
+            return self._compute_thread.call(function, *arguments)
 
     def _require_success(self, code: int) -> None:
         """Raise what a return code means."""
@@ -291,3 +300,4 @@ class Context:
         if self._handle:
             handle, self._handle, self._memory_handle = self._handle, None, None
             llama_cpp.llama_free(handle)
+            self._compute_thread.close()
