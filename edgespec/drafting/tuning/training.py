@@ -191,7 +191,7 @@ class Trainer:
                 chosen = answers_of_step(len(self._answers), self.steps, self._method.texts, self._seed)
                 start = time.monotonic()
                 threads.choose()
-                x = [self._lower_of(index) for index in chosen]
+                x = self._lower_of(chosen)
                 begun = time.monotonic()
                 self._step(chosen, torch.cat(x), done)
                 threads.measured(time.monotonic() - begun, sum(map(len, x)))
@@ -225,17 +225,21 @@ class Trainer:
     def _precision(self) -> AbstractContextManager[None]:
         return torch.autocast("cpu", torch.bfloat16) if self.half else nullcontext()
 
-    def _lower_of(self, index: int) -> Tensor:
-        """(length, width) what the first trained layer reads of this answer's text."""
-        if index in self._lower:
-            return self._lower[index]
-        text = text_of(self._answers[index])
-        with self._precision():
-            x = self._network.lower(torch.tensor(text), (len(text),)).float()
-        if self._lower_bytes + x.nbytes <= _REMEMBERED_BYTES:
-            self._lower[index] = x
-            self._lower_bytes += x.nbytes
-        return x
+    def _lower_of(self, chosen: Sequence[int]) -> list[Tensor]:
+        """(length, width) for each of these answers, what the first trained layer reads of its text."""
+        texts = {index: text_of(self._answers[index]) for index in chosen if index not in self._lower}
+        found = {index: self._lower[index] for index in chosen if index in self._lower}
+        if texts:
+            lengths = [len(text) for text in texts.values()]
+            tokens = torch.tensor([token for text in texts.values() for token in text])
+            with self._precision():
+                x = self._network.lower(tokens, lengths).float()
+            for index, part in zip(texts, x.split_with_sizes(lengths), strict=True):
+                found[index] = part
+                if self._lower_bytes + part.nbytes <= _REMEMBERED_BYTES:
+                    self._lower[index] = part
+                    self._lower_bytes += part.nbytes
+        return [found[index] for index in chosen]
 
     def save(self) -> None:
         """Save everything that the next run needs to go on.
