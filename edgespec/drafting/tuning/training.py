@@ -33,6 +33,8 @@ _WARM_UP = 10  # steps
 _CLIP = 1.0
 _REMEMBERED_BYTES = 1 << 30  # of what the layers below the trained ones computed
 _SAME_THREADS = 100  # steps before another number is tried
+# Products of a new size have code generated for them, which is kept: gigabytes after some hundred sizes.
+_ROUND_ROWS = 64
 _SAVE_EVERY_S = 120.0
 _SMOOTHED = 0.95
 _FASTER = 1.2  # times as fast, and bfloat16 is worth its rounding
@@ -208,9 +210,11 @@ class Trainer:
         for group in self._optimizer.param_groups:
             warm = min((self.steps + 1) / _WARM_UP, 1.0)
             group["lr"] = self._rate * warm * (1 - (1 - self._method.least) * done)
+        x, lengths = F.pad(x, (0, 0, 0, -len(x) % _ROUND_ROWS)), _filled_up(batch.lengths)
+        known = len(batch.rows)
         with self._precision():
-            hidden = self._network.upper(x, batch.lengths)[batch.rows]
-            logits = F.linear(hidden, self._output)
+            rows = F.pad(batch.rows, (0, -known % _ROUND_ROWS))
+            logits = F.linear(self._network.upper(x, lengths)[rows], self._output)[:known]
         loss = self._loss(logits.float(), torch.searchsorted(self._columns, batch.top), batch.logprobs)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -230,11 +234,11 @@ class Trainer:
         texts = {index: text_of(self._answers[index]) for index in chosen if index not in self._lower}
         found = {index: self._lower[index] for index in chosen if index in self._lower}
         if texts:
-            lengths = [len(text) for text in texts.values()]
+            lengths = _filled_up([len(text) for text in texts.values()])
             tokens = torch.tensor([token for text in texts.values() for token in text])
             with self._precision():
-                x = self._network.lower(tokens, lengths).float()
-            for index, part in zip(texts, x.split_with_sizes(lengths), strict=True):
+                x = self._network.lower(F.pad(tokens, (0, -len(tokens) % _ROUND_ROWS)), lengths).float()
+            for index, part in zip(texts, x.split_with_sizes(list(lengths)), strict=False):
                 found[index] = part
                 if self._lower_bytes + part.nbytes <= _REMEMBERED_BYTES:
                     self._lower[index] = part
@@ -272,6 +276,12 @@ class Trainer:
                 weight.copy_(state["weights"][name])
         self._optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds, self.loss = state["steps"], state["seconds"], state["loss"]
+
+
+def _filled_up(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Lengths of texts, and behind them that of a filler up to a round number of rows."""
+    filler = -sum(lengths) % _ROUND_ROWS
+    return (*lengths, filler) if filler else tuple(lengths)
 
 
 def _read(path: Path) -> dict[str, Any]:
