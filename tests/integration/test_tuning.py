@@ -14,6 +14,7 @@ import torch
 import edgespec
 from edgespec.cli.main import main
 from edgespec.drafting.recipe_search import CostModel
+from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
 from edgespec.drafting.tuning.answers import TOP, Answer, AnswerFile, harvest
 from edgespec.drafting.tuning.batches import batch_of
@@ -141,6 +142,25 @@ def test_only_what_is_trained_changes(target: Path, answers: list[Answer], tmp_p
             torch.testing.assert_close(
                 merged.hidden(tokens, (30,)), network.hidden(tokens, (30,)), rtol=1e-4, atol=1e-4
             )
+
+
+def test_what_fills_up_rows_and_bfloat16_change_next_to_nothing(
+    start: Path, answers: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: dict[tuple[int, bool], dict[str, np.ndarray]] = {}
+    loss: dict[tuple[int, bool], float] = {}
+    for rows, half in ((1, False), (64, False), (64, True)):
+        monkeypatch.setattr(training, "_ROUND_ROWS", rows)
+        loaded = load_weights(start)
+        network = Network(loaded.shape, loaded.weights, Extent(2))
+        trainer = Trainer(network, answers, tmp_path / f"{rows}{half}", "label")
+        trainer.half = half
+        trainer.train(StepBudget(4), lambda what, part: None)
+        learned[rows, half], loss[rows, half] = network.changed(), trainer.loss or 0.0
+    for name, values in learned[1, False].items():
+        assert learned[64, False][name] == pytest.approx(values, rel=1e-2, abs=1e-3)
+    assert loss[64, False] == pytest.approx(loss[1, False], rel=1e-4)
+    assert loss[64, True] == pytest.approx(loss[64, False], rel=0.02)
 
 
 def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -> None:
