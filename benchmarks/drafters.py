@@ -11,11 +11,10 @@ target's answers to questions in Spec-Bench's format, at all --temperatures and 
 which no other work on the machine changes. With --widened-bytes also tokens per second end to end: the
 target, widened to that size and streamed within --memory, is drafted for by each, at the --temperatures.
 
-With --made, `draft make` adds the drafter that it finds. With --tune-minutes every drafter that was made or
-has layers left out by hand has a second row, tuned for so long with the prompts that come along; --tune-steps
-counts steps instead, which other work on the machine does not change. An interrupted run goes on with that
-tuning. Heads (--heads) read the target's hidden states and say nothing alone, so they have end-to-end rows
-only.
+With --made, `draft make` adds the drafter that it finds. With --tune-minutes each of these drafters has a
+second row, tuned for so long with the prompts that come along; --tune-steps counts steps instead, which other
+work on the machine does not change. An interrupted run goes on with that tuning. Heads (--heads) read the
+target's hidden states and say nothing alone, so they have end-to-end rows only.
 """
 
 from __future__ import annotations
@@ -49,10 +48,11 @@ FOLDER = user_cache_path("edgespec") / "bench-models"
 def main() -> None:
     options = _parse()
     target = options.target or smollm2()
-    picked = {"Q4_0": _picked(target, "q4_0")}
-    starts = {f"less {layers}": _less(target, layers) for layers in options.drop}
+    starts = {"Q4_0": _picked(target, "q4_0")}
+    starts |= {f"less {layers}": _less(target, layers) for layers in options.drop}
     if options.made:
         starts["made"] = _made(target)
+    picked: dict[str, Path] = {}
     for name, path in starts.items():
         picked[name] = path
         if options.tune_minutes or options.tune_steps:
@@ -210,7 +210,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--memory", type=int, default=1_200_000_000, help="bytes for everything")
     parser.add_argument("--tree-budget", type=int, help="of these trees; sized by cost without this")
     parser.add_argument("--prompts", type=int, default=4, help="of answers end to end")
-    parser.add_argument("--tune-minutes", type=float, default=0.0, help="a tuned row beside each of --drop")
+    parser.add_argument("--tune-minutes", type=float, default=0.0, help="a tuned row beside each")
     parser.add_argument("--tune-steps", type=int, help="in place of minutes")
     parser.add_argument("--tune-answers", type=int, help="to learn from; as many as time allows without this")
     parser.add_argument("--heads", nargs="*", default=[], metavar="NAME=PATH", help="end to end only")
