@@ -164,7 +164,7 @@ def _corrected(logits: torch.Tensor, rows: Rows, pair: Pair) -> IntArray:
 
 def _filled(found: IntArray, contexts: list[tuple[int, int]], recycled: Recycled) -> IntArray:
     """(rows, among) the first candidates, and in the last places recycled ones that are new."""
-    filled = found[:, :_AMONG].copy()
+    filled: IntArray = found[:, :_AMONG].copy()
     for row, context in enumerate(contexts):
         kept = filled[row, : _AMONG - _SPARE].tolist()
         new = [token for token in recycled.after(context) if token not in kept][:_SPARE]
