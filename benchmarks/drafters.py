@@ -1,21 +1,20 @@
-"""How good are drafters that were picked by hand, and the one that `draft make` finds?
+"""How good are drafters that were picked by hand, and the one that `draft make` finds, untuned and tuned?
 
     edgespec draft make smollm2-135m --pass-seconds 0.7
-    edgespec draft tune smollm2-135m --from UNTUNED --minutes 10 --output TUNED
     python -m benchmarks.drafters made=PATH [--target MODEL.gguf] [--widened-bytes 2147483648]
-    python -m benchmarks.drafters untuned=UNTUNED tuned=TUNED --drop --budgets 8 16 32 --workload FILE
-    python -m benchmarks.drafters --drop 14,17,20,23 18,21 --tune-minutes 20 --budgets 8 16 32 --workload FILE
+    python -m benchmarks.drafters --made --drop 18,21 14,17,20,23 --tune-minutes 20 --workload FILE
     python -m benchmarks.drafters --target LLAMA.gguf --drop --heads h=HEAD.gguf --widened-bytes 2147483648
 
 Agreement on text that the target wrote (prompts that no drafter was chosen by), size, and the time of a step,
-in alternating rounds. With --workload the prompts are questions in Spec-Bench's format, in turn over their
-categories, and the agreement is also given by category. With --budgets also the tokens a pass that greedy
-trees of so many nodes yield along this text. With --widened-bytes also tokens per second end to end: the
+in alternating rounds. With --workload also the tokens a pass that trees of --budgets nodes yield along the
+target's answers to questions in Spec-Bench's format, at all --temperatures and by category: these are counts,
+which no other work on the machine changes. With --widened-bytes also tokens per second end to end: the
 target, widened to that size and streamed within --memory, is drafted for by each, at the --temperatures.
 
-With --tune-minutes every drafter with layers left out by hand has a second row, tuned for so long with the
-prompts that come along. An interrupted run goes on with that tuning. Heads (--heads) read the target's hidden
-states and say nothing alone, so they have end-to-end rows only.
+With --made, `draft make` adds the drafter that it finds. With --tune-minutes each of these drafters has a
+second row, tuned for so long with the prompts that come along; --tune-steps counts steps instead, which other
+work on the machine does not change. An interrupted run goes on with that tuning. Heads (--heads) read the
+target's hidden states and say nothing alone, so they have end-to-end rows only.
 """
 
 from __future__ import annotations
@@ -24,16 +23,17 @@ import argparse
 import json
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 import edgespec
-from benchmarks.trees import questions_of
+from benchmarks.along_texts import Yield, tables, write_answers, yields_along
 from benchmarks.workload import PROMPTS as OTHER_PROMPTS
 from benchmarks.workload import smollm2
 from edgespec.drafting.agreement import PROMPTS, Reader, write_texts
-from edgespec.drafting.tuning.judging import tokens_per_pass
+from edgespec.drafting.make import MakeOptions, make_for
 from edgespec.drafting.tuning.options import TuneOptions
 from edgespec.drafting.tuning.tune import tune
 from edgespec.generation.config import GenerationConfig
@@ -41,22 +41,26 @@ from edgespec.generation.result import PassRecord
 from edgespec.models.gguf.widen import widen
 from edgespec.models.llama.quantize import make_drafter
 
-_LONGEST_QUESTION = 1500  # characters
+_PASS_S = 0.7  # of the target, by which drafters are compared while they are made
 FOLDER = user_cache_path("edgespec") / "bench-models"
 
 
 def main() -> None:
     options = _parse()
     target = options.target or smollm2()
-    picked = {"q4_0": _picked(target, "q4_0")}
-    for layers in options.drop:
-        picked[f"less {layers}"] = _picked(target, "keep", tuple(map(int, layers.split(","))))
-    for pair in options.drafters:
-        name, _, path = pair.partition("=")
-        picked[name] = Path(path)
-        if options.tune_minutes:
-            picked[f"less {layers}, tuned"] = _tuned(target, picked[f"less {layers}"], options.tune_minutes)
+    starts = {"Q4_0": _picked(target, "q4_0")}
+    starts |= {f"less {layers}": _less(target, layers) for layers in options.drop}
+    if options.made:
+        starts["made"] = _made(target)
+    picked: dict[str, Path] = {}
+    for name, path in starts.items():
+        picked[name] = path
+        if options.tune_minutes or options.tune_steps:
+            picked[f"{name}, tuned"] = _tuned(target, path, options)
+    picked |= {name: Path(path) for name, _, path in (pair.partition("=") for pair in options.drafters)}
     rows = _agreement(target, picked, options)
+    if options.workload:
+        _print_yields(target, picked, options)
     if options.widened_bytes:
         wide = FOLDER / f"{target.stem}-widened-{options.widened_bytes}.gguf"
         if not wide.exists():
@@ -66,6 +70,19 @@ def main() -> None:
         for temperature in options.temperatures:
             _add_speeds(rows, wide, picked | heads, temperature, options)
     print(json.dumps(rows))
+
+
+def _print_yields(target: Path, drafters: dict[str, Path], options: argparse.Namespace) -> None:
+    """Tokens a pass along the target's answers to the workload, as tables."""
+    texts = write_answers(
+        target, options.workload, options.questions, options.temperatures, options.answer_tokens
+    )
+    found: dict[str, list[Yield]] = {}
+    for name, path in drafters.items():
+        found[name] = yields_along(path, texts, options.budgets)
+        for one in found[name]:
+            print(name, one.temperature, one.nodes, one.overall, file=sys.stderr)
+    print("\n".join(tables(found, options.category_nodes)))
 
 
 def _add_speeds(
@@ -88,12 +105,15 @@ def _add_speeds(
             row[f"tokens_per_pass{at}"] = round(statistics.median(per_pass for _, per_pass in found), 2)
 
 
-def _tuned(target: Path, start: Path, minutes: float) -> Path:
+def _tuned(target: Path, start: Path, options: argparse.Namespace) -> Path:
     """A drafter tuned on the prompts that come along; kept, and gone on with if it was interrupted."""
-    path = start.with_name(f"{start.stem}-tuned-{minutes:g}.gguf")
+    steps, minutes = options.tune_steps, options.tune_minutes
+    how = f"{steps}-steps-{options.tune_answers}" if steps else f"{minutes:g}"
+    path = start.with_name(f"{start.stem}-tuned-{how}.gguf")
     if not path.exists():
-        options = TuneOptions(start=str(start), output=path, minutes=minutes)
-        for line in tune(str(target), options).in_words:
+        found = TuneOptions(start=str(start), output=path, pass_s=_PASS_S, answers=options.tune_answers)
+        found = replace(found, steps=steps) if steps else replace(found, minutes=minutes)
+        for line in tune(str(target), found).in_words:
             print(line, file=sys.stderr)
     return path
 
@@ -102,13 +122,8 @@ def _agreement(
     target: Path, drafters: dict[str, Path], options: argparse.Namespace
 ) -> list[dict[str, object]]:
     paths = {"target itself": target} | drafters
-    categories, prompts = [""] * len(PROMPTS[1::2]), list(PROMPTS[1::2])
-    if options.workload:
-        questions = [q for q in questions_of(options.workload) if len(q.prompt) < _LONGEST_QUESTION]
-        categories = [question.category for question in questions[: options.questions]]
-        prompts = [question.prompt for question in questions[: options.questions]]
     with edgespec.load(target, draft="lookup", context=1024) as engine:
-        texts = write_texts(engine, prompts, options.tokens).texts
+        texts = write_texts(engine, PROMPTS[1::2], options.tokens).texts
     rows: list[dict[str, object]] = []
     readers = {name: Reader(path, texts, repack=True) for name, path in paths.items()}
     steps: dict[str, list[float]] = {name: [] for name in paths}
@@ -127,13 +142,7 @@ def _agreement(
                 "step_ms": round(1000 * statistics.median(steps[name]), 2),
             }
         )
-        for category in sorted(set(categories) - {""}):
-            of = [text for text, its in zip(texts, categories, strict=True) if its == category]
-            rows[-1][f"top1 {category}"] = round(reader.agreement(of).top1, 3)
         reader.close()
-        if options.budgets:
-            yields = tokens_per_pass(paths[name], texts, options.budgets, all_of_it=True)
-            rows[-1] |= {f"tokens a pass at {nodes}": round(found, 2) for nodes, found in yields.items()}
         print(rows[-1], file=sys.stderr)
     return rows
 
@@ -160,6 +169,19 @@ def _end_to_end(
     return tokens / sum(record.seconds for record in records), tokens / len(records)
 
 
+def _made(target: Path) -> Path:
+    """What `draft make` finds for a target whose passes take a while."""
+    path = FOLDER / f"{target.stem}-made.gguf"
+    if not path.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        make_for(str(target), MakeOptions(output=path, pass_s=_PASS_S))
+    return path
+
+
+def _less(target: Path, layers: str) -> Path:
+    return _picked(target, "keep", tuple(map(int, layers.split(","))))
+
+
 def _picked(target: Path, quantization: str, drop_layers: tuple[int, ...] = ()) -> Path:
     dropped = "-".join(map(str, drop_layers))
     path = FOLDER / f"{target.stem}-{quantization}{'-drop-' * bool(dropped)}{dropped}.gguf"
@@ -177,17 +199,22 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--target", type=Path, help="default: the model that comes along")
     parser.add_argument("--drop", nargs="*", default=["20", "18,21"], help="layers left out by hand")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--made", action="store_true", help="add what `draft make` finds")
     parser.add_argument("--workload", type=Path, help="questions in Spec-Bench's format")
-    parser.add_argument("--questions", type=int, default=24, help="of the workload")
-    parser.add_argument("--budgets", type=int, nargs="*", default=[], help="nodes of trees along the text")
+    parser.add_argument("--questions", type=int, default=26, help="of the workload")
+    parser.add_argument("--answer-tokens", type=int, default=96, help="of each answer to them")
+    parser.add_argument("--budgets", type=int, nargs="*", default=[8, 16, 32], help="nodes of trees there")
+    parser.add_argument("--category-nodes", type=int, default=16, help="that of these shown by category")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--widened-bytes", type=int, help="of the streamed target; none without this")
     parser.add_argument("--memory", type=int, default=1_200_000_000, help="bytes for everything")
     parser.add_argument("--tree-budget", type=int, help="of these trees; sized by cost without this")
     parser.add_argument("--prompts", type=int, default=4, help="of answers end to end")
-    parser.add_argument("--tune-minutes", type=float, default=0.0, help="a tuned row beside each of --drop")
+    parser.add_argument("--tune-minutes", type=float, default=0.0, help="a tuned row beside each")
+    parser.add_argument("--tune-steps", type=int, help="in place of minutes")
+    parser.add_argument("--tune-answers", type=int, help="to learn from; as many as time allows without this")
     parser.add_argument("--heads", nargs="*", default=[], metavar="NAME=PATH", help="end to end only")
-    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0], help="end to end")
+    parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 1.0])
     parser.add_argument("--answer-rounds", type=int, default=2)
     return parser.parse_args()
 

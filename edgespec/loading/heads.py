@@ -86,12 +86,22 @@ def open_head(
     return drafter
 
 
-def note_further_layers(target: ModelFiles, state: LoadState) -> None:
-    """Say that the target's own layers for further tokens are not used, if it has some."""
+def note_further_layers(target: ModelFiles, state: LoadState, *, recurrent: bool) -> None:
+    """Say that the target's own layers for further tokens are not used, and why, if it has some.
+
+    Args:
+        recurrent: whether the target keeps a running state.
+    """
     count = further_layers(target.headers[0])
-    if count and state.options.draft != NO_DRAFTER:
-        layers = "a layer that predicts" if count == 1 else f"{count} layers that predict"
-        state.notes.append(
-            f"The target has {layers} further tokens (MTP). EdgeSpec does not draft with them, as it is not "
-            "known whether llama.cpp can compute them for trees. It drafts with heads in files of their own."
-        )
+    if not count or state.options.draft == NO_DRAFTER:
+        return
+    layers = "a layer that predicts" if count == 1 else f"{count} layers that predict"
+    why = (
+        "llama.cpp computes them in a context of their own, beside the target's, which EdgeSpec does not open"
+    )
+    if recurrent:
+        why = "this target keeps a running state, which the branches of a tree cannot share"
+    state.notes.append(
+        f"The target has {layers} further tokens (MTP). They do not draft: {why}. They are left out while "
+        "loading, and take no memory. EdgeSpec drafts with heads in files of their own."
+    )

@@ -13,13 +13,15 @@ import torch
 
 import edgespec
 from edgespec.cli.main import main
+from edgespec.drafting.recipe_search import CostModel
+from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
 from edgespec.drafting.tuning.answers import TOP, Answer, AnswerFile, harvest
 from edgespec.drafting.tuning.batches import batch_of
 from edgespec.drafting.tuning.collecting import collected
 from edgespec.drafting.tuning.export import AS_BEFORE, FINE, export, types_to_reckon_with, usual_type
 from edgespec.drafting.tuning.extent import Extent, extent_for
-from edgespec.drafting.tuning.judging import tokens_per_pass
+from edgespec.drafting.tuning.judging import judge, tokens_per_pass
 from edgespec.drafting.tuning.losses import divergence
 from edgespec.drafting.tuning.network import Network
 from edgespec.drafting.tuning.options import TuneOptions
@@ -140,6 +142,25 @@ def test_only_what_is_trained_changes(target: Path, answers: list[Answer], tmp_p
             torch.testing.assert_close(
                 merged.hidden(tokens, (30,)), network.hidden(tokens, (30,)), rtol=1e-4, atol=1e-4
             )
+
+
+def test_what_fills_up_rows_and_bfloat16_change_next_to_nothing(
+    start: Path, answers: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: dict[tuple[int, bool], dict[str, np.ndarray]] = {}
+    loss: dict[tuple[int, bool], float] = {}
+    for rows, half in ((1, False), (64, False), (64, True)):
+        monkeypatch.setattr(training, "_ROUND_ROWS", rows)
+        loaded = load_weights(start)
+        network = Network(loaded.shape, loaded.weights, Extent(2))
+        trainer = Trainer(network, answers, tmp_path / f"{rows}{half}", "label")
+        trainer.half = half
+        trainer.train(StepBudget(4), lambda what, part: None)
+        learned[rows, half], loss[rows, half] = network.changed(), trainer.loss or 0.0
+    for name, values in learned[1, False].items():
+        assert learned[64, False][name] == pytest.approx(values, rel=1e-2, abs=1e-3)
+    assert loss[64, False] == pytest.approx(loss[1, False], rel=1e-4)
+    assert loss[64, True] == pytest.approx(loss[64, False], rel=0.02)
 
 
 def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -> None:
@@ -380,6 +401,28 @@ def test_what_runs_collect_is_learned_from(
     assert main(command) == 0
     assert "kept" not in capsys.readouterr().err
     assert collected(fingerprint) == ([], []), "nobody asked for it"
+
+
+@pytest.mark.usefixtures("measured_by_what_was_learned")
+def test_what_runs_collected_makes_a_better_drafter(target: Path, start: Path, tmp_path: Path) -> None:
+    """A batch collects, and a tuning that asks the target for next to nothing learns from that."""
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(f'{{"prompt": "Say {number}."}}\n' for number in range(24)))
+    batch = ["generate", "-m", str(target), "--input", str(questions), "--output", str(tmp_path / "said")]
+    assert main([*batch, "--draft", "none", "--max-tokens", "16", "-t", "1", "--collect"]) == 0
+    learned, held_out = collected(read_header(target).fingerprint)
+    assert len(learned) + len(held_out) == 24
+    assert held_out
+    few = TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 24, "answers": 4})
+    tuned = tune(str(target), few)
+    assert tuned.trained.answers == len(learned) + 4
+    assert tuned.trained.tokens >= sum(len(answer.text.answer) for answer in learned)
+    # It is measured on what was collected and held out, too.
+    assert tuned.after.agreement.tokens > sum(len(answer.text.answer) for answer in held_out)
+    assert tuned.path is not None
+    texts = [answer.text for answer in learned]
+    before, after = (judge(path, texts, CostModel(1.0)).agreement for path in (start, tuned.path))
+    assert after.top1 > 1.5 * before.top1
 
 
 def test_the_command(target: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -98,6 +99,17 @@ def test_a_full_disk_ends_the_collecting_and_not_the_answer(monkeypatch: pytest.
     assert len(told) == 1
     assert told[0].endswith("Nothing more is collected.")
     Kept.COLLECTED.folder.unlink()
+
+
+def test_of_very_many_answers_the_latest_are_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.drafting.tuning.collecting._MOST_READ", 5)
+    for number in range(3):
+        collector = Collector(TARGET, refuse)
+        for first in range(3):
+            say(collector, [3 * number + first], [2, 3, 4, 5], passes=2)
+        os.utime(collector.path, (number, number))
+    learned, held_out = collected(TARGET)
+    assert {answer.text.prompt[0] for answer in [*learned, *held_out]} == {4, 5, 6, 7, 8}
 
 
 def test_the_oldest_files_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ import os
 import secrets
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from edgespec.drafting.agreement import Text
@@ -27,6 +29,7 @@ _PART = 256  # tokens of an answer that are learned from at a time
 _LEAST = 4  # tokens of an answer that is worth keeping
 _MOST_BYTES = 256 << 20  # for one target; the oldest files go first
 _HELD_OUT_SHARE = 8  # one in so many
+_MOST_READ = 4096  # answers that a tuning takes up: the latest, as more would not be learned in hours
 
 
 class Collector:
@@ -68,7 +71,7 @@ class Collector:
 
     def _new_file(self) -> BlockFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        files = sorted(_files(self._fingerprint), key=lambda path: path.stat().st_mtime)
+        files = _oldest_first(self._fingerprint)
         while files and sum(path.stat().st_size for path in files) > _MOST_BYTES:
             files.pop(0).unlink(missing_ok=True)
         os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))
@@ -101,21 +104,28 @@ class CollectedAnswer:
 
 
 def collected(fingerprint: str) -> tuple[list[Answer], list[Answer]]:
-    """What was collected of a target: answers to learn from, and held-out ones.
+    """What was collected of a target, the latest last: answers to learn from, and held-out ones.
 
     Which are held out depends on what stands before them alone, so it stays when more are collected.
     """
+    latest: deque[Answer] = deque(maxlen=_MOST_READ)
+    for path in _oldest_first(fingerprint):
+        latest.extend(_read(path))
     learned: list[Answer] = []
     held_out: list[Answer] = []
-    for path in sorted(_files(fingerprint)):
-        for answer in _read(path):
-            mark = zlib.crc32(repr(answer.text.prompt).encode())
-            (held_out if mark % _HELD_OUT_SHARE == 0 else learned).append(answer)
+    for answer in latest:
+        mark = zlib.crc32(repr(answer.text.prompt).encode())
+        (held_out if mark % _HELD_OUT_SHARE == 0 else learned).append(answer)
     return learned, held_out
 
 
-def _files(fingerprint: str) -> list[Path]:
-    return list(Kept.COLLECTED.folder.glob(f"{fingerprint[:16]}-*.answers"))
+def _oldest_first(fingerprint: str) -> list[Path]:
+    """The files of a target, the one that was written last at the end."""
+    files = []
+    for path in Kept.COLLECTED.folder.glob(f"{fingerprint[:16]}-*.answers"):
+        with suppress(FileNotFoundError):  # deleted in the meantime
+            files.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(files)]
 
 
 def _read(path: Path) -> Iterator[Answer]:

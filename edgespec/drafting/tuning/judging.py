@@ -65,21 +65,17 @@ def judge(path: Path, texts: Sequence[Text], cost: CostModel, like: Judgement | 
     return Judgement(path, agreement, step_s, n_bytes, cost.tokens_per_second(agreement, step_s, n_bytes), {})
 
 
-def tokens_per_pass(
-    path: Path, texts: Sequence[Text], budgets: Sequence[int] = BUDGETS, *, all_of_it: bool = False
-) -> dict[int, float]:
+def tokens_per_pass(path: Path, texts: Sequence[Text], budgets: Sequence[int] = BUDGETS) -> dict[int, float]:
     """Tokens that each pass of the target would add with trees of so many nodes, drafted for greedy texts.
 
     Only the drafter runs: the texts are known, so what the target would accept of a tree is known too.
 
-    Args:
-        all_of_it: not only of the beginnings of the first few texts.
+    Of the first few texts, only the beginnings count.
 
     Raises:
         EdgeSpecError: the drafter cannot be loaded.
     """
-    if not all_of_it:
-        texts = [Text(text.prompt, text.answer[:_TOKENS]) for text in texts[:_TEXTS]]
+    texts = [Text(text.prompt, text.answer[:_TOKENS]) for text in texts[:_TEXTS]]
     longest = max(len(text.prompt) + len(text.answer) for text in texts)
     found = {}
     with Model(path) as model:

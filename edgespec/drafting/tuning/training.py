@@ -33,6 +33,8 @@ _WARM_UP = 10  # steps
 _CLIP = 1.0
 _REMEMBERED_BYTES = 1 << 30  # of what the layers below the trained ones computed
 _SAME_THREADS = 100  # steps before another number is tried
+# Products of a new size have code generated for them, which is kept: gigabytes after some hundred sizes.
+_ROUND_ROWS = 64
 _SAVE_EVERY_S = 120.0
 _SMOOTHED = 0.95
 _FASTER = 1.2  # times as fast, and bfloat16 is worth its rounding
@@ -191,7 +193,7 @@ class Trainer:
                 chosen = answers_of_step(len(self._answers), self.steps, self._method.texts, self._seed)
                 start = time.monotonic()
                 threads.choose()
-                x = [self._lower_of(index) for index in chosen]
+                x = self._lower_of(chosen)
                 begun = time.monotonic()
                 self._step(chosen, torch.cat(x), done)
                 threads.measured(time.monotonic() - begun, sum(map(len, x)))
@@ -208,9 +210,11 @@ class Trainer:
         for group in self._optimizer.param_groups:
             warm = min((self.steps + 1) / _WARM_UP, 1.0)
             group["lr"] = self._rate * warm * (1 - (1 - self._method.least) * done)
+        x, lengths = F.pad(x, (0, 0, 0, -len(x) % _ROUND_ROWS)), _filled_up(batch.lengths)
+        known = len(batch.rows)
         with self._precision():
-            hidden = self._network.upper(x, batch.lengths)[batch.rows]
-            logits = F.linear(hidden, self._output)
+            rows = F.pad(batch.rows, (0, -known % _ROUND_ROWS))
+            logits = F.linear(self._network.upper(x, lengths)[rows], self._output)[:known]
         loss = self._loss(logits.float(), torch.searchsorted(self._columns, batch.top), batch.logprobs)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -225,17 +229,21 @@ class Trainer:
     def _precision(self) -> AbstractContextManager[None]:
         return torch.autocast("cpu", torch.bfloat16) if self.half else nullcontext()
 
-    def _lower_of(self, index: int) -> Tensor:
-        """(length, width) what the first trained layer reads of this answer's text."""
-        if index in self._lower:
-            return self._lower[index]
-        text = text_of(self._answers[index])
-        with self._precision():
-            x = self._network.lower(torch.tensor(text), (len(text),)).float()
-        if self._lower_bytes + x.nbytes <= _REMEMBERED_BYTES:
-            self._lower[index] = x
-            self._lower_bytes += x.nbytes
-        return x
+    def _lower_of(self, chosen: Sequence[int]) -> list[Tensor]:
+        """(length, width) for each of these answers, what the first trained layer reads of its text."""
+        texts = {index: text_of(self._answers[index]) for index in chosen if index not in self._lower}
+        found = {index: self._lower[index] for index in chosen if index in self._lower}
+        if texts:
+            lengths = _filled_up([len(text) for text in texts.values()])
+            tokens = torch.tensor([token for text in texts.values() for token in text])
+            with self._precision():
+                x = self._network.lower(F.pad(tokens, (0, -len(tokens) % _ROUND_ROWS)), lengths).float()
+            for index, part in zip(texts, x.split_with_sizes(list(lengths)), strict=False):
+                found[index] = part
+                if self._lower_bytes + part.nbytes <= _REMEMBERED_BYTES:
+                    self._lower[index] = part
+                    self._lower_bytes += part.nbytes
+        return [found[index] for index in chosen]
 
     def save(self) -> None:
         """Save everything that the next run needs to go on.
@@ -268,6 +276,12 @@ class Trainer:
                 weight.copy_(state["weights"][name])
         self._optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds, self.loss = state["steps"], state["seconds"], state["loss"]
+
+
+def _filled_up(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Lengths of texts, and behind them that of a filler up to a round number of rows."""
+    filler = -sum(lengths) % _ROUND_ROWS
+    return (*lengths, filler) if filler else tuple(lengths)
 
 
 def _read(path: Path) -> dict[str, Any]:
