@@ -28,7 +28,7 @@ from edgespec.speculation.learning.published import ByRank, Even
 from edgespec.speculation.learning.tables import Table
 from edgespec.speculation.noise import GumbelNoise
 from edgespec.speculation.ranking import ByAgreement, ByProbability, Ranking
-from edgespec.speculation.sources.base import Proposer, TargetRows, proposals_of
+from edgespec.speculation.sources.base import KEPT_OF_ROWS, Proposer, TargetRows, proposals_of
 from edgespec.speculation.tree import IntArray, TokenTree
 from edgespec.speculation.tree_search import TreeSearch, draft_steps
 
@@ -38,7 +38,7 @@ Key = tuple[int, tuple[int, ...]]
 _BATCH = 64  # contexts read at once: with as many parents of theirs they must find room in _SEQUENCES
 _ROWS = 512  # of a batch: those and what is not in the cache above them
 _AHEAD = 32  # tokens that one way may be ahead of another
-_COLUMNS = 16  # candidates by probability that are remembered
+_COLUMNS = KEPT_OF_ROWS  # candidates by probability that are remembered
 _SEQUENCES = 256
 
 

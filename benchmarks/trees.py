@@ -28,7 +28,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -39,7 +39,7 @@ import numpy as np
 import edgespec
 from benchmarks.replay import Contexts, Run, Walk, replay
 from benchmarks.report_trees import report
-from benchmarks.workload import dropped, dropped_four, q4_0, smollm2
+from benchmarks.workload import dropped, dropped_four, q4_0, read_lines, smollm2
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.probe import usable_cores
 from edgespec.models.llama.quantize import make_drafter
@@ -142,6 +142,7 @@ def run(options: argparse.Namespace) -> None:
                         target,
                         Text(question, temperature, prompt, answer),
                         whole=options.whole,
+                        forget=options.forget,
                     )
                     line = {"pair": pair, "temperature": temperature, "question": question.number}
                     line |= {"category": question.category, "prompt_tokens": len(prompt)}
@@ -172,6 +173,7 @@ def replay_all(
     text: Text,
     *,
     whole: bool,
+    forget: bool,
 ) -> dict[str, dict[str, Any]]:
     """Methods and budgets along one text. What each learned before is read, and kept afterwards."""
     config = GenerationConfig(temperature=text.temperature)
@@ -182,6 +184,8 @@ def replay_all(
     for method, budget in wanted:
         policy = policy_of(method, learned / f"{method} {budget}.npz")
         model, proposers = sources_of(method, budget)
+        for proposer in proposers if forget else ():
+            proposer.forget()
         limits = limits_of(policy, budget, config)
         if not model:
             limits = replace(limits, depth=budget)
@@ -349,16 +353,6 @@ def questions_of(path: Path) -> list[Question]:
     return [q[turn] for turn in range(most) for q in by_category.values() if turn < len(q)]
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file; none if there is no file, and no half line at its end."""
-    if path.exists():
-        for line in path.read_text().splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                print(f"{path}: a line is not JSON and is left out.", file=sys.stderr)
-
-
 def _write(file: Any, line: dict[str, Any]) -> None:
     file.write(json.dumps(line) + "\n")
     file.flush()
@@ -384,6 +378,9 @@ def _parse() -> argparse.Namespace:
         dest="whole",
         action="store_false",
         help="sources see what the target says after accepted nodes alone",
+    )
+    parser.add_argument(
+        "--forget", action="store_true", help="sources forget each text and its passes before the next"
     )
     parser.add_argument("--bf16", action="store_true", help="replay with copies of the drafters in BF16")
     parser.add_argument("--minutes", type=float, default=1e6, help="start nothing new after so long")

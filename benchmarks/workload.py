@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_cache_path
 
@@ -66,3 +70,13 @@ def dropped() -> Path:
 def dropped_four() -> Path:
     """Layers 14, 17, 20 and 23 dropped: agrees on about 0.5."""
     return drafter("drop-14-17-20-23", "keep", (14, 17, 20, 23))
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file; none if there is no file, and no half line at its end."""
+    if path.exists():
+        for line in path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                print(f"{path}: a line is not JSON and is left out.", file=sys.stderr)

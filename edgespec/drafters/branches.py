@@ -32,7 +32,7 @@ class Branches:
         self._extended: set[int] = set()  # nodes whose path a child has taken over
         self._free: list[int] = []  # paths below `used_paths` that hold the text alone
         self._numbers = {0: 0}  # of the search's nodes
-        self._inherited = 0  # nodes from the search before, without the root
+        self._found_before = False  # whether there may be nodes that the search has not come upon
 
     def __len__(self) -> int:
         """Nodes that were read, without the root."""
@@ -49,8 +49,8 @@ class Branches:
         return known
 
     def known(self, frontier: Frontier) -> NDArray[np.bool_]:
-        """(nodes,) whether a node was read in the search before, so that its candidates are known."""
-        if not self._inherited:
+        """(nodes,) whether a node was read before the search came upon it: its candidates are known."""
+        if not self._found_before:
             return np.asarray(frontier.nodes == 0) & (0 in self.found)
         return np.array([n is not None and n in self.found for n in self.numbers(frontier)], dtype=np.bool_)
 
@@ -79,9 +79,10 @@ class Branches:
         return frozenset(self._paths.values())
 
     def add(self, node: int, parent: int, token: int, depth: int, cache: TextCache) -> int | None:
-        """Note that a search's node is going to be read.
+        """Note that a search's node is going to be read, or one that it has not come upon yet.
 
         Args:
+            node: its number in the search; below 0 for a node that is read ahead.
             depth: edges from the root.
 
         Returns:
@@ -100,6 +101,7 @@ class Branches:
         self._children[above, token] = number
         self._paths[number] = path
         self._numbers[node] = number
+        self._found_before |= node < 0
         return path
 
     def _path_below(self, parent: int, depth: int, cache: TextCache) -> int | None:
@@ -133,7 +135,7 @@ class Branches:
         rest._paths = {new: self._paths[old] for old, new in kept.items() if new}
         rest._extended = {new for old, new in kept.items() if old in self._extended}
         rest.found = {new: self.found[old] for old, new in kept.items() if old in self.found}
-        rest._inherited = len(rest._paths)
+        rest._found_before = bool(rest._paths)
         rest.used_paths = max(rest._paths.values(), default=-1) + 1
         rest._free = sorted(set(range(rest.used_paths)) - rest.held_paths)
         return rest

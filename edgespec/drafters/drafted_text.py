@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.branches import Branches
+from edgespec.drafters.cascade import Cascade, joined
 from edgespec.models.llama.cache.text_cache import TextCache, common_prefix
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.speculation.drafters.base import ProposedBy
@@ -54,6 +55,9 @@ class DraftedText:
         self._ranking: Ranking | None = None
         self._proposals: JoinedProposals | None = None
         self._asked = 0  # candidates of each node in the last tree
+        self._cascade = Cascade()
+        self._read_ahead: Frontier | None = None  # nodes that the latest step reads beside the frontier's
+        self._not_met: set[int] = set()  # nodes read ahead that the search has not come upon
 
     def begin(self, text: Sequence[int]) -> None:
         """Begin a new tree after this text."""
@@ -66,6 +70,7 @@ class DraftedText:
         self.cache.rewind(len(self.read))
         del self.read[self.cache.length :]
         self._branches, self.pending = Branches(), []
+        self._read_ahead = None
         self._expansions, self._text, self._limits, self._ranking = Expansions(), [], None, None
 
     def forget(self) -> None:
@@ -97,6 +102,7 @@ class DraftedText:
         """
         text = self._text
         last, self._branches = self._branches, Branches()
+        self._read_ahead, self._not_met = None, set()
         known = len(self.read)
         goes_on = text[:known] == self.read
         path = last.walk(text[known:]) if goes_on else [0]
@@ -159,61 +165,84 @@ class DraftedText:
         """(nodes,) whether a node's candidates are known already."""
         return self._branches.known(frontier)
 
-    def branch_batch(self, frontier: Frontier) -> tuple[list[int], Batch | None]:
-        """The rows that read a frontier's nodes into their branches.
+    def branch_batch(self, frontier: Frontier, room: int = 0) -> tuple[list[int], Batch | None]:
+        """The rows that read a frontier's nodes into their branches, and nodes that sources are sure of.
+
+        Args:
+            room: most nodes that are read beside the frontier's.
 
         Returns:
-            The indices of the nodes that are read, and their rows; nodes that were read already, and those
-            without a free sequence id, are left out.
+            The indices of the nodes that are read, and the rows, theirs first; nodes that were read already,
+            and those without a free sequence id, are left out.
         """
-        rows, paths = [], []
-        steps = zip(
-            frontier.nodes.tolist(),
-            frontier.parents.tolist(),
-            frontier.tokens.tolist(),
-            frontier.depths.tolist(),
-            strict=True,
+        rows, paths = self._add(frontier)
+        self._read_ahead = None
+        if not rows:
+            return rows, None
+        read = frontier.part(rows)
+        if room and self._proposals is not None:
+            assert self._limits is not None
+            assert self._ranking is not None
+            start = self.unread + len(self._text)
+            chains = self._cascade.chains(read, self._proposals, self._limits, self._ranking, start, room)
+            ahead, paths_ahead = self._add(chains)
+            if ahead:
+                self._read_ahead = chains.part(ahead)
+                read, paths = joined([read, self._read_ahead]), paths + paths_ahead
+        return rows, Batch(
+            tokens=read.tokens,
+            positions=read.depths + np.int32(len(self.read) - 1),
+            sequence_ids=np.array(paths, dtype=np.int32),
+            offsets=np.arange(len(paths) + 1, dtype=np.int64),
+            wants_logits=np.ones(len(paths), dtype=np.bool_),
         )
-        for row, (node, parent, token, depth) in enumerate(steps):
+
+    def _add(self, frontier: Frontier) -> tuple[list[int], list[int]]:
+        """Note that nodes are going to be read: indices of those that can and need be, and their paths."""
+        rows, paths = [], []
+        for row, (node, parent, token, depth) in enumerate(frontier.rows()):
             if self._branches.number(node, parent, token) in self._branches.found:
                 continue
             path = self._branches.add(node, parent, token, depth, self.cache)
             if path is not None:
                 rows.append(row)
                 paths.append(path)
-        if not rows:
-            return rows, None
-        return rows, Batch(
-            tokens=frontier.tokens[rows],
-            positions=frontier.depths[rows] + np.int32(len(self.read) - 1),
-            sequence_ids=np.array(paths, dtype=np.int32),
-            offsets=np.arange(len(rows) + 1, dtype=np.int64),
-            wants_logits=np.ones(len(rows), dtype=np.bool_),
-        )
+        return rows, paths
 
     def ranked(self, frontier: Frontier, rows: list[int], logits: FloatArray) -> Children:
         """The candidates of a frontier.
 
         Args:
             rows: the nodes that were read.
-            logits: (rows, n_vocab) after each of them.
+            logits: (rows, n_vocab) after each of them, and after each node that was read ahead.
         """
         assert self._limits is not None
         assert self._ranking is not None
         count, found = self._limits.branching, self._branches.found
-        numbers = self._branches.numbers(frontier)
         if rows:
+            read, places = frontier, rows
+            if len(logits) > len(rows):
+                assert self._read_ahead is not None
+                read = joined([frontier, self._read_ahead])
+                places = [*rows, *range(len(frontier.nodes), len(read.nodes))]
+            numbers = self._branches.numbers(read)
             start = self.unread + len(self.read)
-            positions = [start + int(depth) for depth in frontier.depths[rows]]
-            self._ranking.before_ranking(frontier, rows)
-            best = self._ranking.best(logits, positions, count, frontier.tokens[rows])
-            for row, place in enumerate(rows):
+            positions = [start + int(depth) for depth in read.depths[places]]
+            self._ranking.before_ranking(read, places)
+            best = self._ranking.best(logits, positions, count, read.tokens[places])
+            for row, place in enumerate(places):
                 number = numbers[place]
                 assert number is not None, "it was read"
                 found[number] = best.row(row)
-            if len(rows) == len(frontier.nodes):
+                if place >= len(frontier.nodes):
+                    self._not_met.add(number)
+            if len(places) == len(frontier.nodes):
                 return best
         # Nodes that were read earlier have their candidates, and those that could not be read have none.
+        numbers = self._branches.numbers(frontier)
+        met = self._not_met.intersection(n for n in numbers if n is not None)
+        self._not_met -= met
+        self._cascade.came_upon(len(met))
         parts = [
             (row, found[n].first(count)) for row, n in enumerate(numbers) if n is not None and n in found
         ]
@@ -250,12 +279,14 @@ class DraftStep:
     """The part of a draft step that concerns one text: which nodes are read, and their rows.
 
     Attributes:
+        room: most nodes that may be read beside the frontier's.
         rows: which nodes of the frontier are read.
         batch: the rows that are decoded; None if there are none.
     """
 
     text: DraftedText
     frontier: Frontier
+    room: int = 0
     batch: Batch | None = None
 
     def __post_init__(self) -> None:
@@ -265,6 +296,11 @@ class DraftStep:
     def n_outputs(self) -> int:
         """Rows of the batch whose logits are computed; the nodes' are the last of them."""
         return self.batch.n_outputs if self.batch is not None else 0
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes that are read: the frontier's, and those ahead."""
+        return 1 if self.reads_text else self.n_outputs
 
     @property
     def reads_text(self) -> bool:
@@ -277,4 +313,4 @@ class DraftStep:
             self.text.read_pending(most_pending)
             self.batch = self.text.pending_batch()
         else:
-            self.rows, self.batch = self.text.branch_batch(self.frontier)
+            self.rows, self.batch = self.text.branch_batch(self.frontier, self.room)

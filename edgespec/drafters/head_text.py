@@ -151,8 +151,8 @@ class HeadText(DraftedText):
         self._features = self._features[gone:]
         self._first += gone
 
-    def branch_batch(self, frontier: Frontier) -> tuple[list[int], Batch | None]:
-        rows, batch = super().branch_batch(frontier)
+    def branch_batch(self, frontier: Frontier, room: int = 0) -> tuple[list[int], Batch | None]:
+        rows, batch = super().branch_batch(frontier)  # nothing ahead: the features above would be missing
         if batch is None:
             return rows, None
         parents = frontier.parents[rows].tolist()

@@ -55,9 +55,11 @@ class ModelDrafter(Drafter):
     Attributes:
         steps, rows: draft steps of the last trees, and nodes read in them.
         keeps_branches: whether what was read below the target's choice is of use for the next tree.
+        cascades: whether draft steps also read what sources are sure of; may be changed between trees.
     """
 
     keeps_branches = True
+    cascades = True
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class ModelDrafter(Drafter):
         self._store: StateStore | None = None
         self.steps = self.rows = 0
         self._ahead: Iterator[None] | None = None  # draft steps below the last tree
+        self._reads_ahead = False  # whether the steps of the last tree read what sources are sure of
         self._changing = False  # a call has begun and not ended
 
     def _new_text(self, cache: TextCache) -> DraftedText:
@@ -121,6 +124,7 @@ class ModelDrafter(Drafter):
             )
             if goes_on:
                 limits = replace(limits, remembered=_LEAST_AHEAD)
+            self._reads_ahead = goes_on and self.cascades
             grown = grow_together(searches, self._expand, limits, self._known)
             for index, tree in zip(served, grown, strict=True):
                 trees[index] = tree
@@ -317,7 +321,7 @@ class ModelDrafter(Drafter):
         """One draft step of several trees."""
         known = [bool(self._known(place, frontier).all()) for place, frontier in frontiers]
         steps = [
-            DraftStep(self._drafted[place], frontier)
+            DraftStep(self._drafted[place], frontier, self._room_ahead(frontier))
             for (place, frontier), is_known in zip(frontiers, known, strict=True)
             if not is_known
         ]
@@ -330,6 +334,10 @@ class ModelDrafter(Drafter):
                 rows = step.rows
             found.append(text.joined(frontier, text.ranked(frontier, rows, logits)))
         return found
+
+    def _room_ahead(self, frontier: Frontier) -> int:
+        """Most nodes that a draft step reads beside those of the frontier."""
+        return self._context.n_outputs - len(frontier.nodes) if self._reads_ahead else 0
 
     def _known(self, place: int, frontier: Frontier) -> NDArray[np.bool_]:
         """(nodes,) whether the candidates of a frontier's nodes are known already."""
@@ -351,10 +359,10 @@ class ModelDrafter(Drafter):
                     step.text.cache.appended(len(step.text.pending))
                 step.text.note_pending_read()
         self.steps += bool(parts)
-        self.rows += sum(len(step.rows) for step in steps)
+        self.rows += sum(step.n_nodes for step in steps)
         logits = self._context.logits() if parts else np.empty((0, self._n_vocab), dtype=np.float32)
         ends = np.cumsum([step.n_outputs for step in steps]).tolist()
-        wanted = [slice(end - len(step.rows), end) for step, end in zip(steps, ends, strict=True)]
+        wanted = [slice(end - step.n_nodes, end) for step, end in zip(steps, ends, strict=True)]
         self._was_read(steps, wanted)
         return [logits[rows, : self._n_vocab] for rows in wanted]
 

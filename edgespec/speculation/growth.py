@@ -6,7 +6,7 @@ best nodes within a budget form a tree. `tree_search` finds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +29,16 @@ class Frontier:
     tokens: IntArray
     parents: IntArray
     depths: IntArray
+
+    def part(self, rows: Sequence[int] | NDArray[np.intp]) -> Frontier:
+        """Some of the nodes."""
+        which = np.asarray(rows, dtype=np.intp)
+        return Frontier(self.nodes[which], self.tokens[which], self.parents[which], self.depths[which])
+
+    def rows(self) -> Iterator[tuple[int, int, int, int]]:
+        """Each node with its parent, its token and its depth."""
+        columns = (self.nodes, self.parents, self.tokens, self.depths)
+        return zip(*(column.tolist() for column in columns), strict=True)
 
 
 @dataclass(frozen=True)

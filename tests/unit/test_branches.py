@@ -58,6 +58,11 @@ class _Cells:
         return [cell.token for cell in sorted(seen, key=lambda cell: cell.position)]
 
 
+def _one(node: int, parent: int, token: int, depth: int) -> Frontier:
+    one = np.array([node], dtype=np.int32)
+    return Frontier(one, one * 0 + token, one * 0 + parent, one * 0 + depth)
+
+
 class _Drafted:
     """A text and its branches, read as a drafter reads them, with a plain record of what is where."""
 
@@ -71,6 +76,7 @@ class _Drafted:
         self.branches.found[0] = Children.none(1)
         self.search: list[tuple[int, int, int]] = [(-1, 1, 0)]  # parent, token and depth of a search's nodes
         self.read = {0: 0}  # node of the search -> node of the branches
+        self.ahead = 0  # nodes that were read ahead of the search
 
     def path(self, node: int) -> list[int]:
         tokens: list[int] = []
@@ -87,8 +93,7 @@ class _Drafted:
         if node is None:
             node = len(self.search)
             self.search.append((parent, token, depth))
-        one = np.array([node], dtype=np.int32)
-        frontier = Frontier(one, one * 0 + token, one * 0 + parent, one * 0 + depth)
+        frontier = _one(node, parent, token, depth)
         (known,) = self.branches.known(frontier).tolist()
         (number,) = self.branches.numbers(frontier)
         if number is None:
@@ -102,6 +107,33 @@ class _Drafted:
             self.branches.found[number] = Children.none(1)
         self.read[node] = number
         return known
+
+    def read_with(self, parent: int, token: int, then: list[int]) -> None:
+        """Search on below a node, and read a chain below the new one in the same decode."""
+        depth, node = self.search[parent][2] + 1, len(self.search)
+        if any(step[:2] == (parent, token) for step in self.search):
+            return
+        self.search.append((parent, token, depth))
+        if self.branches.number(node, parent, token) is not None:
+            self.read[node] = self.branches.numbers(_one(node, parent, token, depth))[0] or 0
+            return
+        tokens, paths, above = [token, *then], [], parent
+        for below, number in enumerate([node, *range(-1 - self.ahead, -1 - self.ahead - len(then), -1)]):
+            path = self.branches.add(number, above, tokens[below], depth + below, self.cache)
+            if path is None:
+                break
+            paths.append(path)
+            above = number
+        self.ahead += len(then)
+        if not paths:
+            self.search.pop()
+            return
+        batch = Batch.run(tokens[: len(paths)], len(self.text) - 1 + depth, 1)
+        self.cache.try_branches(batch.with_sequences(np.array(paths, dtype=np.int32)))
+        way = self.branches.walk([*self.path(node), *then])[depth:]
+        for number in way[: len(paths)]:
+            self.branches.found.setdefault(number, Children.none(1))
+        self.read[node] = way[0]
 
     def go_on(self, node: int) -> None:
         """The text goes on to a node that was read."""
@@ -130,8 +162,11 @@ def test_every_branch_holds_its_own_path_however_often_the_text_goes_on(data: st
     drafted = _Drafted()
     for _ in range(data.draw(st.integers(1, 4))):
         for _ in range(data.draw(st.integers(0, 14))):
-            parent = data.draw(st.sampled_from(sorted(drafted.read)))
-            drafted.expand(parent, data.draw(st.integers(0, 3)))
+            parent, token = data.draw(st.sampled_from(sorted(drafted.read))), data.draw(st.integers(0, 3))
+            if data.draw(st.booleans()):
+                drafted.read_with(parent, token, data.draw(st.lists(st.integers(0, 3), max_size=3)))
+            else:
+                drafted.expand(parent, token)
             drafted.check()
         drafted.go_on(data.draw(st.sampled_from(sorted(drafted.read))))
         drafted.check()
@@ -148,6 +183,18 @@ def test_what_was_read_below_the_new_root_is_known() -> None:
     assert drafted.expand(1, 9)
     assert drafted.expand(0, 8)
     assert not drafted.expand(0, 6)
+    drafted.check()
+
+
+def test_what_was_read_ahead_is_known_when_the_search_comes_upon_it() -> None:
+    drafted = _Drafted()
+    drafted.read_with(0, 5, [6, 7])
+    assert drafted.expand(1, 6)
+    assert drafted.expand(2, 7)
+    assert not drafted.expand(2, 8)
+    drafted.check()
+    drafted.go_on(2)
+    assert drafted.expand(0, 7)
     drafted.check()
 
 

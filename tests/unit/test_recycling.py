@@ -11,7 +11,7 @@ from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.evidence import RecycledFrom, recycled_classes
 from edgespec.speculation.growth import Frontier, TreeLimits
 from edgespec.speculation.ranking import ByProbability
-from edgespec.speculation.sources.base import MOST_CANDIDATES, TargetRows
+from edgespec.speculation.sources.base import KEPT_OF_ROWS, TargetRows
 from edgespec.speculation.sources.recycling import RecycledSource, Successors, _pair_keys
 from edgespec.speculation.sources.target_rows import observed, target_rows
 from edgespec.speculation.tree import TokenTree
@@ -37,7 +37,7 @@ _PASSES = st.lists(
     st.tuples(
         st.integers(0, 5),
         st.integers(0, 5),
-        st.lists(st.integers(0, 300), min_size=1, max_size=12, unique=True),
+        st.lists(st.integers(0, 300), min_size=1, max_size=40, unique=True),
     ),
     max_size=30,
 )
@@ -59,7 +59,7 @@ def test_the_latest_successors_are_kept(passes: list[tuple[int, int, list[int]]]
     of_token: dict[int, list[int]] = {}
     for before, last, tokens in passes:
         successors.put(_ids(before), _ids(last), *_rows([tokens]))
-        of_pair[before, last] = of_token[last] = tokens[:MOST_CANDIDATES]
+        of_pair[before, last] = of_token[last] = tokens[:KEPT_OF_ROWS]
     for before in range(6):
         for last in range(6):
             pair, token = _after(successors, before, last)
@@ -105,7 +105,7 @@ def test_it_takes_less_than_two_megabytes() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         before, last = rng.integers(0, 150_000, (2, 64)).astype(np.int32)
-        source._successors.put(before, last, *_rows(rng.integers(0, 150_000, (64, 8)).tolist()))
+        source._successors.put(before, last, *_rows(rng.integers(0, 150_000, (64, KEPT_OF_ROWS)).tolist()))
     assert source._successors.nbytes < 2_000_000
 
 
@@ -115,8 +115,8 @@ def test_what_the_target_said_is_drafted_next_time(tree: TokenTree, seed: int) -
     text = [3, int(tree.tokens[0])]
     drafter = ProposingDrafter([RecycledSource()])
     drafter.observe(text, tree, logits)
-    drafted = texts_of(drafter.draft(text, TreeLimits(9, depth=1), _RANKING))
-    best = np.argsort(-logits[0], kind="stable")[:MOST_CANDIDATES].tolist()
+    drafted = texts_of(drafter.draft(text, TreeLimits(KEPT_OF_ROWS + 1, depth=1), _RANKING))
+    best = np.argsort(-logits[0], kind="stable")[:KEPT_OF_ROWS].tolist()
     assert set(drafted) == {(text[-1],), *((text[-1], token) for token in best)}
 
 

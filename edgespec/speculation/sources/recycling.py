@@ -6,7 +6,7 @@ and drafts from those; the latest ones win. Here, successors of pairs of tokens 
 The rest of the candidates, which is all of them after a token that is new, are what was likely in the last
 token's place.
 
-The table is in memory only, and holds the same two megabytes whatever is read.
+The table is in memory only, and holds the same 1.6 megabytes whatever is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgespec.speculation.evidence import NOTHING, RecycledFrom, Source, recycled_classes
 from edgespec.speculation.growth import Frontier
 from edgespec.speculation.sources.base import (
-    MOST_CANDIDATES,
+    KEPT_OF_ROWS,
     Candidates,
     Proposals,
     Proposer,
@@ -28,7 +28,7 @@ from edgespec.speculation.sources.base import (
 from edgespec.speculation.tree import FloatArray, IntArray, TokenTree
 
 _ORDERS = 2  # the last token, or the last two
-_ROWS = 1 << 14  # contexts of each order; where two fall into one row, the later one stays
+_ROWS = 1 << 12  # contexts of each order; where two fall into one row, the later one stays
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio (Knuth's multiplicative hashing)
 _UNSEEN = np.uint64(2**64 - 1)  # no pair of token ids
 
@@ -41,8 +41,8 @@ class Successors:
 
     def __init__(self) -> None:
         self._keys = np.full((_ORDERS, _ROWS), _UNSEEN)
-        self._tokens = np.zeros((_ORDERS, _ROWS, MOST_CANDIDATES), dtype=np.int32)
-        self._chances = np.zeros((_ORDERS, _ROWS, MOST_CANDIDATES), dtype=np.float16)
+        self._tokens = np.zeros((_ORDERS, _ROWS, KEPT_OF_ROWS), dtype=np.int32)
+        self._chances = np.zeros((_ORDERS, _ROWS, KEPT_OF_ROWS), dtype=np.float16)
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +56,7 @@ class Successors:
             before, last: (rows,) the last two tokens of each context.
             tokens, chances: (rows, kept) the likeliest tokens after it, with their probabilities.
         """
-        tokens, chances = tokens[:, :MOST_CANDIDATES], chances[:, :MOST_CANDIDATES]
+        tokens, chances = tokens[:, :KEPT_OF_ROWS], chances[:, :KEPT_OF_ROWS]
         self._set(_pair_keys(before, last), RecycledFrom.PAIR, tokens, chances)
         self._set(last.astype(np.uint64), RecycledFrom.TOKEN, tokens, chances)
 
@@ -140,7 +140,7 @@ class RecycledSource(Proposer):
 def _fill(candidates: dict[int, int], more: Iterable[tuple[int, int]]) -> None:
     """Add candidates with their classes, as far as there is room."""
     for token, kind in more:
-        if len(candidates) >= MOST_CANDIDATES:
+        if len(candidates) >= KEPT_OF_ROWS:
             return
         if kind:
             candidates.setdefault(token, kind)

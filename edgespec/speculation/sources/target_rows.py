@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.speculation.sources.base import MOST_CANDIDATES, Proposer, TargetRows
+from edgespec.speculation.sources.base import KEPT_OF_ROWS, Proposer, TargetRows
 from edgespec.speculation.top import top
 from edgespec.speculation.tree import FloatArray, TokenTree
 
@@ -32,7 +32,7 @@ def target_rows(tree: TokenTree, logits: FloatArray) -> TargetRows:
     nodes = np.arange(len(tree), dtype=np.int32)
     if len(nodes) > _MOST_ROWS:
         nodes = np.argsort(-tree.logprobs, kind="stable")[:_MOST_ROWS].astype(np.int32)
-    values, tokens = top(logits if len(nodes) == len(logits) else logits[nodes], MOST_CANDIDATES)
+    values, tokens = top(logits if len(nodes) == len(logits) else logits[nodes], KEPT_OF_ROWS)
     with np.errstate(invalid="ignore"):  # rows that are not finite are of no use, and no error of this part
         chances = np.exp(values - values[:, :1])
         chances /= chances.sum(axis=1, keepdims=True)
