@@ -88,6 +88,7 @@ class MemoryUse:
     peak_rss_bytes: int = 0
     resident_bytes: int = 0
     streamed_bytes_per_pass: int = 0
+    device_bytes: int = 0  # weights on graphics cards and other machines
 
 
 @dataclass(frozen=True)
