@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.loading.cards import Card, Cards
 from edgespec.loading.devices import ALL, AUTO, NONE, with_type
-from edgespec.loading.placing import Wish, drafter_card, drafter_layers, place_on_cards, without
+from edgespec.loading.placing import Wish, card_layers, drafter_card, drafter_layers, place_on_cards, without
 from edgespec.loading.spreading import Spread
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.footprint import Footprint
@@ -26,7 +26,8 @@ class OnCards:
     """What is on devices of this machine.
 
     Attributes:
-        spread: of the target's layers; None if there are no devices to spread them over.
+        spread: of the target's layers; None if none are on devices.
+        target: the same for llama.cpp.
         drafter_card: that the drafter is on; None if it is on the processor.
         drafter: the same for llama.cpp.
         drafter_bytes: of its weights there.
@@ -34,6 +35,7 @@ class OnCards:
     """
 
     spread: Spread | None = None
+    target: DeviceLayers = ON_PROCESSOR
     drafter_card: Card | None = None
     drafter: DeviceLayers = ON_PROCESSOR
     drafter_bytes: int = 0
@@ -87,7 +89,7 @@ def plan_for_cards(
         on, cards, needs = _with_drafter(on, cards, needs, drafter, state)
     if options.gpu_layers == 0:
         return on
-    wish = Wish(options.gpu_layers, state.most_on_devices, _read_rate(target))
+    wish = Wish(options.gpu_layers, state.most_on_devices, read_rate(target))
     spread = place_on_cards(cards, needs, target, room, wish)
     wanted = options.gpu_layers
     total = spread.here + spread.elsewhere
@@ -97,7 +99,8 @@ def plan_for_cards(
     if not spread.elsewhere:
         return on
     shared = _shared_bytes(cards, spread, needs.footprints[0])
-    return replace(on, spread=spread, shared_bytes=on.shared_bytes + shared)
+    layers = card_layers(cards, spread)
+    return replace(on, spread=spread, target=layers, shared_bytes=on.shared_bytes + shared)
 
 
 def _with_drafter(
@@ -108,7 +111,7 @@ def _with_drafter(
     options = state.options
     if options.gpu_layers == 0 and options.draft_device == AUTO:
         return on, cards, needs
-    measured = with_type(cards, drafter, state)
+    measured = with_type(cards, drafter, state.card_request)
     card = drafter_card(measured, drafter, size, options.draft_device)
     if card is None:
         return on, cards, needs
@@ -123,7 +126,7 @@ def _with_drafter(
     return on, without(cards, card, size.total), on.left(needs)
 
 
-def _read_rate(files: ModelFiles) -> float:
+def read_rate(files: ModelFiles) -> float:
     """Bytes that the disk of a model reads per second, as far as that is known."""
     disk = ProfileStore().disk(disk_key(files.paths[0]))
     return disk.speed if disk is not None and disk.speed else _USUAL_RATE

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, UsageError
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
 from edgespec.loading.cards import Card, Cards
 from edgespec.loading.spreading import usual_type
-from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.build import SHARED_GPU, Device, current_build
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
+from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
 
 AUTO, ALL, NONE = "auto", "all", "none"
@@ -38,26 +38,48 @@ def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
     return tuple(known[name] for name in names) or there
 
 
-def open_cards(files: ModelFiles, state: LoadState) -> Cards | None:
+@dataclass
+class CardRequest:
+    """Which devices are to be used.
+
+    Attributes:
+        layers: "auto", "all" or a number.
+        names: of devices; empty for all.
+        n_threads: the processor computes with.
+        drafter: "auto", "none" or the name of a device for the drafter.
+        notes: what was found, in sentences.
+    """
+
+    layers: int | str
+    names: tuple[str, ...]
+    n_threads: int
+    drafter: str = NONE
+    on_progress: Progress = no_progress
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def forced(self) -> bool:
+        """Whether a device must be used."""
+        return self.layers not in (0, AUTO) or self.drafter not in (AUTO, NONE)
+
+
+def open_cards(files: ModelFiles, request: CardRequest) -> Cards | None:
     """The cards that may hold layers of the target or the drafter, measured; None if there are none.
 
     Raises:
         UsageError: layers were asked for, and there is no device; or there is none of a name.
         BackendError: llama.cpp fails with a device that was asked for.
     """
-    options = state.options
-    forced = options.gpu_layers not in (0, AUTO) or options.draft_device not in (AUTO, NONE)
-    if options.workers or (options.gpu_layers == 0 and not forced):
+    if request.layers == 0 and not request.forced:
         return None
-    there = find_devices(options.device)
-    if options.draft_device not in (AUTO, NONE, *(device.name for device in there)):
-        there += find_devices([options.draft_device])
+    there = find_devices(request.names)
+    if request.drafter not in (AUTO, NONE, *(device.name for device in there)):
+        there += find_devices([request.drafter])
     if not there:
-        if forced:
-            wanted = "all" if options.gpu_layers == ALL else options.gpu_layers
+        if request.forced:
             why = "finds no GPU here" if current_build().offloads else "is compiled for the processor alone"
             raise UsageError(
-                f"The gpu layers are {wanted}, and this llama.cpp build {why}.",
+                f"The gpu layers are {request.layers}, and this llama.cpp build {why}.",
                 _why_none("Leave out --gpu-layers"),
             )
         return None
@@ -65,30 +87,30 @@ def open_cards(files: ModelFiles, state: LoadState) -> Cards | None:
     cards = []
     for device in there:
         try:
-            cards.append(measured(device, type_id, state))
+            cards.append(measured(device, type_id, request))
         except DeviceFailed as error:
-            if forced or options.device:
+            if request.forced or request.names:
                 raise BackendError(
                     f"llama.cpp cannot compute on {device.name} ({device.description}): trying it, it ended "
                     f"({error}).",
                     "Update the card's driver, or use --gpu-layers 0.",
                 ) from error
-            state.notes.append(f"{device.name} is not used: trying it, llama.cpp ended ({error}).")
-    state.notes += [describe(card) for card in cards]
+            request.notes.append(f"{device.name} is not used: trying it, llama.cpp ended ({error}).")
+    request.notes += [describe(card) for card in cards]
     return Cards.of(cards, type_id) if cards else None
 
 
-def measured(device: Device, type_id: int, state: LoadState) -> Card:
+def measured(device: Device, type_id: int, request: CardRequest) -> Card:
     """A device, with how fast it is: as stored, or measured now in a child process.
 
     Raises:
         DeviceFailed: llama.cpp cannot compute on it.
     """
-    store, key = ProfileStore(), _key(device, type_id, state.n_threads)
+    store, key = ProfileStore(), _key(device, type_id, request.n_threads)
     profile = store.device(key)
     if profile is None:
-        state.on_progress(f"Trying {device.name} (once)", 0.0)
-        profile = measure_device(device.name, type_id, state.n_threads)
+        request.on_progress(f"Trying {device.name} (once)", 0.0)
+        profile = measure_device(device.name, type_id, request.n_threads)
         store.put(key, profile)
     return Card(
         device.name, device.description, device.free, device.total, device.kind == SHARED_GPU, profile
@@ -115,14 +137,14 @@ def describe(card: Card) -> str:
     )
 
 
-def with_type(cards: Cards, files: ModelFiles, state: LoadState) -> Cards:
+def with_type(cards: Cards, files: ModelFiles, request: CardRequest) -> Cards:
     """The same cards, measured with the weights that most of another model has."""
     type_id = usual_type(files)
     if type_id == cards.type_id:
         return cards
     there = {device.name: device for device in current_build().gpus}
     try:
-        again = [measured(there[card.name], type_id, state) for card in cards.devices]
+        again = [measured(there[card.name], type_id, request) for card in cards.devices]
     except (DeviceFailed, KeyError):
         return cards
     return Cards.of(

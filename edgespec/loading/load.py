@@ -166,7 +166,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     state.adapters = read_adapters(options.lora, target_files.headers[0])
     _try_kernels(state)
     _connect_workers(target_files, state)
-    state.cards = open_cards(target_files, state)
+    state.cards = open_cards(target_files, state.card_request)
     drafter_files = find_drafter(target_files, state)
     texts = plan_texts(target_files, drafter_files, state)
     tap = head_tap(drafter_files)
@@ -204,7 +204,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         notes=state.notes,
         warnings=state.warnings + memory.plan.warnings,
         load_s=time.perf_counter() - start,
-        memory=memory.use(target.model),
+        memory=memory.use(target.model, state.cards),
         exact=bool(options.exact),
         texts=texts.texts,
     )

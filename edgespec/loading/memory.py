@@ -9,6 +9,8 @@ from platformdirs import user_cache_path
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.generation.result import MemoryUse
 from edgespec.loading.card_memory import NO_CARDS, OnCards, plan_for_cards
+from edgespec.loading.cards import Cards
+from edgespec.loading.devices import describe
 from edgespec.loading.spreading import Spread
 from edgespec.loading.state import LoadState
 from edgespec.loading.workers import plan_for_crew
@@ -43,13 +45,19 @@ class MemoryDecision:
         """Which layers are on which device, for keys; empty if all are on the processor."""
         return f" layers={self.spread.key}" if self.spread is not None else ""
 
-    def use(self, model: Model) -> MemoryUse:
-        """What the loaded target takes, for reports."""
+    def use(self, model: Model, cards: Cards | None = None) -> MemoryUse:
+        """What the loaded target takes, for reports.
+
+        Args:
+            cards: that could hold layers.
+        """
         footprints = self.needs.footprints
         use = MemoryUse(budget_bytes=self.plan.budget, resident_bytes=sum(f.weights for f in footprints))
         use.device_bytes = self.on_cards.drafter_bytes
+        use.devices = () if cards is None else tuple(map(describe, cards.devices))
         if self.spread is not None:
             use.device_bytes += self.spread.lent_bytes
+            use.layers = self.spread.where
         use.resident_bytes -= use.device_bytes
         if self.plan.stream is not None and model.weights.resident_bytes:
             layers = model.weights.resident_bytes

@@ -167,11 +167,14 @@ def _spread(
         return Spread(here, tuple(counts), 0, where)
     fits = output and here == 0 and used[-1][2] >= output_bytes(files)
     where += f", the output on {used[-1][0].name}" if fits else ""
-    layers = DeviceLayers(
-        tuple(card.pointer for card, _, _ in used), tuple(count for _, count, _ in used), fits
-    )
     described = ", ".join(card.description for card, _, _ in used)
-    return Spread(here, tuple(counts), sum(sizes[here:]), where, f"{where} ({described})", layers, fits)
+    return Spread(here, tuple(counts), sum(sizes[here:]), where, f"{where} ({described})", fits)
+
+
+def card_layers(cards: Cards, spread: Spread) -> DeviceLayers:
+    """The target's layers on cards, for llama.cpp."""
+    used = [(card, n) for card, n in zip(cards.devices, spread.counts, strict=True) if n]
+    return DeviceLayers(tuple(card.pointer for card, _ in used), tuple(n for _, n in used), spread.output)
 
 
 def drafter_layers(card: Card, files: ModelFiles) -> DeviceLayers:

@@ -12,7 +12,6 @@ from edgespec.kernels.report import ROWS
 from edgespec.kernels.report_store import stored_report
 from edgespec.kernels.setting import PLAIN
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.offload.planning.needs import Needs
 
 CLEARLY_FASTER = 1.15  # than the processor a device must be, to get layers that there is room for in memory
@@ -73,7 +72,6 @@ class Spread:
         lent_bytes: of weights that are not in this machine's memory.
         where: the same in words.
         key: the same for keys of what depends on it.
-        layers: for llama.cpp, where the devices are this machine's.
         output: whether the output is on a device too.
     """
 
@@ -82,7 +80,6 @@ class Spread:
     lent_bytes: int
     where: str = ""
     key: str = ""
-    layers: DeviceLayers = ON_PROCESSOR
     output: bool = False
 
     @property

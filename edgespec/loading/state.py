@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.adapters import Adapter
 from edgespec.loading.cards import Cards
+from edgespec.loading.devices import NONE, CardRequest
 from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
@@ -63,6 +64,19 @@ class LoadState:
         """Have this closed if a later step fails."""
         self._opened.append(opened)
         return opened
+
+    @property
+    def card_request(self) -> CardRequest:
+        """Which devices of this machine are to be used."""
+        options = self.options
+        return CardRequest(
+            0 if options.workers else options.gpu_layers,
+            options.device,
+            self.n_threads,
+            NONE if options.workers else options.draft_device,
+            self.on_progress,
+            self.notes,
+        )
 
     @contextmanager
     def undone_on_memory_limit(self) -> Iterator[None]:

@@ -24,7 +24,6 @@ from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.text.template import ChatTemplate
 from edgespec.offload.attention import keep_row_attention
@@ -121,7 +120,7 @@ def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -
         raise refuse_streaming()
     if state.crew is not None and memory.spread is not None and memory.spread.elsewhere:
         return open_on_workers(path, memory.spread, state.crew, state)
-    devices = ON_PROCESSOR if memory.spread is None else memory.spread.layers
+    devices = memory.on_cards.target
     if plan.stream is None:
         paged = try_paging(files) if plan.paged else None
         # Rearranged weights are a copy in memory, which the system cannot page out.

@@ -66,7 +66,7 @@ class LoadOptions:
         option(
             "Model",
             "-ngl --gpu-layers",
-            "Layers for graphics cards. Default: auto, as many as makes passes faster.",
+            "Layers for graphics cards; auto gives them as many as makes passes faster. Default: auto.",
             metavar="N|auto|all",
         ),
     ] = None
@@ -166,7 +166,7 @@ class LoadOptions:
         option(
             "Speculation",
             "-devd --draft-device",
-            "Graphics card for the drafter. Default: auto, if its steps are faster there.",
+            "Graphics card for the drafter; auto takes one on which its steps are faster. Default: auto.",
             metavar="NAME|auto|none",
         ),
     ] = None
