@@ -126,9 +126,11 @@ def _with_drafter(
     return on, without(cards, card, size.total), on.left(needs)
 
 
-def read_rate(files: ModelFiles) -> float:
+def read_rate(files: ModelFiles, store: ProfileStore | None = None) -> float:
     """Bytes that the disk of a model reads per second, as far as that is known."""
-    disk = ProfileStore().disk(disk_key(files.paths[0]))
+    if not files.paths[0].exists():  # planned from its header on the Hub
+        return _USUAL_RATE
+    disk = (store or ProfileStore()).disk(disk_key(files.paths[0]))
     return disk.speed if disk is not None and disk.speed else _USUAL_RATE
 
 

@@ -14,6 +14,7 @@ from edgespec.models.gguf.footprint import USUAL_NODES, Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.budget import predict_memory, process_bytes
 from edgespec.offload.planning.needs import Needs
+from edgespec.profiles.store import ProfileStore
 
 
 class CardPlan:
@@ -23,10 +24,10 @@ class CardPlan:
         layers: for the cards: a number, "auto" or "all".
     """
 
-    def __init__(self, cards: Cards, files: ModelFiles, layers: int | str) -> None:
+    def __init__(self, cards: Cards, files: ModelFiles, layers: int | str, store: ProfileStore) -> None:
         self._cards = cards
         self._files = files
-        self._wish = Wish(layers, read_rate=read_rate(files))
+        self._wish = Wish(layers, read_rate=read_rate(files, store))
         self._spread: Spread | None = None
 
     def holding(

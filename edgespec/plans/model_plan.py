@@ -132,7 +132,7 @@ class _Planning:
             crew = CrewPlan.of(request.workers, files, threads)
             self._crew = crew
         elif cards := self._cards or open_cards(files, self._wanted_cards(threads)):
-            self._card_plan = CardPlan(cards, files, request.gpu_layers)
+            self._card_plan = CardPlan(cards, files, request.gpu_layers, self._store)
         without_drafter = self._holding([target], files, budget)
         if request.lora and without_drafter.streamed_bytes:
             raise refuse_streaming()
