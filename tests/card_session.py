@@ -1,8 +1,9 @@
 """A process in which a worker's device looks like a graphics card: python -m tests.card_session JSON
 
 llama.cpp shows both as devices of the same kind. Devices cannot be taken back, and ggml ends a process that
-asks one that is gone, so this is a process of its own. The JSON object has "address", "model", "drafter" and
-"server" (the worker's process that computes); the answers are printed as JSON, by case.
+asks one that is gone, so this is a process of its own. The JSON object has "address", "model" and "drafter",
+and, for the case of too little memory, "server" (the worker's process that computes). The answers are printed
+as JSON, by case.
 """
 
 from __future__ import annotations
@@ -34,17 +35,22 @@ from edgespec.progress import no_progress
 PROMPT = "Why is the sky blue?"
 ANSWER = GenerationConfig(max_tokens=16)
 OPTIONS: dict[str, Any] = {"draft": "none", "context": 512, "threads": 1}
-LESS = 96 << 20  # than a model with its cells and buffers
+SOME = 200 << 20
 
 
 def main() -> None:
-    """Run all cases."""
+    """Run the cases."""
     order = json.loads(sys.argv[1])
-    become_card(order["address"], [order["model"], order["drafter"]])
     model = order["model"]
+    become_card(order["address"], [model, order["drafter"]])
+    print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
+
+
+def usual(model: str, order: dict[str, str]) -> dict[str, Any]:
+    """Layers and drafters in all places."""
     tree = {"draft": order["drafter"], "tree_budget": 24}
     streamed = {"gpu_layers": 10, "draft_device": "none", "offload": "stream", "exact": True}
-    found = {
+    return {
         "processor": case(model, gpu_layers=0),
         "half": case(model, gpu_layers=15),
         "all": case(model, gpu_layers="all"),
@@ -54,10 +60,13 @@ def main() -> None:
         "unknown": case(model, device="CUDA7"),
         "plan": plan(model),
     }
-    server = psutil.Process(order["server"])
-    server.rlimit(psutil.RLIMIT_AS, (server.memory_info().vms + LESS,) * 2)
-    found["out of memory"] = case(model, gpu_layers="all")
-    print(json.dumps(found))
+
+
+def out_of_memory(model: str, server: int) -> dict[str, Any]:
+    """A device that has less memory than it says: room for the weights, but not for all cells too."""
+    process = psutil.Process(server)
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + SOME,) * 2)
+    return {"out of memory": case(model, gpu_layers="all", context=8192)}
 
 
 def become_card(address: str, models: list[str]) -> None:
