@@ -24,7 +24,7 @@ from benchmarks.workload import PROMPTS, q4_0, smollm2
 from edgespec.costs.planner import Prediction
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.loading.workers import layer_sizes
+from edgespec.loading.spreading import layer_sizes
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles

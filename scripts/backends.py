@@ -17,7 +17,8 @@ ARGUMENTS = {
 }
 """CMake's arguments, by the backend."""
 
-_VULKAN_HEADER = "vulkan/vulkan.h"
+_VULKAN_HEADER = "vulkan/vulkan_core.h"
+_NEWEST_VULKAN = "VK_EXT_layer_settings"  # of what llama.cpp uses; in the headers since version 1.3.272
 _INCLUDES = ("/usr/include", "/usr/local/include")
 
 
@@ -55,17 +56,32 @@ def missing(backend: str, platform: str) -> str:
             "For ROCm, llama.cpp is compiled with AMD's compiler, and there is no hipcc on the path.\n"
             "Install it (on Debian and Ubuntu: sudo apt install hipcc libhipblas-dev), and run this again."
         )
-    if backend == "vulkan" and not (shutil.which("glslc") and _has_vulkan_headers()):
+    if backend == "vulkan":
+        return _missing_for_vulkan()
+    return ""
+
+
+def _missing_for_vulkan() -> str:
+    header = _vulkan_header()
+    if not shutil.which("glslc") or header is None:
         return (
             "For Vulkan, llama.cpp is compiled with Vulkan's headers and its shader compiler, glslc.\n"
             "Install them (on Debian and Ubuntu: sudo apt install libvulkan-dev glslc spirv-headers), and "
             "run this again."
         )
+    if _NEWEST_VULKAN not in header.read_text("utf-8", "replace"):
+        return (
+            f"For Vulkan, llama.cpp needs Vulkan's headers from version 1.3.272 on, and {header} is older.\n"
+            "Get newer ones (from vulkan.lunarg.com, or the folder 'include' of github.com/KhronosGroup/"
+            "Vulkan-Headers), set VULKAN_SDK to the folder that contains 'include', and run this again."
+        )
     return ""
 
 
-def _has_vulkan_headers() -> bool:
+def _vulkan_header() -> Path | None:
+    """The header that CMake will find; None if there is none."""
     folders = [*_INCLUDES]
     if os.environ.get("VULKAN_SDK"):
-        folders += [f"{os.environ['VULKAN_SDK']}/include", f"{os.environ['VULKAN_SDK']}/Include"]
-    return any((Path(folder) / _VULKAN_HEADER).exists() for folder in folders)
+        folders = [f"{os.environ['VULKAN_SDK']}/include", f"{os.environ['VULKAN_SDK']}/Include", *folders]
+    headers = [Path(folder) / _VULKAN_HEADER for folder in folders]
+    return next((header for header in headers if header.exists()), None)

@@ -1,7 +1,8 @@
-"""Which machine holds which layers, where several lend their memory to one model.
+"""Which device holds which layers, where several lend their memory to one model.
 
-A pass goes through the machines one after another, so its time is the sum of what its layers take wherever
-they are, and of the way to each machine and back. Whichever machine is fastest therefore gets as many layers
+Devices are this machine's processor, its graphics cards, other machines, and the disk behind the processor.
+A pass goes through them one after another, so its time is the sum of what its layers take wherever
+they are, and of the way to each device and back. Whichever machine is fastest therefore gets as many layers
 as it holds; and a machine that is not needed and not faster gets none, as its way costs time.
 """
 
@@ -43,8 +44,8 @@ def spread_layers(layers: int, layer_bytes: int, places: Sequence[Place]) -> tup
     others = range(1, len(places))
     for count in range(len(places)):
         for used in combinations(others, count):
-            counts = _filled(layers, layer_bytes, places, (0, *used))
-            if counts is None:
+            counts = fill_places(layers, layer_bytes, places, (0, *used))
+            if sum(counts) < layers:
                 continue
             taken = pass_seconds(counts, places)
             if best is None or taken < best[0]:
@@ -59,14 +60,18 @@ def pass_seconds(counts: Sequence[int], places: Sequence[Place]) -> float:
     )
 
 
-def _filled(
-    layers: int, layer_bytes: int, places: Sequence[Place], used: Sequence[int]
-) -> tuple[int, ...] | None:
-    """The fastest of the places filled first; None if those that are used do not hold all layers."""
+def fill_places(
+    layers: int, layer_bytes: int, places: Sequence[Place], used: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """The fastest of the places filled first, with as many layers as they hold.
+
+    Args:
+        used: the numbers of the places that may be; None for all.
+    """
     counts = [0] * len(places)
-    for index in sorted(used, key=lambda index: places[index].layer_s):
+    for index in sorted(range(len(places)) if used is None else used, key=lambda at: places[at].layer_s):
         counts[index] = min(layers - sum(counts), max(places[index].room, 0) // max(layer_bytes, 1))
-    return tuple(counts) if sum(counts) == layers else None
+    return tuple(counts)
 
 
 @dataclass(frozen=True)

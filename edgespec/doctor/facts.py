@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_cache_path
 
+from edgespec.doctor.devices import DeviceFacts, examine_devices
 from edgespec.doctor.kernels import KernelFacts, examine_kernels
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.disks import Disk, disk_of
@@ -60,6 +61,7 @@ class Facts:
         cache: the disk of EdgeSpec's cache folder, which has the packed layers.
         build: None if llama.cpp cannot be loaded; `build_problem` says why.
         kernels: the build's kernel layouts.
+        devices: graphics cards and others that the build can give layers to.
         no_streaming: why weights cannot be streamed here; empty if they can.
         no_heads: why draft heads cannot be used here; empty if they can.
         speed: bytes per second read from `speed_file`; None if not measured.
@@ -72,6 +74,7 @@ class Facts:
     build: Build | None = None
     build_problem: str = ""
     kernels: KernelFacts = field(default_factory=KernelFacts)
+    devices: tuple[DeviceFacts, ...] = ()
     no_streaming: str = ""
     no_heads: str = ""
     speed: float | None = None
@@ -97,6 +100,7 @@ class Facts:
             "cache": asdict(self.cache) | {"path": str(self.cache.path)},
             "build": asdict(self.build) if self.build else None,
             "kernels": self.kernels.to_json(),
+            "devices": [device.to_json() for device in self.devices],
             "streams": self.build is not None and not self.no_streaming,
             "heads": self.build is not None and not self.no_heads,
             "read_bytes_per_second": self.speed,
@@ -135,6 +139,7 @@ def gather(
     build, build_problem, no_streaming = _inspect_build()
     on_progress("Trying the processor's kernels", 0.0)
     kernels = examine_kernels() if build is not None else KernelFacts()
+    devices = examine_devices(build, on_progress) if build is not None else ()
     no_heads = _heads_fault() if build is not None and kernels.error is None else ""
     model_facts: ModelFacts | None = None
     model_problem: EdgeSpecError | None = None
@@ -160,6 +165,7 @@ def gather(
         build=build,
         build_problem=build_problem,
         kernels=kernels,
+        devices=devices,
         no_streaming=no_streaming,
         no_heads=no_heads,
         speed=speed,

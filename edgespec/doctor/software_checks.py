@@ -113,9 +113,24 @@ def _graphics(facts: Facts) -> Iterator[Finding]:
     build, gpus = facts.build, facts.machine.gpus
     if build is None:
         return
+    for device in facts.devices:
+        name = f"{device.name} ({device.description})" if device.description else device.name
+        if device.problem:
+            yield Finding(
+                WARNING,
+                "graphics",
+                f"llama.cpp cannot compute on {name}: trying it, it ended ({device.problem}).",
+                "Update the card's driver. Until then it is not used.",
+            )
+        elif device.faster:
+            yield Finding(OK, "graphics", f"Layers go to {name} by themselves, as it is faster.")
+        else:
+            yield Finding(
+                OK,
+                "graphics",
+                f"Layers can be given to {name}, with --gpu-layers. It is slower than the processor.",
+            )
     if build.gpus:
-        names = ", ".join(device.description or device.name for device in build.gpus)
-        yield Finding(OK, "graphics", f"Layers can be given to {names}, with --gpu-layers.")
         return
     for gpu in gpus:
         if gpu.vendor != INTEL:  # one inside the processor reads the same memory

@@ -126,9 +126,7 @@ class Reader:
 
     def __init__(self, path: Path, texts: Sequence[Text], *, repack: bool) -> None:
         longest = max(len(text.prompt) + len(text.answer) for text in texts)
-        self.model = Model(
-            path, gpu_layers=0, memory_map=not repack, may_be_rewritten=not repack, repack=repack
-        )
+        self.model = Model(path, memory_map=not repack, may_be_rewritten=not repack, repack=repack)
         try:
             self.context = Context(
                 self.model,

@@ -60,6 +60,7 @@ class Engine(ManyAnswers):
         warnings: what users must know, for example that something other than requested is done.
         last_generation: the latest answer.
         loop: draft, verify, accept, commit.
+        memory: what the loaded models take, and where layers are.
         texts: how many texts `stream_many` answers at once, where it is not told.
         watch: makes what sees an answer from the tokens of its prompt, for each answer that begins; None for
             nothing. A request's own `on_accept` takes its place.
@@ -105,7 +106,7 @@ class Engine(ManyAnswers):
         sizer = self._new_sizer(fixed=self.limits if tree_budget else None)
         self.loop = Loop(target, drafter, sizer, plain_s=costs.verify.at(1) if costs else 0.0)
         self.load_s = self._load_s = load_s
-        self._memory = memory or MemoryUse()
+        self.memory = memory or MemoryUse()
         self._abort = abort
         self._exact = exact  # whether exact decoding was requested
         self._planner = AnswerPlanner(target.model.vocabulary)
@@ -313,7 +314,7 @@ class Engine(ManyAnswers):
             exact=self.target.rule is not None and config.rule.kind.invariant,
             verify=str(config.rule),
             lossy=config.rule.kind.lossy,
-            memory=replace(self._memory),
+            memory=replace(self.memory),
         )
         # The time to load counts once, for the first answer.
         answer.timings.load_s, self._load_s = self._load_s, 0.0

@@ -88,6 +88,9 @@ class MemoryUse:
     peak_rss_bytes: int = 0
     resident_bytes: int = 0
     streamed_bytes_per_pass: int = 0
+    device_bytes: int = 0  # weights on graphics cards and other machines
+    layers: str = ""  # which are where, in words; empty if all are on the processor
+    devices: tuple[str, ...] = ()  # that could hold layers, and what was measured of them
 
 
 @dataclass(frozen=True)
@@ -241,6 +244,8 @@ class Generation:
                 "peak_rss_bytes": m.peak_rss_bytes,
                 "resident_bytes": m.resident_bytes,
                 "streamed_bytes_per_pass": m.streamed_bytes_per_pass,
+                "device_bytes": m.device_bytes,
+                "layers": m.layers or None,
             },
             "experts": experts.to_json(sum(p.accepted + 1 for p in self.passes)) if experts else None,
         }

@@ -109,7 +109,7 @@ def _open_model_drafter(
     state: LoadState,
 ) -> Drafter:
     path = files.paths[0]
-    model = open_model(path, state, memory_map=memory.plan.memory_map)
+    model = open_model(path, state, memory_map=memory.plan.memory_map, devices=memory.on_cards.drafter)
     differ = differs(vocabulary, model.vocabulary)
     context = state.keep(
         Context(

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.engine.engine import Engine
-from edgespec.errors import MemoryLimitError, UsageError
+from edgespec.engine.target import Target
+from edgespec.errors import MemoryLimitError
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
 from edgespec.loading.adapters import read_adapters
+from edgespec.loading.devices import ALL, open_cards
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import head_tap, note_further_layers, open_head
@@ -23,9 +25,10 @@ from edgespec.loading.texts import TextPlan, plan_texts
 from edgespec.loading.workers import connect
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.models.llama.build import current_build
 from edgespec.models.llama.cache.states import prompt_store
+from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.text.encoding import Encoder
+from edgespec.models.text.template import ChatTemplate
 from edgespec.profiles.store import Keys
 from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
@@ -46,7 +49,9 @@ def load(
     tree_depth: int | None = None,
     tree_width: int | None = None,
     exact: bool | None = None,
-    gpu_layers: int = 0,
+    gpu_layers: int | str = "auto",
+    device: str | Sequence[str] = (),
+    draft_device: str = "auto",
     offload: str = "auto",
     pack: str = "auto",
     slots: int | None = None,
@@ -83,7 +88,10 @@ def load(
         exact: decode under a row rule, so that the text is bit-identical whatever the drafter and tree; None
             does so where it costs next to nothing. With True, verification rules by which the drafter
             influences the text are refused.
-        gpu_layers: layers for the GPU, if the llama.cpp build supports one.
+        gpu_layers: layers for graphics cards: a number, "all", or "auto", which gives them as many as makes
+            passes faster by measurement; 0 leaves the cards alone. See docs/devices.md.
+        device: names of the cards that may hold layers, such as "CUDA0"; none means all.
+        draft_device: a card for the drafter; "auto" takes one where its steps are faster, "none" takes none.
         offload: "none" keeps all weights in memory, "stream" reads those that do not fit from disk in
             every pass, "mmap" lets the system page them, "auto" keeps or streams them.
         pack: whether streamed weights are rearranged for this CPU in a file of their own: "auto" if
@@ -123,7 +131,9 @@ def load(
         tree_depth=tree_depth,
         tree_width=tree_width,
         exact=exact,
-        gpu_layers=gpu_layers,
+        gpu_layers=ALL if gpu_layers == -1 else gpu_layers,
+        device=(device,) if isinstance(device, str) else tuple(device),
+        draft_device=draft_device,
         offload=offload,
         pack=pack,
         slots=slots,
@@ -151,17 +161,16 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     """The steps of loading, in order."""
     start = time.perf_counter()
     options = state.options
-    _check_gpu(options.gpu_layers)
     target_files = read_model(path)
     options.check_cache(target_files.headers[0])
     state.adapters = read_adapters(options.lora, target_files.headers[0])
     _try_kernels(state)
     _connect_workers(target_files, state)
+    state.cards = open_cards(target_files, state.card_request)
     drafter_files = find_drafter(target_files, state)
     texts = plan_texts(target_files, drafter_files, state)
-    memory = _memory_for(texts, target_files, drafter_files, state)
     tap = head_tap(drafter_files)
-    target, template = open_target(target_files, memory, state, tap)
+    memory, target, template = _open_placed(texts, target_files, drafter_files, tap, state)
 
     drafted_by = drafter_name(drafter_files, state)
     policy = open_policy(target_files, drafted_by, state)
@@ -177,8 +186,9 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         target_files.headers[0].fingerprint,
         drafted_by,
         threads=target.context.n_threads,
-        mode=f"{target.rule} {memory.kernels} {options.gpu_layers}{state.variant}",
-        workers="" if state.crew is None else f"{memory.places} {state.crew.identity}",
+        mode=f"{target.rule} {memory.kernels}{state.variant}",
+        workers=memory.places if state.crew is None else f"{memory.places} {state.crew.identity}",
+        drafter_device=memory.on_cards.drafter_name,
     )
     return Engine(
         target,
@@ -194,10 +204,37 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         notes=state.notes,
         warnings=state.warnings + memory.plan.warnings,
         load_s=time.perf_counter() - start,
-        memory=memory.use(target.model),
+        memory=memory.use(target.model, state.cards),
         exact=bool(options.exact),
         texts=texts.texts,
     )
+
+
+def _open_placed(
+    texts: TextPlan,
+    target_files: ModelFiles,
+    drafter_files: ModelFiles | None,
+    tap: LayerTap | None,
+    state: LoadState,
+) -> tuple[MemoryDecision, Target, ChatTemplate | None]:
+    """The target, and where it is: with fewer layers on devices, if these turn out to have too little memory.
+
+    What a device says is free may be gone a moment later, and drivers take some of it themselves.
+    """
+    while True:
+        memory: MemoryDecision | None = None
+        try:
+            with state.undone_on_memory_limit():
+                memory = _memory_for(texts, target_files, drafter_files, state)
+                return memory, *open_target(target_files, memory, state, tap)
+        except MemoryLimitError as error:
+            if memory is None or not memory.on_cards.n_layers:
+                raise
+            state.most_on_devices = memory.on_cards.n_layers * 3 // 4
+            state.warnings.append(
+                f"The memory of a device ran out ({error.what.rstrip('.')}): trying again with "
+                f"{state.most_on_devices} layers there."
+            )
 
 
 def _memory_for(
@@ -231,20 +268,3 @@ def _connect_workers(files: ModelFiles, state: LoadState) -> None:
         state.on_progress("Connecting to workers", 0.0)
     crew = connect(files, state)
     state.crew = None if crew is None else state.keep(crew)
-
-
-def _check_gpu(layers: int) -> None:
-    """Refuse layers for a GPU that does not exist; llama.cpp would compute them on the CPU.
-
-    Raises:
-        UsageError: there are layers for a GPU, and llama.cpp has none.
-    """
-    if layers == 0:
-        return
-    build = current_build()
-    if not build.gpus:
-        why = "finds no GPU here" if build.offloads else "is compiled for the processor alone"
-        raise UsageError(
-            f"The gpu layers are {layers}, and this llama.cpp build {why}.",
-            "Leave out --gpu-layers, or see 'edgespec doctor' for how to compile llama.cpp for a GPU.",
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.loading.state import LoadState
+from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.residency import Residency
 
@@ -16,13 +17,13 @@ def open_model(
     memory_map: bool,
     repack: bool = True,
     weights: Residency | None = None,
-    gpu_layers: int | None = None,
+    devices: DeviceLayers = ON_PROCESSOR,
 ) -> Model:
     """A model with all of its weights in memory or mapped.
 
     Args:
         weights: where the weights are; None is in memory, or mapped.
-        gpu_layers: None takes those of the options.
+        devices: which layers are on devices.
 
     Raises:
         ModelFileError, MemoryLimitError: it cannot be loaded.
@@ -31,7 +32,7 @@ def open_model(
     try:
         model = Model(
             path,
-            gpu_layers=state.options.gpu_layers if gpu_layers is None else gpu_layers,
+            devices=devices,
             memory_map=memory_map,
             repack=repack,
             on_progress=lambda fraction: state.on_progress(f"Loading {path.name}", fraction),

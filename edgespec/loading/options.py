@@ -27,6 +27,8 @@ class LoadOptions:
         threads: None takes the default, or what was measured to be faster.
         more_cells: cells for texts beside a single one; planned while loading.
         leave_out_missing: of the workers, use those that answer.
+        device: names of the devices that may hold layers; empty for all.
+        draft_device: "auto", "none" or the name of a device.
     """
 
     draft: str
@@ -39,7 +41,7 @@ class LoadOptions:
     tree_depth: int | None
     tree_width: int | None
     exact: bool | None
-    gpu_layers: int
+    gpu_layers: int | str
     offload: str
     pack: str
     slots: int | None
@@ -53,13 +55,13 @@ class LoadOptions:
     learn: bool = True
     workers: tuple[str, ...] = ()
     leave_out_missing: bool = False
+    device: tuple[str, ...] = ()
+    draft_device: str = "auto"
 
     @property
     def for_memory(self) -> MemoryOptions:
         """What planning memory depends on."""
-        return MemoryOptions(
-            self.memory, self.offload, self.pack, self.gpu_layers, self.context, self.slots, self.experts
-        )
+        return MemoryOptions(self.memory, self.offload, self.pack, self.context, self.slots, self.experts)
 
     @property
     def n_nodes(self) -> int:
@@ -101,7 +103,9 @@ class LoadOptions:
         for name, value in (("tree depth", self.tree_depth), ("tree width", self.tree_width)):
             _require(value is None or 1 <= value <= 4096, name, value, "from 1 to 4096")
         tree_policy(self.tree)
-        _require(self.gpu_layers >= -1, "gpu layers", self.gpu_layers, "0 or more, or -1 for all")
+        layers = self.gpu_layers
+        fine = layers >= 0 if isinstance(layers, int) else layers in ("auto", "all")
+        _require(fine, "number of gpu layers", layers, "0 or more, auto or all")
         ways = ("auto", "stream", "mmap", "none")
         _require(self.offload in ways, "offload", self.offload, "auto, stream, mmap or none")
         _require(self.pack in ("auto", "always", "never"), "pack", self.pack, "auto, always or never")
@@ -130,7 +134,7 @@ class LoadOptions:
                 f"--offload {self.offload} and workers do not go together yet.",
                 "Leave out one of them: with workers, all weights are in some machine's memory.",
             )
-        if self.gpu_layers:
+        if self.gpu_layers not in (0, "auto") or self.draft_device not in ("auto", "none"):
             raise UsageError("GPU layers and workers do not go together yet.", "Leave out --gpu-layers.")
         if self.lora:
             raise UsageError("LoRA adapters and workers do not go together yet.", "Leave out --lora.")

@@ -8,6 +8,8 @@ from typing import Protocol, TypeVar
 
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.adapters import Adapter
+from edgespec.loading.cards import Cards
+from edgespec.loading.devices import NONE, CardRequest
 from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
@@ -39,6 +41,8 @@ class LoadState:
         needed_bytes: of memory, for everything; 0 until it is known.
         adapters: LoRA adapters of the target.
         crew: the workers that may hold layers of the target.
+        cards: this machine's devices that may hold layers.
+        most_on_devices: layers that may be on them, after a load has run out of their memory; None for any.
         warnings: what people should know at once.
     """
 
@@ -51,6 +55,8 @@ class LoadState:
         self.needed_bytes = 0
         self.adapters: list[Adapter] = []
         self.crew: Crew | None = None
+        self.cards: Cards | None = None
+        self.most_on_devices: int | None = None
         self.warnings: list[str] = []
         self._opened: list[Closable] = []
 
@@ -58,6 +64,31 @@ class LoadState:
         """Have this closed if a later step fails."""
         self._opened.append(opened)
         return opened
+
+    @property
+    def card_request(self) -> CardRequest:
+        """Which devices of this machine are to be used."""
+        options = self.options
+        return CardRequest(
+            0 if options.workers else options.gpu_layers,
+            options.device,
+            self.n_threads,
+            NONE if options.workers else options.draft_device,
+            self.on_progress,
+            self.notes,
+        )
+
+    @contextmanager
+    def undone_on_memory_limit(self) -> Iterator[None]:
+        """If memory runs out in the block, close what it has opened, and take back its notes."""
+        opened, noted, warned = len(self._opened), len(self.notes), len(self.warnings)
+        try:
+            yield
+        except MemoryLimitError:
+            for late in reversed(self._opened[opened:]):
+                late.close()
+            del self._opened[opened:], self.notes[noted:], self.warnings[warned:]
+            raise
 
     @property
     def variant(self) -> str:

@@ -61,14 +61,14 @@ def open_target(
         model,
         context=options.cells_alone,
         rule=target.rule,
-        gpu_layers=options.gpu_layers,
         kernels=memory.kernels,
         kv=options.kv,
         **({"lora": _adapter_states(state)} if state.adapters else {}),
-        **({"layers": memory.spread.where} if memory.spread is not None else {}),
+        **({"layers": memory.spread.key} if memory.spread is not None else {}),
     )
-    _allow_long_chunks(target, header.fingerprint, state)
-    _choose_threads(target, header.fingerprint, state)
+    if memory.spread is None:
+        _allow_long_chunks(target, header.fingerprint)
+    _choose_threads(target, header.fingerprint, memory, state)
     return target, template
 
 
@@ -118,18 +118,19 @@ def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -
     path, plan = files.paths[0], memory.plan
     if state.adapters and (plan.stream is not None or plan.paged):
         raise refuse_streaming()
-    if memory.spread is not None and any(memory.spread.counts):
-        assert state.crew is not None
+    if state.crew is not None and memory.spread is not None and memory.spread.elsewhere:
         return open_on_workers(path, memory.spread, state.crew, state)
+    devices = memory.on_cards.target
     if plan.stream is None:
         paged = try_paging(files) if plan.paged else None
         # Rearranged weights are a copy in memory, which the system cannot page out.
-        return open_model(path, state, memory_map=plan.memory_map, repack=not plan.paged, weights=paged)
-    gpu_layers = state.options.gpu_layers
+        return open_model(
+            path, state, memory_map=plan.memory_map, repack=not plan.paged, weights=paged, devices=devices
+        )
     try:
-        model = open_streamed_model(path, plan.stream, gpu_layers, state.on_progress)
+        model = open_streamed_model(path, plan.stream, devices, state.on_progress)
     except DamagedPack:  # the pack has been removed, so this makes a new one
-        model = open_streamed_model(path, plan.stream_again(), gpu_layers, state.on_progress)
+        model = open_streamed_model(path, plan.stream_again(), devices, state.on_progress)
     state.keep(model)
     state.notes += plan.stream.notes
     return model
@@ -172,8 +173,8 @@ def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
 def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState) -> RowRule | None:
     exact = state.options.exact
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
-    held = f"{memory.kernels} gpu_layers={state.options.gpu_layers}{state.variant}{memory.places}"
-    slow = memory.plan.stream is not None or memory.spread is not None
+    held = f"{memory.kernels}{state.variant}{memory.places}"
+    slow = memory.plan.stream is not None or state.crew is not None
     search = SPARING if slow else THOROUGH
     rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, search)
     if rule is None and exact is None:
@@ -187,24 +188,24 @@ def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state:
     return rule
 
 
-def _allow_long_chunks(target: Target, fingerprint: str, state: LoadState) -> None:
+def _allow_long_chunks(target: Target, fingerprint: str) -> None:
     """Let a streamed target read prompts in long chunks, if these turn out to be exact."""
-    if target.rule is None or state.options.gpu_layers or not target.model.weights.streamed_bytes:
+    if target.rule is None or not target.model.weights.streamed_bytes:
         return
     if keep_row_attention(target.context):
         path = outcomes_path(user_cache_path("edgespec") / "rows", fingerprint, target.identity)
         target.pieces = PrefillChunks(target.rule, target.context.n_rows, path)
 
 
-def _choose_threads(target: Target, fingerprint: str, state: LoadState) -> None:
+def _choose_threads(target: Target, fingerprint: str, memory: MemoryDecision, state: LoadState) -> None:
     """Compute with the fastest number of threads, which is measured where trees are sized too."""
     options = state.options
     if options.threads is not None or len(thread_counts()) < 2:
         return
     try:
         # Random text would fill the memory for experts with those that no real text needs.
-        # What passes take on other machines says nothing of this one.
-        tries = target.model.weights.expert_use is None and state.crew is None
+        # What passes take on devices and other machines says nothing of the processor.
+        tries = target.model.weights.expert_use is None and memory.spread is None
         if tries and options.draft != "none" and options.tree_budget is None:
             state.n_threads = choose_threads(target, fingerprint)
         else:

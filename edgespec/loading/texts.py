@@ -56,7 +56,7 @@ def plan_texts(
     if options.parallel is None:
         return TextPlan()
     asked = options.parallel if isinstance(options.parallel, int) else None
-    if asked == 1 or options.gpu_layers or options.workers or _has_one_size(target):
+    if asked == 1 or state.cards is not None or options.workers or _has_one_size(target):
         return TextPlan(asked)
     models = [target] if drafter is None else [target, drafter]
     cells = TextCells(

@@ -50,6 +50,8 @@ class FullProfile:
         greedy, sampled: what trees yield; None without a drafter.
         experts: how often experts were in memory, if single experts are streamed.
         fewer_experts: an earlier profile with fewer of them in memory, if passes were quicker then.
+        devices: graphics cards and others that could hold layers, in sentences.
+        layers: which are where, in words; empty if all are on the processor.
         noisy: whether the machine was busy with other programs, so that times may be too long.
         seconds: how long the measurement took.
     """
@@ -69,6 +71,8 @@ class FullProfile:
     noisy: bool
     seconds: float
     bandwidth: float | None = None
+    devices: tuple[str, ...] = ()
+    layers: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, for scripts."""
@@ -89,6 +93,8 @@ class FullProfile:
             "drafter": self.drafter,
             "exact": self.exact,
             "threads": self.threads,
+            "devices": list(self.devices),
+            "layers": self.layers or None,
             "streamed_bytes_per_pass": self.streamed_bytes,
             "memory_bandwidth": round(self.bandwidth) if self.bandwidth else None,
             "noisy": self.noisy,
@@ -173,6 +179,8 @@ def measure_full_profile(
         fewer_experts=fewer,
         noisy=noisy,
         seconds=time.perf_counter() - begun,
+        devices=engine.memory.devices,
+        layers=engine.memory.layers,
     )
 
 

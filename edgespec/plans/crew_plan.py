@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from edgespec.costs.curves import Curve
 from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.spread import curve_over_machines
-from edgespec.loading.workers import Spread, layer_seconds, remote_parts, spread_over, usual_type
+from edgespec.loading.spreading import Spread, layer_seconds, remote_parts, usual_type
+from edgespec.loading.workers import spread_over
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.budget import bytes_needed, process_bytes

@@ -20,6 +20,8 @@ from edgespec.costs.planner import (
 )
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.adapters import read_adapters, refuse_streaming
+from edgespec.loading.cards import Cards
+from edgespec.loading.devices import CardRequest, open_cards
 from edgespec.loading.options import check_cache
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import (
@@ -39,6 +41,7 @@ from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import memory_room, predict_memory
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows, with_second_copy
+from edgespec.plans.card_plan import CardPlan
 from edgespec.plans.crew_plan import CrewPlan
 from edgespec.plans.draft_costs import DraftCosts
 from edgespec.plans.pass_costs import PassCosts
@@ -52,14 +55,22 @@ _PROMPT_TOKENS = 2048
 _NO_OVERLAP = 1.0  # a layer's experts are known only when they are needed, so nothing hides their reading
 
 
-def plan_for(request: PlanRequest, on_progress: Progress, store: ProfileStore | None = None) -> Plan:
+def plan_for(
+    request: PlanRequest,
+    on_progress: Progress,
+    store: ProfileStore | None = None,
+    cards: Cards | None = None,
+) -> Plan:
     """The plan for a model that is here, or for one on the Hub, of which only the header is read.
+
+    Args:
+        cards: to plan for cards that are not here.
 
     Raises:
         EdgeSpecError: the model or the drafter cannot be found.
         MemoryLimitError: the memory is too small; says how much would do.
     """
-    return _Planning(request, on_progress, store or ProfileStore()).plan()
+    return _Planning(request, on_progress, store or ProfileStore(), cards).plan()
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,9 @@ class _Way:
 class _Planning:
     """The steps of a plan, with what they share."""
 
-    def __init__(self, request: PlanRequest, on_progress: Progress, store: ProfileStore) -> None:
+    def __init__(
+        self, request: PlanRequest, on_progress: Progress, store: ProfileStore, cards: Cards | None
+    ) -> None:
         self._request = request
         self._on_progress = on_progress
         self._store = store
@@ -92,6 +105,8 @@ class _Planning:
         self._hits = HitRates()
         self._adapter_bytes = 0
         self._crew: CrewPlan | None = None
+        self._cards = cards
+        self._card_plan: CardPlan | None = None
 
     def plan(self) -> Plan:
         request = self._request
@@ -116,6 +131,8 @@ class _Planning:
             self._on_progress("Connecting to workers", 0.0)
             crew = CrewPlan.of(request.workers, files, threads)
             self._crew = crew
+        elif cards := self._cards or open_cards(files, self._wanted_cards(threads)):
+            self._card_plan = CardPlan(cards, files, request.gpu_layers, self._store)
         without_drafter = self._holding([target], files, budget)
         if request.lora and without_drafter.streamed_bytes:
             raise refuse_streaming()
@@ -125,6 +142,9 @@ class _Planning:
         if crew is not None:
             passes = replace(passes, compute=crew.passes(passes.compute))
             self._notes += crew.notes
+        elif self._card_plan is not None:
+            passes = replace(passes, compute=self._card_plan.passes(passes.compute))
+            self._notes += self._card_plan.notes
         if without_drafter.experts is not None:
             passes = replace(passes, overlap=_NO_OVERLAP)
             if not self._hits.measured:
@@ -173,9 +193,16 @@ class _Planning:
             uncertain=not sure,
         )
 
+    def _wanted_cards(self, threads: int) -> CardRequest:
+        request = self._request
+        return CardRequest(request.gpu_layers, request.device, threads, on_progress=self._on_progress)
+
     def _holding(self, prints: list[Footprint], files: ModelFiles, budget: int) -> PlannedMemory:
         if self._crew is not None:
             return self._crew.holding(prints, budget)
+        if self._card_plan is not None:
+            streams = self._request.streams
+            return self._card_plan.holding(prints, budget, streams=streams, hits=self._hits)
         return predict_memory(prints, files, budget, streams=self._request.streams, hits=self._hits)
 
     def _ways(
@@ -285,11 +312,11 @@ class _Planning:
             found.append(
                 (
                     f"{readable(half)} more memory",
-                    predict_memory(prints, files, holding.budget + half, hits=self._hits),
+                    self._holding(prints, files, holding.budget + half),
                 )
             )
         short = holding.needed - holding.budget
         found.append(
-            (f"{readable(short)} more memory (all of it)", predict_memory(prints, files, holding.needed))
+            (f"{readable(short)} more memory (all of it)", self._holding(prints, files, holding.needed))
         )
         return found

@@ -78,7 +78,7 @@ class PassCosts:
             from edgespec.loading.load import load
 
             self._on_progress("Measuring this machine with the default model (once)", 0.0)
-            load(draft="lookup", threads=self._threads, context=512).close()
+            load(draft="lookup", threads=self._threads, context=512, gpu_layers=0).close()
             known = self._measured_in_memory()
         if not known:  # even a pass of the default model took too long to be timed quickly
             raise EdgeSpecError(

@@ -27,6 +27,8 @@ from edgespec.costs.yields import Yields
 from edgespec.files.writing import atomic_write
 from edgespec.machine.contention import DISTURBED
 from edgespec.machine.cores import probe_cores
+from edgespec.profiles.curve_json import curve_from_json, curve_to_json
+from edgespec.profiles.device_profile import DeviceProfile
 
 _VERSION = 2
 _NOISY = 0.15  # half the interquartile range, relative to the median
@@ -53,19 +55,30 @@ class Keys:
     threads: int
 
     @classmethod
-    def of(cls, target: str, drafter: str, *, threads: int, mode: str, workers: str = "") -> Keys:
+    def of(
+        cls,
+        target: str,
+        drafter: str,
+        *,
+        threads: int,
+        mode: str,
+        workers: str = "",
+        drafter_device: str = "",
+    ) -> Keys:
         """The keys for models with these header fingerprints.
 
         Args:
             drafter: may also be "lookup" or "none".
-            mode: everything else that passes depend on: row rule, kernels, layers on a GPU.
-            workers: which layers other machines hold, and how far away these are; empty if they hold none.
+            mode: everything else that passes depend on: row rule, kernels.
+            workers: which layers devices hold, and how far away these are; empty if they hold none.
+            drafter_device: that the drafter is on; empty for the processor.
         """
         machine = machine_identity() | {"threads": str(threads)}
         elsewhere = {"workers": workers} if workers else {}
+        on = {"device": drafter_device} if drafter_device else {}
         return cls(
             machine | {"model": target, "mode": mode} | elsewhere,
-            machine | {"model": drafter},
+            machine | {"model": drafter} | on,
             target,
             drafter,
             threads,
@@ -273,6 +286,10 @@ class ProfileStore:
         """How fast a disk is."""
         return _read(self._path("disk", key), DiskProfile.from_json)
 
+    def device(self, key: Key) -> DeviceProfile | None:
+        """How fast a device is."""
+        return _read(self._path("device", key), DeviceProfile.from_json)
+
     def experts(self, model: str) -> ExpertProfile | None:
         """How often the experts of the model with this header fingerprint were in memory."""
         return _read(self._path("experts", {"model": model}), ExpertProfile.from_json)
@@ -289,9 +306,17 @@ class ProfileStore:
         """Store the fastest number of threads, and seconds of passes by threads and rows."""
         self._put("threads", key, {"fastest": fastest, "seconds": {n: dict(s) for n, s in seconds.items()}})
 
-    def put(self, key: Key, profile: PassProfile | DraftProfile | DiskProfile | Yields) -> None:
+    def put(
+        self, key: Key, profile: PassProfile | DraftProfile | DiskProfile | DeviceProfile | Yields
+    ) -> None:
         """Store a measurement; if that fails, it is measured again next time."""
-        kinds = {PassProfile: "pass", DraftProfile: "draft", DiskProfile: "disk", Yields: "yield"}
+        kinds = {
+            PassProfile: "pass",
+            DraftProfile: "draft",
+            DiskProfile: "disk",
+            DeviceProfile: "device",
+            Yields: "yield",
+        }
         self._put(kinds[type(profile)], key, profile.to_json())
 
     def _put(self, kind: str, key: Key, figures: Mapping[str, Any]) -> None:
@@ -335,16 +360,6 @@ class ProfileStore:
     def _path(self, kind: str, key: Key) -> Path:
         identity = json.dumps([_VERSION, sorted(key.items())])
         return self.folder / f"{kind}-{hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()}.json"
-
-
-def curve_to_json(curve: Curve) -> list[list[float]]:
-    """[rows, seconds] points."""
-    return [[row, round(s, 7)] for row, s in zip(curve.rows, curve.seconds, strict=True)]
-
-
-def curve_from_json(points: Any) -> Curve:
-    """The curve through [rows, seconds] points."""
-    return Curve.through((int(row), float(seconds)) for row, seconds in points)
 
 
 def _read(path: Path, parse: Callable[[Mapping[str, Any]], _T]) -> _T | None:

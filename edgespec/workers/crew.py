@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, WorkerError
+from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
 from edgespec.kernels.ggml import Address as Pointer
 from edgespec.kernels.ggml import UnsupportedBuild, rpc
 from edgespec.workers.address import Address, is_guarded
 from edgespec.workers.connection import Connection
 from edgespec.workers.lending import REBUILD
 from edgespec.workers.relay import Relay
-from edgespec.workers.speed_trial import measure_speeds
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Crew:
                 there.append(address)
         # A worker serves one client at a time, so this comes before the connections that stay.
         endpoints = [f"{address.resolved()}:{address.port}" for address in there]
-        measured = measure_speeds(endpoints, type_id, n_threads) if there else [()]
+        measured = _measured(endpoints, type_id, n_threads) if there else [()]
         self.own_seconds, seconds = measured[0], measured[1:]
         devices: list[LentDevice] = []
         with ExitStack() as stack:
@@ -108,6 +108,11 @@ class Crew:
     def unguarded(self) -> list[Address]:
         """The workers that are in no private network."""
         return [a for a, c in self._connections.items() if not is_guarded(c.socket.getpeername()[0])]
+
+    @property
+    def remote(self) -> bool:
+        """Whether the devices are other machines: they are."""
+        return True
 
     def borrow(self, stopped: Callable[[], bool]) -> tuple[Pointer, ...]:
         """ggml's devices, in the order of `devices`; from now on, workers that are lost are noticed.
@@ -146,6 +151,18 @@ class Crew:
             relay.close()
         for connection in connections.values():
             connection.close()
+
+
+def _measured(endpoints: Sequence[str], type_id: int, n_threads: int) -> list[tuple[float, ...]]:
+    """Seconds for a byte of weights: on this machine's processor, and on each device of the workers."""
+    try:
+        speeds = measure_speeds(type_id, n_threads, endpoints=endpoints)
+    except DeviceFailed as error:
+        raise WorkerError(
+            f"llama.cpp cannot compute on the workers {', '.join(endpoints)}: trying it, it ended ({error}).",
+            "Look at their own messages, and install the same version of EdgeSpec everywhere.",
+        ) from error
+    return [speed.seconds for speed in speeds]
 
 
 def _opened(address: Address) -> tuple[Connection, list[LentDevice]]:

@@ -192,7 +192,7 @@ def test_nothing_is_directed_where_ggml_does_as_measured(
 
 
 def test_layers_of_a_gpu_are_left_to_llama_cpp(plain_is_faster: set[int], q4_drafter_path: Path) -> None:
-    some, none = layout_overrides(q4_drafter_path, 10), layout_overrides(q4_drafter_path, -1)
+    some, none = layout_overrides(q4_drafter_path, 10), layout_overrides(q4_drafter_path, 999)
     layers = read_header(q4_drafter_path).block_count
     assert layers is not None
     assert none == []

@@ -24,7 +24,7 @@ from edgespec import GenerationConfig
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, MemoryLimitError, UsageError, WorkerError
 from edgespec.kernels.ggml import rpc
-from edgespec.loading.workers import layer_sizes
+from edgespec.loading.spreading import layer_sizes
 from edgespec.models.gguf.footprint import footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles

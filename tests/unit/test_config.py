@@ -80,7 +80,11 @@ def test_config_shows_where_values_come_from(
     }
     assert found["settings"]["serve"]["api-key"]["value"] == "(not shown)"
     assert found["settings"]["generate"]["top-k"] == {"value": 0, "from": "default"}
-    assert found["settings"]["generate"]["gpu-layers"] == {"value": None, "from": "default", "default": "0"}
+    assert found["settings"]["generate"]["gpu-layers"] == {
+        "value": None,
+        "from": "default",
+        "default": "auto",
+    }
     assert found["settings"]["chat"]["top-k"] == {"value": None, "from": "default", "default": "recommended"}
     assert main(["config"]) == 0
     lines = capsys.readouterr().out.splitlines()

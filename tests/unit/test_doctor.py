@@ -14,6 +14,7 @@ import pytest
 
 from edgespec.cli.commands.doctor import describe, format_findings
 from edgespec.cli.main import main
+from edgespec.doctor.devices import DeviceFacts
 from edgespec.doctor.diagnosis import diagnose
 from edgespec.doctor.facts import Facts, ModelFacts, gather
 from edgespec.doctor.finding import ERROR, HINT, OK, SEVERITIES, WARNING, Finding
@@ -189,8 +190,16 @@ def test_a_streamed_model_is_told_by_the_second() -> None:
 def test_a_gpu_that_the_build_uses_is_well() -> None:
     gpu = Device("CUDA0", "RTX 3060", "gpu", 11 * GIB, 12 * GIB)
     facts = replace(with_machine(gpus=(Gpu("RTX 3060", "NVIDIA"),)), build=replace(BUILD, devices=(gpu,)))
+    device = DeviceFacts("CUDA0", "RTX 3060", 11 * GIB, 12 * GIB, "It is fast.", faster=True)
+    facts = replace(facts, devices=(device,))
     assert wrong(facts) == []
-    assert any("RTX 3060, with --gpu-layers" in finding.what for finding in diagnose(facts))
+    assert any("go to CUDA0 (RTX 3060) by themselves" in finding.what for finding in diagnose(facts))
+    slow = replace(facts, devices=(replace(device, faster=False),))
+    assert wrong(slow) == []
+    assert any("slower than the processor" in finding.what for finding in diagnose(slow))
+    (finding,) = wrong(replace(facts, devices=(replace(device, problem="SIGSEGV"),)))
+    assert finding.severity == WARNING
+    assert "it ended (SIGSEGV)" in finding.what
 
 
 def test_kernels_that_work_are_told_with_their_speed() -> None:

@@ -223,6 +223,8 @@ def test_the_json_record_has_the_promised_names_and_values() -> None:
             "peak_rss_bytes": 20,
             "resident_bytes": 30,
             "streamed_bytes_per_pass": 40,
+            "device_bytes": 0,
+            "layers": None,
         },
         "experts": None,
     }

@@ -260,14 +260,26 @@ def test_a_backend_is_taken_if_its_card_and_its_tools_are_there(
 ) -> None:
     for name in programs:
         (tmp_path / name).touch(mode=0o755)
-    for name in [*devices, "include/vulkan/vulkan.h"]:
+    for name in [*devices, "include/vulkan/vulkan_core.h"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text("#define VK_EXT_layer_settings 1")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("VULKAN_SDK", str(tmp_path))
     monkeypatch.delenv("CUDACXX", raising=False)
     assert setup.backends.found("linux", tmp_path) == found
     assert setup.backends.found("darwin", tmp_path) is None
+
+
+def test_headers_that_are_too_old_for_vulkan(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "glslc").touch(mode=0o755)
+    header = tmp_path / "include" / "vulkan" / "vulkan_core.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define VK_HEADER_VERSION 239")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("VULKAN_SDK", str(tmp_path))
+    assert f"{header} is older" in setup.backends.missing("vulkan", "linux")
 
 
 @pytest.mark.parametrize("backend", ["cuda", "rocm", "vulkan", "metal"])

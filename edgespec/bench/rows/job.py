@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,6 +20,7 @@ from edgespec.bench.rows.runner import CHILD, OtherProgram, RunConfig, why_it_fa
 from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.errors import BackendError, UsageError
+from edgespec.loading.devices import AUTO, CardRequest, open_cards
 from edgespec.loading.load import DEFAULT_CONTEXT
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
@@ -247,6 +248,15 @@ def _llama_cpp_batches(
     )
 
 
+def _devices(files: ModelFiles, load: Mapping[str, Any]) -> list[str]:
+    """The graphics cards that could hold layers, in sentences."""
+    threads = load.get("threads") or default_threads()
+    layers = 0 if load.get("workers") else load.get("gpu_layers", AUTO)
+    cards = CardRequest(layers, tuple(load.get("device", ())), threads)
+    open_cards(files, cards)
+    return cards.notes
+
+
 def _about(
     request: Request, header: GGUFHeader, files: ModelFiles, options: RowOptions, asked: int
 ) -> dict[str, Any]:
@@ -279,6 +289,7 @@ def _about(
             "of the small model computes that it was made from. Its router is synthetic, too, so how often "
             "experts are in memory says nothing about any real model."
         )
+    notes += _devices(files, options.load)
     config = request.config
     times = {1: "once", 2: "twice"}.get(request.repetitions, f"{request.repetitions} times")
     how = "greedy" if config.greedy else f"temperature {config.temperature:g}, seed {config.seed}"

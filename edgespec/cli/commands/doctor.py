@@ -90,8 +90,9 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
         rows.append(("llama.cpp", f"{facts.build.version}, {' '.join(facts.build.features)}"))
         for layout in facts.kernels.layouts:
             rows.append(("", f"{layout.name}: {layout.speed_text if layout.used else 'not used'}"))
-        for device in facts.build.gpus:
-            rows.append(("", f"{device.description or device.name}, {readable(device.free)} free"))
+        for device in facts.devices:
+            plain = f"{device.name} ({device.description}), {readable(device.free)} free"
+            rows.append(("device", device.measured or plain))
     rows += [
         ("graphics", gpu.name + (f", {readable(gpu.memory)}" if gpu.memory else "")) for gpu in machine.gpus
     ]

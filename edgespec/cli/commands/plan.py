@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgespec.costs.planner import Prediction, PromptTime
     from edgespec.plans.plan import BatchPlan, Plan
 
-_LOADED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers"}
+_LOADED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers", "gpu_layers", "device"}
 _SAMPLED = {"temperature"}
 _LEFT_OUT = ({f.name for f in fields(LoadOptions)} - _LOADED) | (
     {f.name for f in fields(SamplingOptions)} - _SAMPLED
@@ -62,6 +62,8 @@ def plan(
         kv=load.get("kv", "f16"),
         lora=tuple(load.get("lora", ())),
         workers=tuple(load.get("workers", ())),
+        gpu_layers=load.get("gpu_layers", "auto"),
+        device=tuple(load.get("device", ())),
     )
     with terminal.working() as progress:
         found = plan_for(request, progress)

@@ -70,6 +70,8 @@ def _report(found: FullProfile) -> str:
         ("target", f"{found.model}, {'exact' if found.exact else 'not bit-exact'}"),
         ("drafter", found.drafter),
         ("threads", str(found.threads)),
+        *(("device", device) for device in found.devices),
+        *((("layers", found.layers),) if found.layers else ()),
     ]
     if found.bandwidth is not None:
         rows.append(("memory", f"{_rate(found.bandwidth)} while all threads copy"))

@@ -14,7 +14,7 @@ import typer
 
 from edgespec.cli.completion import complete_draft, complete_model, complete_words
 from edgespec.cli.options.declaration import is_on_command_line, option
-from edgespec.cli.options.values import parse_size, parse_tree_budget
+from edgespec.cli.options.values import parse_gpu_layers, parse_size, parse_tree_budget
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,8 +62,22 @@ class LoadOptions:
         ),
     ] = None
     gpu_layers: Annotated[
-        int | None,
-        option("Model", "-ngl --gpu-layers", "Layers for the GPU; -1 is all. Default: 0.", metavar="N"),
+        str | None,
+        option(
+            "Model",
+            "-ngl --gpu-layers",
+            "Layers for graphics cards; auto gives them as many as makes passes faster. Default: auto.",
+            metavar="N|auto|all",
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        option(
+            "Model",
+            "-dev --device",
+            "Graphics cards that may hold layers, by the names that doctor shows. Default: all.",
+            metavar="NAME,...",
+        ),
     ] = None
     offload: Annotated[
         str | None,
@@ -145,6 +159,15 @@ class LoadOptions:
             "Small model that drafts, or a head. Default: auto.",
             autocompletion=complete_draft,
             metavar="PATH|NAME|auto|none",
+        ),
+    ] = None
+    draft_device: Annotated[
+        str | None,
+        option(
+            "Speculation",
+            "-devd --draft-device",
+            "Graphics card for the drafter; auto takes one on which its steps are faster. Default: auto.",
+            metavar="NAME|auto|none",
         ),
     ] = None
     drafter: Annotated[
@@ -240,8 +263,11 @@ class LoadOptions:
             arguments["memory"] = parse_size(self.memory)
         if self.tree_budget is not None:
             arguments["tree_budget"] = parse_tree_budget(self.tree_budget)
-        if self.workers is not None:
-            arguments["workers"] = [part.strip() for part in self.workers.split(",") if part.strip()]
+        if self.gpu_layers is not None:
+            arguments["gpu_layers"] = parse_gpu_layers(self.gpu_layers)
+        for name, listed in (("workers", self.workers), ("device", self.device)):
+            if listed is not None:
+                arguments[name] = [part.strip() for part in listed.split(",") if part.strip()]
         return {name: value for name, value in arguments.items() if value not in (None, [])}
 
     @property

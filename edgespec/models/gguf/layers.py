@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.models.gguf.header import read_header
@@ -65,6 +65,17 @@ class ModelFiles:
     def paths(self) -> tuple[Path, ...]:
         """The files."""
         return tuple(header.path for header in self.headers)
+
+    def first_layers(self, count: int) -> ModelFiles:
+        """The same without the layers from number `count` on: for what is left when these are elsewhere."""
+
+        def stays(tensor: TensorInfo) -> bool:
+            parts = tensor.name.split(".")
+            return not (parts[0] == "blk" and parts[1].isdigit() and int(parts[1]) >= count)
+
+        return ModelFiles(
+            tuple(replace(header, tensors=tuple(filter(stays, header.tensors))) for header in self.headers)
+        )
 
     @property
     def tensor_bytes(self) -> int:

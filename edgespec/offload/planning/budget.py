@@ -43,7 +43,6 @@ class MemoryOptions:
         memory: bytes that may be used; None means what is available.
         offload: "auto", "stream", "mmap" or "none".
         pack: "auto", "always" or "never".
-        gpu_layers: layers for the GPU; -1 for all.
         context: most tokens of a text, for messages.
         slots: layers that the ring holds; None lets the plan decide.
         experts: "auto" streams single experts of a mixture of experts, "never" whole layers.
@@ -52,7 +51,6 @@ class MemoryOptions:
     memory: int | None
     offload: str
     pack: str
-    gpu_layers: int
     context: int
     slots: int | None = None
     experts: str = "auto"
@@ -103,6 +101,7 @@ def plan_memory(
     on_progress: Progress,
     process: int | None = None,
     n_rows: int = 1,
+    on_devices: int = 0,
 ) -> MemoryPlan:
     """Decide where the target's weights are held; packs them first if they are to be streamed.
 
@@ -110,6 +109,7 @@ def plan_memory(
         footprints: the target's footprint, and the drafter's if it is a model.
         process: bytes of the process itself; None estimates them.
         n_rows: most rows of the target's passes.
+        on_devices: the last layers, which are on devices, so that the target's footprint is without them.
 
     Raises:
         MemoryLimitError: not even the caches fit, or the weights must fit and do not.
@@ -154,7 +154,7 @@ def plan_memory(
             process=process_bytes(footprints) if process is None else process,
             pack=options.pack,
             pack_folder=pack_folder,
-            gpu_layers=options.gpu_layers,
+            on_devices=on_devices,
             n_slots=options.slots,
             experts="never" if "never" in (experts, options.experts) else "auto",
             n_rows=n_rows,

@@ -44,6 +44,7 @@ class ContextOptions:
 
     Attributes:
         n_cells, n_outputs, n_sequences, n_threads: of every context; see runtime.context.
+        devices: whether layers are on devices.
         exact, experts: as for loading.
         kv: of the target's context; the drafter's is always f16.
         adapters: bytes of LoRA adapters.
@@ -53,7 +54,7 @@ class ContextOptions:
     n_outputs: int
     n_sequences: int
     n_threads: int
-    gpu_layers: int = 0
+    devices: bool = False
     exact: bool | None = None
     experts: str = "auto"
     kv: str = "f16"
@@ -119,7 +120,7 @@ def measure_needs(
         alone = options.experts != "never" and bool(layer_weights(files).experts)
         exact = offload != "mmap" and not alone if options.exact is None else options.exact
         rows = affordable_rows({n: size.buffers for n, size in sizes.items()}, budget, exact=exact)
-        if exact and (offload == "mmap" or options.gpu_layers):
+        if exact and (offload == "mmap" or options.devices):
             rows = fewest  # only streamed weights allow long chunks in exact mode
     return Needs([sizes[rows], *drafter], process, rows)
 
@@ -164,7 +165,7 @@ def _footprints(
         Shape(options.n_cells, n, options.n_outputs, options.n_sequences, options.kv) for n in row_counts
     ]
     store = AllocationStore(user_cache_path("edgespec") / "allocations")
-    found = store.get(header, shapes, options.gpu_layers, beside)
+    found = store.get(header, shapes, beside)
     footprints = []
     for at, rows in enumerate(row_counts):
         size = footprint(

@@ -13,6 +13,7 @@ from edgespec.kernels.layouts import kernel_layout
 from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.device_layers import DeviceLayers
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, Store, plain_store
 from edgespec.offload.packing.choice import choose_store, packing_in_memory
@@ -77,8 +78,11 @@ class StreamPlan:
         )
 
 
-def open_streamed_model(path: Path, plan: StreamPlan, gpu_layers: int, on_progress: Progress) -> Model:
+def open_streamed_model(path: Path, plan: StreamPlan, devices: DeviceLayers, on_progress: Progress) -> Model:
     """A model whose layers are held as planned.
+
+    Args:
+        devices: which layers are on devices, where the plan has none of them.
 
     Raises:
         ModelFileError: llama.cpp cannot load it.
@@ -89,7 +93,7 @@ def open_streamed_model(path: Path, plan: StreamPlan, gpu_layers: int, on_progre
     try:
         model = Model(
             path,
-            gpu_layers=gpu_layers,
+            devices=devices,
             memory_map=False,
             on_progress=lambda _fraction: None,  # so that Ctrl-C is noticed; `weights` reports the progress
             weights=weights,
@@ -125,7 +129,7 @@ def plan_stream(
     process: int,
     pack: str,
     pack_folder: Path,
-    gpu_layers: int = 0,
+    on_devices: int = 0,
     n_slots: int | None = None,
     experts: str = "auto",
     n_rows: int = 1,
@@ -138,6 +142,7 @@ def plan_stream(
         fixed: bytes of all but this model's weights.
         process: the part of `fixed` that is in use before the model is loaded.
         pack: "auto" (packs if the disk has room), "always" or "never".
+        on_devices: the last layers, which are on devices.
         experts: "auto" streams single experts of a mixture of experts, "never" whole layers.
         n_rows: most rows of a pass.
 
@@ -148,7 +153,7 @@ def plan_stream(
         StreamError: the model cannot be read.
     """
     check_supported()
-    layers = _streamable(files, gpu_layers)
+    layers = _streamable(files, on_devices)
     if not layers:
         raise UnsupportedBuild(f"'{files.paths[0].name}' has no layers to stream")
     weights, chosen = _weights(files, None, experts), _weights(files, layers, experts)
@@ -252,11 +257,10 @@ def _placement_notes(placement: Placement, store: Store, weights: LayerWeights, 
     return notes
 
 
-def _streamable(files: ModelFiles, gpu_layers: int) -> list[Layer]:
-    """The layers that are not on the GPU, which gets the last ones."""
-    count = files.headers[0].block_count or 0
-    first_on_gpu = 0 if gpu_layers < 0 else max(count - gpu_layers, 0)
-    return [layer for layer in files.layers() if gpu_layers == 0 or layer.index < first_on_gpu]
+def _streamable(files: ModelFiles, on_devices: int) -> list[Layer]:
+    """The layers that are not on devices, which get the last ones."""
+    first_there = (files.headers[0].block_count or 0) - on_devices
+    return [layer for layer in files.layers() if not on_devices or layer.index < first_there]
 
 
 def stored_sizes(files: ModelFiles, weights: LayerWeights) -> tuple[dict[int, int], int]:

@@ -20,6 +20,9 @@ def layout_overrides(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
     was measured to be faster. Usually there are none. The two uses of a tied embedding have one name and
     cannot be told apart, so it keeps llama.cpp's choice.
 
+    Args:
+        gpu_layers: on devices, the output included.
+
     Raises:
         ModelFileError: the model's files cannot be read.
     """
@@ -28,7 +31,7 @@ def layout_overrides(path: Path, gpu_layers: int) -> list[tuple[str, Address]]:
     header = read_header(path)
     count = header.block_count or 0
     # llama.cpp counts the output as one more layer, the first that it hands to the GPU.
-    first_on_gpu = count + 1 if gpu_layers == 0 else 0 if gpu_layers < 0 else max(count + 1 - gpu_layers, 0)
+    first_on_gpu = max(count + 1 - gpu_layers, 0)
     groups: dict[Address, list[str]] = {}
     for part in ModelFiles.of(header).headers:
         for tensor in part.tensors:

@@ -17,6 +17,7 @@ from edgespec.kernels.layouts import offer_to_loader
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.backend import log, start_backend
+from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.llama.runtime.layout_overrides import layout_overrides
 from edgespec.models.llama.runtime.residency import AllInMemory, Residency
 from edgespec.models.llama.runtime.signals import DeferredSignals
@@ -33,7 +34,7 @@ class Model:
     """The weights of one GGUF file.
 
     Args:
-        gpu_layers: layers to hand to the GPU, where the llama.cpp build has one.
+        devices: which layers are on devices.
         memory_map: let the system page the weights in and out instead of reading them into memory. A file
             that changes is then an error in the next pass; if it is cut during one, the system ends the
             process.
@@ -60,7 +61,7 @@ class Model:
         self,
         path: Path,
         *,
-        gpu_layers: int = 0,
+        devices: DeviceLayers = ON_PROCESSOR,
         memory_map: bool = False,
         may_be_rewritten: bool = False,
         repack: bool = True,
@@ -82,12 +83,11 @@ class Model:
         self._contexts: weakref.WeakSet[Closable] = weakref.WeakSet()
         log.errors.clear()
         params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = gpu_layers
+        patterns, keep_alive = devices.amend(params)
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
-        patterns: list[tuple[str, int]] = []
         if repack and not vocabulary_only:
             params.use_extra_bufts = offer_to_loader()
-            patterns = layout_overrides(path, gpu_layers)
+            patterns = layout_overrides(path, devices.llama_count) + patterns
         else:
             params.use_extra_bufts = False
         params.vocab_only = vocabulary_only
@@ -109,6 +109,7 @@ class Model:
         try:
             with signals, self.weights.loading(path, params, patterns) as load_path:
                 self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(load_path), params)
+            del keep_alive
             if failed:
                 raise failed[0]
         except BaseException:

@@ -28,8 +28,8 @@ from edgespec.models.llama.runtime.model import Model
 
 _MIB = 1 << 20
 _CACHE = re.compile(r": size = +([\d.]+) MiB \(")
-# Only buffers in main memory count; their names are CPU or end in _Host.
-_BUFFER = re.compile(r": +(?:CPU\w*|\w+_Host) +(?:output|compute) buffer size = +([\d.]+) MiB")
+# Their names are CPU; no device takes part.
+_BUFFER = re.compile(r": +CPU\w* +(?:output|compute) buffer size = +([\d.]+) MiB")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,6 @@ class AllocationStore:
         self,
         header: GGUFHeader,
         shapes: Sequence[Shape],
-        gpu_layers: int = 0,
         beside: GGUFHeader | None = None,
     ) -> list[Allocation] | None:
         """What contexts of these shapes allocate: remembered, or found now and saved.
@@ -80,12 +79,12 @@ class AllocationStore:
         Raises:
             ModelFileError, MemoryLimitError: as `dry_run`.
         """
-        path = self._path(header, shapes, gpu_layers, beside)
+        path = self._path(header, shapes, beside)
         try:
             return [Allocation(**entry) for entry in json.loads(path.read_text())]
         except (OSError, ValueError, TypeError):
             pass  # not found yet, or unreadable
-        found = dry_run(header.path, shapes, gpu_layers, None if beside is None else beside.path)
+        found = dry_run(header.path, shapes, None if beside is None else beside.path)
         if found is not None:
             with contextlib.suppress(OSError):  # the dry run is repeated next time
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,18 +92,14 @@ class AllocationStore:
                     file.write(json.dumps([asdict(entry) for entry in found]).encode())
         return found
 
-    def _path(
-        self, header: GGUFHeader, shapes: Sequence[Shape], gpu_layers: int, beside: GGUFHeader | None
-    ) -> Path:
-        identity = f"{header.fingerprint} {build_identity()} {gpu_layers} {list(shapes)}"
+    def _path(self, header: GGUFHeader, shapes: Sequence[Shape], beside: GGUFHeader | None) -> Path:
+        identity = f"{header.fingerprint} {build_identity()} {list(shapes)}"
         if beside is not None:
             identity += f" {beside.fingerprint}"
         return self._folder / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.json"
 
 
-def dry_run(
-    path: Path, shapes: Sequence[Shape], gpu_layers: int = 0, beside: Path | None = None
-) -> list[Allocation] | None:
+def dry_run(path: Path, shapes: Sequence[Shape], beside: Path | None = None) -> list[Allocation] | None:
     """What contexts of these shapes allocate, found without allocating weights or caches.
 
     A model with a recurrent state has one sequence, whatever the shape says; a head has rows of its own.
@@ -121,10 +116,10 @@ def dry_run(
     """
     found = []
     with ExitStack() as stack:
-        model = stack.enter_context(Model(path, gpu_layers=gpu_layers, memory_map=False, allocate=False))
+        model = stack.enter_context(Model(path, memory_map=False, allocate=False))
         target: Context | None = None
         if beside is not None:
-            large = Model(beside, gpu_layers=gpu_layers, memory_map=False, allocate=False)
+            large = Model(beside, memory_map=False, allocate=False)
             target = _open(stack.enter_context(large), Shape(256, 64, 64, 1))
         for shape in shapes:
             with info_lines() as lines:

@@ -1,20 +1,22 @@
-"""Measuring how fast this machine and workers multiply: run in a child process, which ggml may end.
+"""Measuring how fast devices multiply, and how far away they are: in a child process, which ggml may end.
 
-The weights are zeros, which devices make themselves, so that nothing large crosses the network.
+The weights are zeros, which devices make themselves, so that nothing large crosses a network.
 """
 
 from __future__ import annotations
 
 import ctypes
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from edgespec.errors import WorkerError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, rpc
+from edgespec.kernels.ggml.devices import device_named
 from edgespec.kernels.report import ROWS
 from edgespec.processes.trial import attempt_in_child
 
@@ -22,31 +24,58 @@ _SIDE = 4096  # of a square matrix: a multiple of every block
 _MATRICES = 6  # together larger than caches
 _TRIES = 3
 _CPU_S = 60.0
+_PAYLOADS = (1 << 14, 1 << 17, 1 << 20, 1 << 24)  # bytes: activations of a row, of trees, and weights
 
 
-def measure_speeds(endpoints: Sequence[str], type_id: int, n_threads: int) -> list[tuple[float, ...]]:
-    """Seconds of products by weights of a type, relative to their bytes, for each of ROWS.
+class DeviceFailed(Exception):
+    """llama.cpp cannot compute on a device; the text says how it ended."""
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """What was measured of a device.
+
+    Attributes:
+        seconds: for a byte of weights of a type as in files, for each of ROWS.
+        way: seconds in which so many bytes get there and back; empty for what is not on this machine.
+    """
+
+    seconds: tuple[float, ...]
+    way: Mapping[int, float] = field(default_factory=dict)
+
+
+def measure_speeds(
+    type_id: int, n_threads: int, *, endpoints: Sequence[str] = (), names: Sequence[str] = ()
+) -> list[DeviceSpeed]:
+    """How fast products by weights of a type are.
 
     Args:
-        endpoints: "host:port" of workers that can be reached and serve nobody now.
         type_id: ggml's number of the quantization.
         n_threads: for this machine's processor.
+        endpoints: "host:port" of workers that can be reached and serve nobody now.
+        names: of this machine's devices.
 
     Returns:
-        For this machine, with weights as they are in files, and then for each device of the workers.
+        For this machine's processor, then for each device of the workers, and then for each that was named.
 
     Raises:
-        WorkerError: llama.cpp fails with one of them.
+        DeviceFailed: llama.cpp fails with one of them.
     """
-    request = {"endpoints": list(endpoints), "type": type_id, "threads": n_threads}
-    verdict = attempt_in_child(__name__, request, cpu_s=_CPU_S)
+    request = {
+        "endpoints": list(endpoints),
+        "names": list(names),
+        "type": type_id,
+        "threads": n_threads,
+    }
+    verdict = attempt_in_child(__name__, request, cpu_s=_CPU_S * (1 + 2 * len(names)))
     if verdict.answer is None:
-        raise WorkerError(
-            f"llama.cpp cannot compute on the workers {', '.join(endpoints)}: trying it, it ended "
-            f"({verdict.detail or verdict.why}).",
-            "Look at their own messages, and install the same version of EdgeSpec everywhere.",
-        )
-    return [tuple(row) for row in verdict.answer["seconds"]]
+        raise DeviceFailed(verdict.detail or verdict.why)
+    if missing := verdict.answer.get("missing"):
+        raise DeviceFailed(f"there is no {missing}")
+    return [
+        DeviceSpeed(tuple(each["seconds"]), {int(n): s for n, s in each["way"].items()})
+        for each in verdict.answer["devices"]
+    ]
 
 
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -54,14 +83,45 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     f = ggml.functions()
     own = ggml.cpu_device()
     devices = [own] + [device for endpoint in request["endpoints"] for device in rpc.connect(endpoint)]
+    near = []
+    for name in request["names"]:
+        device = device_named(name)
+        if device is None:
+            return {"missing": name}
+        near.append(device)
     found = []
-    for device in devices:
+    for device in [*devices, *near]:
         backend = f["ggml_backend_dev_init"](device, None)
         if device == own:
             f["ggml_backend_cpu_set_n_threads"](backend, request["threads"])
-        found.append(_seconds(device, backend, request["type"]))
+        seconds = _seconds(device, backend, request["type"])
+        found.append({"seconds": seconds, "way": _way(device) if device in near else {}})
         f["ggml_backend_free"](backend)
-    return {"seconds": found}
+    return {"devices": found}
+
+
+def _way(device: Address) -> dict[int, float]:
+    """Seconds in which so many bytes get to a device and back: the median of a few tries."""
+    f = ggml.functions()
+    kind = f["ggml_backend_dev_buffer_type"](device)
+    buffer = f["ggml_backend_buft_alloc_buffer"](kind, 2 * max(_PAYLOADS))
+    if not buffer:
+        raise MemoryError
+    found = {}
+    with ggml.ScratchContext(len(_PAYLOADS)) as scratch:
+        for n_bytes in _PAYLOADS:
+            tensor = scratch.tensor(ggml.F32, (n_bytes // 4,))
+            f["ggml_backend_tensor_alloc"](buffer, tensor, f["ggml_backend_buffer_get_base"](buffer))
+            data = ctypes.create_string_buffer(n_bytes)
+            taken = []
+            for _ in range(_TRIES):
+                begun = time.perf_counter()
+                f["ggml_backend_tensor_set"](tensor, ctypes.addressof(data), 0, n_bytes)
+                f["ggml_backend_tensor_get"](tensor, ctypes.addressof(data), 0, n_bytes)
+                taken.append(time.perf_counter() - begun)
+            found[n_bytes] = statistics.median(taken)
+    f["ggml_backend_buffer_free"](buffer)
+    return found
 
 
 def _seconds(device: Address, backend: Address, type_id: int) -> list[float]:

@@ -1,0 +1,60 @@
+"""The devices of this machine that can hold layers, such as graphics cards: do they work, and how fast?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgespec.progress import Progress
+
+if TYPE_CHECKING:
+    from edgespec.models.llama.build import Build
+
+_Q4_K = 12  # ggml's number of a quantization that many models have
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """A device.
+
+    Attributes:
+        name: for --device.
+        free, total: bytes of its memory.
+        measured: what it is and how fast, in a sentence.
+        problem: how trying it ended; empty if it works.
+        faster: whether products take less time there than on the processor.
+    """
+
+    name: str
+    description: str
+    free: int
+    total: int
+    measured: str = ""
+    problem: str = ""
+    faster: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What scripts see."""
+        return asdict(self)
+
+
+def examine_devices(build: Build, on_progress: Progress) -> tuple[DeviceFacts, ...]:
+    """Try and measure every device, in a child process; what was measured before is not measured again."""
+    if not build.gpus:
+        return ()
+    from edgespec.kernels.device_speed import DeviceFailed
+    from edgespec.loading.devices import AUTO, CardRequest, describe, measured
+    from edgespec.machine.cores import default_threads
+
+    request = CardRequest(AUTO, (), default_threads(), on_progress=on_progress)
+    found = []
+    for device in build.gpus:
+        about = (device.name, device.description, device.free, device.total)
+        try:
+            card = measured(device, _Q4_K, request)
+        except DeviceFailed as error:
+            found.append(DeviceFacts(*about, problem=str(error)))
+        else:
+            faster = card.seconds[-1] < card.profile.own_seconds[-1]
+            found.append(DeviceFacts(*about, describe(card), faster=faster))
+    return tuple(found)

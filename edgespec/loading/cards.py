@@ -1,0 +1,80 @@
+"""Graphics cards, and other devices of this machine that may hold layers: their memory and their speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.costs.curves import Curve
+from edgespec.errors import BackendError
+from edgespec.kernels.ggml import Address
+from edgespec.kernels.ggml.devices import device_named
+from edgespec.profiles.device_profile import DeviceProfile
+
+
+@dataclass(frozen=True)
+class Card:
+    """A device of this machine that may hold layers, such as a graphics card.
+
+    Attributes:
+        name, description: ggml's, such as "CUDA0".
+        free, total: bytes of its memory.
+        shared: whether that is the memory of the processor.
+        profile: what was measured.
+    """
+
+    name: str
+    description: str
+    free: int
+    total: int
+    shared: bool
+    profile: DeviceProfile
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """For a byte of weights, for each of kernels.report.ROWS."""
+        return self.profile.seconds
+
+    @property
+    def way(self) -> Curve:
+        """Seconds in which so many bytes get there and back."""
+        return self.profile.way
+
+    @property
+    def ping_s(self) -> float:
+        """Seconds of the shortest way there and back."""
+        return self.way.seconds[0]
+
+    @property
+    def pointer(self) -> Address:
+        """ggml's device.
+
+        Raises:
+            BackendError: it is gone.
+        """
+        pointer = device_named(self.name)
+        if pointer is None:
+            raise BackendError(f"The device {self.name} is gone.", "Leave out --gpu-layers.")
+        return pointer
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Devices of this machine.
+
+    Attributes:
+        devices: in ggml's order, or in that of --device.
+        own_seconds: what the processor takes for a byte of weights as they are in files, for each of
+            kernels.report.ROWS.
+        type_id: ggml's number of the quantization that was measured.
+    """
+
+    devices: tuple[Card, ...]
+    own_seconds: tuple[float, ...]
+    type_id: int
+    remote: bool = False
+
+    @classmethod
+    def of(cls, cards: Sequence[Card], type_id: int) -> Cards:
+        """Cards that were measured with weights of a type."""
+        return cls(tuple(cards), cards[0].profile.own_seconds, type_id)

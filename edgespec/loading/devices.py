@@ -1,0 +1,169 @@
+"""Finding and measuring this machine's graphics cards, and whatever else ggml can give layers to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from edgespec.costs.curves import Curve
+from edgespec.errors import BackendError, UsageError
+from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
+from edgespec.loading.cards import Card, Cards
+from edgespec.loading.spreading import usual_type
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.build import SHARED_GPU, Device, current_build
+from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.store import Key, ProfileStore, machine_identity
+from edgespec.progress import Progress, no_progress
+from edgespec.units import readable
+
+AUTO, ALL, NONE = "auto", "all", "none"
+
+
+def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
+    """The devices of these names; all that there are, if there are no names.
+
+    Raises:
+        UsageError: there is none of a name.
+    """
+    there = current_build().gpus
+    known = {device.name: device for device in there}
+    for name in names:
+        if name not in known:
+            listed = ", ".join(f"{device.name} ({device.description})" for device in there)
+            raise UsageError(
+                f"There is no device '{name}' here.",
+                f"The devices are: {listed}." if there else _why_none("Leave out --device"),
+            )
+    return tuple(known[name] for name in names) or there
+
+
+@dataclass
+class CardRequest:
+    """Which devices are to be used.
+
+    Attributes:
+        layers: "auto", "all" or a number.
+        names: of devices; empty for all.
+        n_threads: the processor computes with.
+        drafter: "auto", "none" or the name of a device for the drafter.
+        notes: what was found, in sentences.
+    """
+
+    layers: int | str
+    names: tuple[str, ...]
+    n_threads: int
+    drafter: str = NONE
+    on_progress: Progress = no_progress
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def forced(self) -> bool:
+        """Whether a device must be used."""
+        return self.layers not in (0, AUTO) or self.drafter not in (AUTO, NONE)
+
+
+def open_cards(files: ModelFiles, request: CardRequest) -> Cards | None:
+    """The cards that may hold layers of the target or the drafter, measured; None if there are none.
+
+    Raises:
+        UsageError: layers were asked for, and there is no device; or there is none of a name.
+        BackendError: llama.cpp fails with a device that was asked for.
+    """
+    if request.layers == 0 and not request.forced:
+        return None
+    there = find_devices(request.names)
+    if request.drafter not in (AUTO, NONE, *(device.name for device in there)):
+        there += find_devices([request.drafter])
+    if not there:
+        if request.forced:
+            why = "finds no GPU here" if current_build().offloads else "is compiled for the processor alone"
+            raise UsageError(
+                f"The gpu layers are {request.layers}, and this llama.cpp build {why}.",
+                _why_none("Leave out --gpu-layers"),
+            )
+        return None
+    type_id = usual_type(files)
+    cards = []
+    for device in there:
+        try:
+            cards.append(measured(device, type_id, request))
+        except DeviceFailed as error:
+            if request.forced or request.names:
+                raise BackendError(
+                    f"llama.cpp cannot compute on {device.name} ({device.description}): trying it, it ended "
+                    f"({error}).",
+                    "Update the card's driver, or use --gpu-layers 0.",
+                ) from error
+            request.notes.append(f"{device.name} is not used: trying it, llama.cpp ended ({error}).")
+    request.notes += [describe(card) for card in cards]
+    return Cards.of(cards, type_id) if cards else None
+
+
+def measured(device: Device, type_id: int, request: CardRequest) -> Card:
+    """A device, with how fast it is: as stored, or measured now in a child process.
+
+    Raises:
+        DeviceFailed: llama.cpp cannot compute on it.
+    """
+    store, key = ProfileStore(), _key(device, type_id, request.n_threads)
+    profile = store.device(key)
+    if profile is None:
+        request.on_progress(f"Trying {device.name} (once)", 0.0)
+        profile = measure_device(device.name, type_id, request.n_threads)
+        store.put(key, profile)
+    return Card(
+        device.name, device.description, device.free, device.total, device.kind == SHARED_GPU, profile
+    )
+
+
+def measure_device(name: str, type_id: int, n_threads: int) -> DeviceProfile:
+    """How fast a device is, measured in a child process.
+
+    Raises:
+        DeviceFailed: llama.cpp cannot compute on it.
+    """
+    own, there = measure_speeds(type_id, n_threads, names=[name])
+    return DeviceProfile(there.seconds, own.seconds, Curve.through(there.way.items()))
+
+
+def describe(card: Card) -> str:
+    """A card and what was measured, in a sentence."""
+    ratios = [there / here for there, here in zip(card.seconds, card.profile.own_seconds, strict=True)]
+    return (
+        f"{card.name} ({card.description}) has {readable(card.free)} free of {readable(card.total)}. "
+        f"Products take {ratios[0]:.2g} times as long there as on the processor with one row, and "
+        f"{ratios[-1]:.2g} times with many; the way there carries {readable(card.profile.link)}/s."
+    )
+
+
+def with_type(cards: Cards, files: ModelFiles, request: CardRequest) -> Cards:
+    """The same cards, measured with the weights that most of another model has."""
+    type_id = usual_type(files)
+    if type_id == cards.type_id:
+        return cards
+    there = {device.name: device for device in current_build().gpus}
+    try:
+        again = [measured(there[card.name], type_id, request) for card in cards.devices]
+    except (DeviceFailed, KeyError):
+        return cards
+    return Cards.of(
+        [replace(new, free=old.free) for new, old in zip(again, cards.devices, strict=True)], type_id
+    )
+
+
+def _key(device: Device, type_id: int, n_threads: int) -> Key:
+    return machine_identity() | {
+        "device": f"{device.name} {device.description}",
+        "type": str(type_id),
+        "threads": str(n_threads),
+    }
+
+
+def _why_none(otherwise: str) -> str:
+    return f"{otherwise}, or see 'edgespec doctor' for how to compile llama.cpp for a GPU."
+
+
+def remember(device: Device, type_id: int, n_threads: int, profile: DeviceProfile) -> None:
+    """Store what was measured of a device."""
+    ProfileStore().put(_key(device, type_id, n_threads), profile)

@@ -1,0 +1,192 @@
+"""Which layers go to graphics cards: tiers of memory, the fastest first, and the disk as the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edgespec.costs.spread import Place, fill_places, spread_layers
+from edgespec.errors import MemoryLimitError
+from edgespec.loading.cards import Card, Cards
+from edgespec.loading.devices import ALL, AUTO
+from edgespec.loading.spreading import (
+    CLEARLY_FASTER,
+    USUAL_ROWS,
+    Spread,
+    hidden_bytes,
+    in_words,
+    layer_seconds,
+    layer_sizes,
+    output_bytes,
+    room_here,
+    way_seconds,
+)
+from edgespec.models.gguf.footprint import Footprint
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.runtime.device_layers import DeviceLayers
+from edgespec.offload.planning.needs import Needs
+from edgespec.units import readable
+
+MARGIN = 0.05  # of a card's free memory, left to other programs and to what drivers allocate
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How layers are to be placed.
+
+    Attributes:
+        layers: "auto", "all" or a number.
+        most: layers on devices at most, after a load has run out of their memory.
+        read_rate: bytes of weights that the disk reads per second.
+    """
+
+    layers: int | str = AUTO
+    most: int | None = None
+    read_rate: float = 1e9
+
+
+def place_on_cards(cards: Cards, needs: Needs, files: ModelFiles, room: int, wish: Wish) -> Spread:
+    """Where the layers of a model go.
+
+    What is asked for is given to the cards, the fastest first, as far as their memory reaches. With "auto", a
+    layer goes wherever a pass through it takes the least time: on a card, in memory, or on the disk.
+
+    Args:
+        needs: as if everything were on the processor.
+        room: bytes of this machine's memory.
+
+    Raises:
+        MemoryLimitError: layers were asked for, and no card has room for one.
+    """
+    sizes = layer_sizes(files)
+    layer_bytes, here = room_here(needs, files, room)
+    own_s, *there_s = layer_seconds(cards, files)
+    way_bytes = USUAL_ROWS * hidden_bytes(files)
+    places = [
+        Place(card_room(card, needs.footprints[0], here), layer_s, way_seconds(card, way_bytes))
+        for card, layer_s in zip(cards.devices, there_s, strict=True)
+    ]
+    if wish.layers == AUTO:
+        read_s = layer_bytes / wish.read_rate
+        slower = [replace(place, layer_s=CLEARLY_FASTER * place.layer_s) for place in places]
+        disk = Place(layer_bytes * len(sizes), max(own_s, read_s))
+        spread = spread_layers(len(sizes), layer_bytes, [Place(here, own_s), *slower, disk])
+        assert spread is not None  # the disk holds everything
+        counts = list(spread[1:-1])
+    else:
+        wanted = len(sizes) if wish.layers == ALL else min(int(wish.layers), len(sizes))
+        counts = list(fill_places(wanted, layer_bytes, places))
+        if not any(counts) and wanted and wish.most is None:
+            raise _no_room(cards.devices, layer_bytes, places)
+    _take_away(counts, sum(counts) - (sum(counts) if wish.most is None else wish.most))
+    return _spread(cards, counts, places, files, layer_bytes, output=_takes_output(wish, there_s, own_s))
+
+
+def card_room(card: Card, target: Footprint, here: int) -> int:
+    """Bytes of a card's memory for layers, with their keys and values.
+
+    Args:
+        target: what it needs; a card computes in buffers about as large as the processor's.
+        here: bytes of this machine's memory for layers.
+    """
+    room = int(card.free * (1 - MARGIN)) - target.buffers
+    return max(min(room, here) if card.shared else room, 0)
+
+
+def drafter_card(cards: Cards, files: ModelFiles, size: Footprint, wanted: str) -> Card | None:
+    """The card for the drafter; None if it stays on the processor.
+
+    A drafter runs several times for each pass of the target, so no weights are used more often.
+
+    Args:
+        cards: measured with the drafter's type.
+        wanted: "auto" takes a card on which its steps are clearly faster; otherwise a card's name.
+
+    Raises:
+        MemoryLimitError: a card was named, and has no room for it.
+    """
+    needed = size.total
+    if wanted != AUTO:
+        (card,) = [card for card in cards.devices if card.name == wanted]
+        if card.free * (1 - MARGIN) < needed:
+            raise MemoryLimitError(
+                f"The drafter needs {readable(needed)}, and {card.name} has {readable(card.free)} free.",
+                "Leave out --draft-device, or take a smaller drafter.",
+            )
+        return card
+    own_s, *there_s = layer_seconds(cards, files)
+    way_bytes = USUAL_ROWS * hidden_bytes(files)
+    n_layers = len(layer_sizes(files))
+    fastest: tuple[float, Card] | None = None
+    for card, layer_s in zip(cards.devices, there_s, strict=True):
+        taken = n_layers * layer_s + way_seconds(card, way_bytes)
+        fits = needed <= card.free * (1 - MARGIN)
+        if fits and CLEARLY_FASTER * taken < n_layers * own_s and (fastest is None or taken < fastest[0]):
+            fastest = taken, card
+    return None if fastest is None else fastest[1]
+
+
+def without(cards: Cards, card: Card, n_bytes: int) -> Cards:
+    """The cards, with less of one's memory free."""
+    rest = [replace(c, free=max(c.free - n_bytes, 0)) if c.name == card.name else c for c in cards.devices]
+    return replace(cards, devices=tuple(rest))
+
+
+def _takes_output(wish: Wish, there_s: Sequence[float], own_s: float) -> bool:
+    return wish.layers == ALL or (wish.layers == AUTO and min(there_s) * CLEARLY_FASTER < own_s)
+
+
+def _take_away(counts: list[int], excess: int) -> None:
+    """Take layers from the last cards that have some."""
+    for at in reversed(range(len(counts))):
+        taken = min(max(excess, 0), counts[at])
+        counts[at] -= taken
+        excess -= taken
+
+
+def _spread(
+    cards: Cards,
+    counts: Sequence[int],
+    places: Sequence[Place],
+    files: ModelFiles,
+    layer_bytes: int,
+    *,
+    output: bool,
+) -> Spread:
+    """The spread with these counts; the output is on the last card if it is wanted there and fits."""
+    sizes = layer_sizes(files)
+    here = len(sizes) - sum(counts)
+    used = [
+        (card, count, place.room - count * layer_bytes)
+        for card, count, place in zip(cards.devices, counts, places, strict=True)
+        if count
+    ]
+    names = [card.name for card in cards.devices]
+    where = in_words(here, counts, names)
+    if not used:
+        return Spread(here, tuple(counts), 0, where)
+    fits = output and here == 0 and used[-1][2] >= output_bytes(files)
+    where += f", the output on {used[-1][0].name}" if fits else ""
+    described = ", ".join(card.description for card, _, _ in used)
+    return Spread(here, tuple(counts), sum(sizes[here:]), where, f"{where} ({described})", fits)
+
+
+def card_layers(cards: Cards, spread: Spread) -> DeviceLayers:
+    """The target's layers on cards, for llama.cpp."""
+    used = [(card, n) for card, n in zip(cards.devices, spread.counts, strict=True) if n]
+    return DeviceLayers(tuple(card.pointer for card, _ in used), tuple(n for _, n in used), spread.output)
+
+
+def drafter_layers(card: Card, files: ModelFiles) -> DeviceLayers:
+    """All of a drafter on a card."""
+    return DeviceLayers((card.pointer,), (len(layer_sizes(files)),), output=True)
+
+
+def _no_room(cards: Sequence[Card], layer_bytes: int, places: Sequence[Place]) -> MemoryLimitError:
+    free = ", ".join(f"{card.name} has {readable(card.free)} free" for card in cards)
+    beside = min(int(c.free * (1 - MARGIN)) - p.room for c, p in zip(cards, places, strict=True))
+    return MemoryLimitError(
+        f"No layer fits on a device: one takes {readable(layer_bytes)} with its keys and values, buffers "
+        f"take {readable(max(beside, 0))}, and {free}.",
+        "Close programs that use the card, ask for a smaller --context, or leave out --gpu-layers.",
+    )

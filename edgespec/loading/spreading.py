@@ -1,0 +1,183 @@
+"""Where the layers of a model are: on this machine's processor, and on devices, which were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.costs.curves import Curve
+from edgespec.costs.spread import RemotePart
+from edgespec.kernels.report import ROWS
+from edgespec.kernels.report_store import stored_report
+from edgespec.kernels.setting import PLAIN
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.offload.planning.needs import Needs
+
+CLEARLY_FASTER = 1.15  # than the processor a device must be, to get layers that there is room for in memory
+USUAL_ROWS = 8  # of the passes for which layers are spread
+
+_LAYER_DESCRIPTION = 11 << 10  # bytes that tell a worker what to compute for a layer
+_ROW_MASK = 1 << 10  # bytes that tell a device which cells a row sees, in a text of usual length
+
+
+class LayerDevice(Protocol):
+    """A device that may hold layers: another machine's, or a graphics card.
+
+    Attributes:
+        name: for people.
+        free: bytes of memory that may be used.
+        ping_s: seconds of the shortest way there and back.
+        way: seconds in which so many bytes get there and back.
+        seconds: for a byte of weights, for each of kernels.report.ROWS.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def free(self) -> int: ...
+    @property
+    def ping_s(self) -> float: ...
+    @property
+    def way(self) -> Curve: ...
+    @property
+    def seconds(self) -> tuple[float, ...]: ...
+
+
+class LayerDevices(Protocol):
+    """Devices that were measured together.
+
+    Attributes:
+        devices: in order.
+        own_seconds: what this machine's processor takes for a byte of weights as they are in files, for each
+            of kernels.report.ROWS.
+        remote: whether they are other machines, which are told in every pass what to compute.
+    """
+
+    @property
+    def devices(self) -> Sequence[LayerDevice]: ...
+    @property
+    def own_seconds(self) -> tuple[float, ...]: ...
+    @property
+    def remote(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where the layers of a model are.
+
+    Attributes:
+        here: layers on this machine's processor, in memory or streamed; the first ones.
+        counts: layers on each device.
+        lent_bytes: of weights that are not in this machine's memory.
+        where: the same in words.
+        key: the same for keys of what depends on it.
+        output: whether the output is on a device too.
+    """
+
+    here: int
+    counts: tuple[int, ...]
+    lent_bytes: int
+    where: str = ""
+    key: str = ""
+    output: bool = False
+
+    @property
+    def elsewhere(self) -> int:
+        """Layers on devices."""
+        return sum(self.counts)
+
+
+def in_words(here: int, counts: Sequence[int], names: Sequence[str]) -> str:
+    """Which layers are where."""
+    used = [(count, name) for count, name in zip(counts, names, strict=True) if count]
+    return ", ".join([f"{here} here", *(f"{count} on {name}" for count, name in used)])
+
+
+def room_here(needs: Needs, files: ModelFiles, room: int) -> tuple[int, int]:
+    """Bytes of the largest layer with its keys and values, and what there is for layers in memory.
+
+    Args:
+        needs: as if everything were on this machine.
+        room: bytes that this machine may use.
+    """
+    sizes = layer_sizes(files)
+    first = needs.footprints[0]
+    cells = first.cache // max(len(sizes), 1)
+    others = needs.process + sum(f.total for f in needs.footprints[1:])
+    beside = first.weights - sum(sizes)  # embeddings and output stay here
+    return max(sizes, default=0) + cells, room - others - first.buffers - beside
+
+
+def way_seconds(device: LayerDevice, n_bytes: float) -> float:
+    """Seconds in which activations of so many bytes get to a device and back."""
+    return max(device.way.at(n_bytes), device.ping_s)
+
+
+def remote_parts(spread: Spread, crew: LayerDevices, files: ModelFiles) -> list[RemotePart]:
+    """What passes take on the devices that hold layers, and to get there."""
+    sizes, total = layer_sizes(files), files.tensor_bytes
+    own = [seconds * _kernel_share(usual_type(files), at) for at, seconds in enumerate(crew.own_seconds)]
+    parts, start = [], spread.here
+    for count, device in zip(spread.counts, crew.devices, strict=True):
+        if count:
+            slowness = {
+                rows: there / here for rows, there, here in zip(ROWS, device.seconds, own, strict=True)
+            }
+            share = sum(sizes[start : start + count]) / total
+            row = hidden_bytes(files) + _ROW_MASK
+            described = count * _LAYER_DESCRIPTION if crew.remote else 0
+            parts.append(RemotePart(share, slowness, device.way, described, row))
+        start += count
+    return parts
+
+
+def layer_seconds(crew: LayerDevices, files: ModelFiles, rows: int = USUAL_ROWS) -> list[float]:
+    """Seconds of a pass over one layer of usual size: here, and then on each device."""
+    sizes = layer_sizes(files)
+    at = ROWS.index(rows)
+    per_byte = [crew.own_seconds[at] * _kernel_share(usual_type(files), at)]
+    per_byte += [device.seconds[at] for device in crew.devices]
+    return [seconds * sum(sizes) / max(len(sizes), 1) for seconds in per_byte]
+
+
+def _kernel_share(type_id: int, at: int) -> float:
+    """The time that products take here relative to weights as they are in files, by the layout in use."""
+    report = stored_report()
+    measured = report.seconds.get(type_id, {}) if report is not None else {}
+    fastest = min((seconds[at] for seconds in measured.values()), default=0.0)
+    return fastest / measured[PLAIN][at] if measured.get(PLAIN) else 1.0
+
+
+def usual_type(files: ModelFiles) -> int:
+    """The quantization of most bytes of a model."""
+    by_type: dict[int, int] = {}
+    for header in files.headers:
+        for tensor in header.tensors:
+            if len(tensor.shape) > 1:
+                by_type[tensor.type_id] = by_type.get(tensor.type_id, 0) + tensor.n_bytes
+    return max(by_type, key=lambda type_id: by_type[type_id])
+
+
+def layer_sizes(files: ModelFiles) -> list[int]:
+    """Bytes of each layer: everything that is named after it."""
+    sizes: dict[int, int] = {}
+    for header in files.headers:
+        for tensor in header.tensors:
+            parts = tensor.name.split(".")
+            if parts[0] == "blk" and parts[1].isdigit():
+                sizes[int(parts[1])] = sizes.get(int(parts[1]), 0) + tensor.n_bytes
+    return [sizes[index] for index in sorted(sizes)]
+
+
+def output_bytes(files: ModelFiles) -> int:
+    """Bytes of the matrix that makes logits: the output, or the embeddings where it is tied to them."""
+    sizes = {tensor.name: tensor.n_bytes for header in files.headers for tensor in header.tensors}
+    return sizes.get("output.weight", sizes.get("token_embd.weight", 0))
+
+
+def hidden_bytes(files: ModelFiles) -> int:
+    """Bytes of a row of activations between two layers."""
+    header = files.headers[0]
+    width = header.metadata.get(f"{header.architecture}.embedding_length")
+    return 4 * width if isinstance(width, int) else 0

@@ -1,0 +1,127 @@
+"""A process in which a worker's device looks like a graphics card: python -m tests.card_session JSON
+
+llama.cpp shows both as devices of the same kind. Devices cannot be taken back, and ggml ends a process that
+asks one that is gone, so this is a process of its own. The JSON object has "address", "model" and "drafter",
+and, for the case of too little memory, "server" (the worker's process that computes). The answers are printed
+as JSON, by case.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from typing import Any
+
+import llama_cpp
+import psutil
+
+import edgespec
+from edgespec import GenerationConfig
+from edgespec.costs.curves import Curve
+from edgespec.errors import EdgeSpecError, MemoryLimitError
+from edgespec.kernels.device_speed import measure_speeds
+from edgespec.kernels.ggml import rpc
+from edgespec.loading.devices import remember
+from edgespec.loading.spreading import usual_type
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.build import current_build
+from edgespec.plans.model_plan import plan_for
+from edgespec.plans.plan import PlanRequest
+from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.progress import no_progress
+
+PROMPT = "Why is the sky blue?"
+ANSWER = GenerationConfig(max_tokens=16)
+OPTIONS: dict[str, Any] = {"draft": "none", "context": 512, "threads": 1}
+SOME = 200 << 20
+
+
+def main() -> None:
+    """Run the cases."""
+    order = json.loads(sys.argv[1])
+    model = order["model"]
+    become_card(order["address"], [model, order["drafter"]])
+    print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
+
+
+def usual(model: str, order: dict[str, str]) -> dict[str, Any]:
+    """Layers and drafters in all places."""
+    tree = {"draft": order["drafter"], "tree_budget": 24}
+    streamed = {"gpu_layers": 10, "draft_device": "none", "offload": "stream", "exact": True}
+    return {
+        "processor": case(model, gpu_layers=0),
+        "half": case(model, gpu_layers=15),
+        "all": case(model, gpu_layers="all"),
+        "streamed": in_least_memory(model, **streamed),
+        "streamed with trees": in_least_memory(model, **streamed, **tree),
+        "drafter": case(model, gpu_layers=0, draft_device="RPC0", **tree),
+        "unknown": case(model, device="CUDA7"),
+        "plan": plan(model),
+    }
+
+
+def out_of_memory(model: str, server: int) -> dict[str, Any]:
+    """A device that has less memory than it says: room for the weights, but not for all cells too."""
+    process = psutil.Process(server)
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + SOME,) * 2)
+    return {"out of memory": case(model, gpu_layers="all", context=8192)}
+
+
+def become_card(address: str, models: list[str]) -> None:
+    """Let a worker's device count as this machine's, measured with the types of these models."""
+    (device,) = rpc.connect(address)
+    register = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
+        ("ggml_backend_device_register", llama_cpp.llama_cpp._lib)
+    )
+    register(device)
+    (known,) = current_build().gpus
+    for type_id in {usual_type(ModelFiles.of(read_header(model))) for model in models}:
+        own, there = measure_speeds(type_id, 1, endpoints=[address])
+        way = Curve.through([(1 << 14, 1e-4), (1 << 20, 1e-3)])
+        remember(known, type_id, 1, DeviceProfile(there.seconds, own.seconds, way))
+
+
+def case(model: str, **options: Any) -> dict[str, Any]:
+    """An answer, and how the model was loaded; or the error."""
+    try:
+        with edgespec.load(model, **(OPTIONS | options)) as engine:
+            answer = engine.generate(PROMPT, ANSWER)
+            return {
+                "tokens": list(answer.tokens),
+                "exact": answer.exact,
+                "passes": len(answer.passes),
+                "layers": answer.memory.layers,
+                "device_bytes": answer.memory.device_bytes,
+                "streamed": answer.memory.streamed_bytes_per_pass,
+                "notes": engine.notes,
+                "warnings": engine.warnings,
+            }
+    except EdgeSpecError as error:
+        return {"error": f"{error.what} {error.hint}"}
+
+
+def in_least_memory(model: str, **options: Any) -> dict[str, Any]:
+    """An answer in as little memory as streaming needs, which errors tell."""
+    memory = 1 << 20
+    while True:
+        try:
+            edgespec.load(model, **(OPTIONS | options), memory=memory).close()
+        except MemoryLimitError as error:
+            if error.least is None or error.least <= memory:
+                raise
+            memory = error.least
+        else:
+            return case(model, **options, memory=memory)
+
+
+def plan(model: str) -> dict[str, Any]:
+    """The notes of a plan."""
+    request = PlanRequest(model, "none", context=512, threads=1, gpu_layers=15)
+    found = plan_for(request, no_progress)
+    return {"notes": found.notes, "resident": found.chosen.holding.resident_bytes}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Layers and drafters on a device of this machine: a real one where there is one, and a worker's as one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import edgespec
+from edgespec import GenerationConfig
+from edgespec.errors import UsageError
+from edgespec.kernels.ggml import rpc
+from edgespec.loading.devices import find_devices
+from edgespec.models.llama.build import current_build
+from tests.lending import LocalWorker
+
+Cases = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def has_rpc() -> None:
+    if not rpc.has_rpc() or current_build().gpus:
+        pytest.skip("this llama.cpp build has no RPC, or a device of its own")
+
+
+@pytest.fixture(scope="module")
+def cases(smol_path: Path, q4_drafter_path: Path, has_rpc: None) -> Cases:
+    """Layers and drafters in all places, by `tests.card_session`."""
+    with LocalWorker("--threads", "1") as worker:
+        return session(smol_path, q4_drafter_path, worker)
+
+
+def session(model: Path, drafter: Path, worker: LocalWorker, **more: int) -> Cases:
+    order = {"address": worker.address, "model": str(model), "drafter": str(drafter), **more}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.card_session", json.dumps(order)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: Cases = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_layers_on_a_device_give_the_same_text(cases: Cases) -> None:
+    here, half, everything = cases["processor"], cases["half"], cases["all"]
+    assert here["tokens"] == half["tokens"] == everything["tokens"]
+    assert (here["layers"], half["layers"]) == ("", "15 here, 15 on RPC0")
+    assert everything["layers"] == "0 here, 30 on RPC0, the output on RPC0"
+    assert here["device_bytes"] == 0 < half["device_bytes"] * 2 == everything["device_bytes"]
+    assert any(note.startswith("RPC0 (") and "free of" in note for note in half["notes"])
+
+
+def test_the_rest_is_streamed_beside_a_device_and_decoded_exactly(cases: Cases) -> None:
+    plain, trees = cases["streamed"], cases["streamed with trees"]
+    for found in (plain, trees):
+        assert found["exact"], found
+        assert found["streamed"] > 0
+        assert found["layers"] == "20 here, 10 on RPC0"
+    assert plain["tokens"] == trees["tokens"]
+    assert trees["passes"] < plain["passes"]
+
+
+def test_a_drafter_on_a_device(cases: Cases) -> None:
+    found = cases["drafter"]
+    assert "The drafter is on RPC0." in found["notes"]
+    assert found["layers"] == ""
+    assert found["tokens"] == cases["processor"]["tokens"]
+    assert found["passes"] < len(found["tokens"])
+
+
+def test_a_device_that_is_not_there(cases: Cases) -> None:
+    assert cases["unknown"]["error"].startswith("There is no device 'CUDA7' here. The devices are: RPC0 (")
+
+
+def test_a_plan_names_devices(cases: Cases) -> None:
+    notes = cases["plan"]["notes"]
+    assert "Layers: 15 here, 15 on RPC0." in notes
+    assert any("times as long there as on the processor" in note for note in notes)
+
+
+def test_a_device_that_runs_out_of_memory_gets_fewer_layers(
+    smol_path: Path, q4_drafter_path: Path, has_rpc: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # a thread's arena would reserve as much as the model takes
+    with LocalWorker("--threads", "1") as worker:
+        children = psutil.Process(worker.pid).children()
+        (server,) = [child for child in children if "edgespec.workers.server" in child.cmdline()]
+        found = session(smol_path, q4_drafter_path, worker, server=server.pid)["out of memory"]
+    assert len(found.get("tokens", ())) == 16, found
+    assert "The memory of a device ran out" in found["warnings"][0]
+    here, there = (int(part.split()[0]) for part in found["layers"].split(", "))
+    assert (here + there, 0 < there < 30) == (30, True)
+
+
+def test_a_device_named_where_there_is_none() -> None:
+    if current_build().gpus:
+        pytest.skip("there is a device")
+    with pytest.raises(UsageError, match="There is no device 'CUDA0' here") as failure:
+        find_devices(["CUDA0"])
+    assert "edgespec doctor" in failure.value.hint
+
+
+def test_a_real_device_gives_the_same_text_with_all_layers(smol_path: Path) -> None:
+    if not current_build().gpus:
+        pytest.skip("this llama.cpp build finds no graphics card here")
+    texts = []
+    for layers in (0, 15, "all"):
+        with edgespec.load(smol_path, draft="none", context=512, gpu_layers=layers) as engine:
+            texts.append(engine.generate("Why is the sky blue?", GenerationConfig(max_tokens=16)).text)
+    assert texts[0][:20] == texts[1][:20] == texts[2][:20]  # rounding may decide later

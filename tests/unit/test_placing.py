@@ -1,0 +1,188 @@
+"""Which layers and which drafter go to graphics cards: arithmetic over what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.cli.options.values import parse_gpu_layers
+from edgespec.costs.curves import Curve
+from edgespec.errors import MemoryLimitError, UsageError
+from edgespec.loading.card_memory import OnCards
+from edgespec.loading.cards import Card, Cards
+from edgespec.loading.placing import MARGIN, Wish, drafter_card, place_on_cards, without
+from edgespec.loading.spreading import layer_sizes, output_bytes
+from edgespec.models.gguf.footprint import Footprint
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import GGUFHeader, TensorInfo
+from edgespec.offload.planning.needs import Needs
+from edgespec.profiles.device_profile import DeviceProfile
+from edgespec.profiles.store import Keys, ProfileStore
+
+LAYERS, LAYER, OUTSIDE = 10, 100 << 20, 50 << 20
+CACHE, BUFFERS, PROCESS = 20 << 20, 30 << 20, 60 << 20
+CELLS = CACHE // LAYERS
+SECONDS = (1e-10, 2e-10, 4e-10)
+
+
+def files() -> ModelFiles:
+    names = [("token_embd.weight", OUTSIDE), ("output.weight", OUTSIDE)]
+    names += [(f"blk.{index}.ffn_up.weight", LAYER) for index in range(LAYERS)]
+    tensors = tuple(TensorInfo(name, (64, 64), 0, 0, size) for name, size in names)
+    metadata = {
+        "general.architecture": "llama",
+        "llama.block_count": LAYERS,
+        "llama.embedding_length": 4096,
+    }
+    return ModelFiles((GGUFHeader(Path("m.gguf"), 3, metadata, tensors, 32, 0, 0, "f"),))
+
+
+def needs(*drafters: Footprint) -> Needs:
+    weights = LAYERS * LAYER + 2 * OUTSIDE
+    return Needs([Footprint(weights, CACHE, BUFFERS), *drafters], PROCESS, 64)
+
+
+def card(slowness: float, layers: float, *, name: str = "CUDA0", shared: bool = False) -> Card:
+    """A card with room for so many layers beside its buffers."""
+    free = int((layers * (LAYER + CELLS) + BUFFERS) / (1 - MARGIN)) + (1 << 20)
+    seconds = tuple(slowness * s for s in SECONDS)
+    profile = DeviceProfile(seconds, SECONDS, Curve.through([(1 << 14, 1e-5), (1 << 24, 2e-3)]))
+    return Card(name, "a card", free, free, shared, profile)
+
+
+def cards(*those: Card) -> Cards:
+    return Cards.of(those, 0)
+
+
+def room(layers: float) -> int:
+    """This machine's memory, with room for so many layers."""
+    return int(layers * (LAYER + CELLS)) + PROCESS + BUFFERS + 2 * OUTSIDE
+
+
+def place(found: Cards, memory: int, wish: Wish | None = None) -> tuple[int, tuple[int, ...]]:
+    spread = place_on_cards(found, needs(), files(), memory, wish or Wish())
+    return spread.here, spread.counts
+
+
+def test_a_fast_card_gets_what_it_holds() -> None:
+    assert place(cards(card(0.1, 4)), room(20)) == (6, (4,))
+    assert place(cards(card(0.1, 40)), room(20)) == (0, (10,))
+
+
+def test_a_card_that_is_about_as_fast_gets_nothing_that_there_is_room_for() -> None:
+    assert place(cards(card(0.95, 40)), room(20)) == (10, (0,))
+    assert place(cards(card(3.0, 40)), room(20)) == (10, (0,))
+
+
+def test_a_slow_card_gets_what_would_be_read_from_disk() -> None:
+    disk = Wish(read_rate=1e8)  # a layer takes a second
+    assert place(cards(card(3.0, 40)), room(6), disk) == (6, (4,))
+    assert place(cards(card(3.0, 2)), room(6), disk) == (8, (2,))  # the rest is streamed
+    fast = Wish(read_rate=1e13)
+    assert place(cards(card(3.0, 40)), room(6), fast) == (10, (0,))
+
+
+def test_a_number_is_obeyed_as_far_as_there_is_room() -> None:
+    slow = cards(card(9.0, 4.5))
+    assert place(slow, room(20), Wish(3)) == (7, (3,))
+    assert place(slow, room(20), Wish(9)) == (6, (4,))
+    assert place(slow, room(20), Wish("all")) == (6, (4,))
+    assert place(slow, room(20), Wish(0)) == (10, (0,))
+
+
+def test_the_fastest_card_is_filled_first() -> None:
+    two = cards(card(0.5, 3, name="A"), card(0.1, 4, name="B"))
+    assert place(two, room(20)) == (3, (3, 4))
+    assert place(two, room(20), Wish(5)) == (5, (1, 4))
+
+
+def test_the_output_follows_all_layers_if_it_fits() -> None:
+    beside = OUTSIDE / (LAYER + CELLS)
+    for layers, fits in ((10.1, False), (10.2 + beside, True)):
+        spread = place_on_cards(cards(card(0.1, layers)), needs(), files(), room(20), Wish("all"))
+        assert (spread.here, spread.output) == (0, fits)
+        assert ("the output on CUDA0" in spread.where) == fits
+    assert output_bytes(files()) == OUTSIDE
+    some = place_on_cards(cards(card(0.1, 40)), needs(), files(), room(20), Wish(10))
+    assert not some.output  # a number counts layers
+
+
+def test_a_card_without_room_for_a_layer_is_an_error_only_where_layers_were_asked_for() -> None:
+    full = cards(card(0.1, 0.5))
+    assert place(full, room(20)) == (10, (0,))
+    with pytest.raises(MemoryLimitError, match=r"No layer fits on a device: one takes 102\.0 MiB"):
+        place(full, room(20), Wish("all"))
+
+
+def test_fewer_layers_after_a_load_that_ran_out_of_memory() -> None:
+    assert place(cards(card(0.1, 8)), room(20), Wish(most=3)) == (7, (3,))
+    assert place(cards(card(0.1, 8)), room(20), Wish("all", most=3)) == (7, (3,))
+    two = cards(card(0.1, 4, name="A"), card(0.5, 4, name="B"))
+    assert place(two, room(20), Wish("all", most=5)) == (5, (4, 1))
+    assert place(two, room(20), Wish("all", most=0)) == (10, (0, 0))
+
+
+def test_what_is_left_for_memory() -> None:
+    spread = place_on_cards(cards(card(0.1, 4)), needs(), files(), room(20), Wish())
+    left = OnCards(spread).left(needs())
+    assert left.footprints[0].weights == needs().footprints[0].weights - 4 * LAYER
+    assert left.footprints[0].cache == pytest.approx(CACHE * 0.6)
+    rest = files().first_layers(spread.here)
+    assert rest.tensor_bytes == left.footprints[0].weights
+    assert layer_sizes(rest) == [LAYER] * 6
+
+
+def test_a_card_that_shares_the_memory_takes_no_more_than_there_is() -> None:
+    assert place(cards(card(0.1, 40, shared=True)), room(4)) == (6, (4,))
+
+
+@given(st.floats(0.01, 100), st.floats(0, 20), st.floats(0, 20), st.floats(1e8, 1e12))
+def test_counts_always_add_up(slowness: float, there: float, here: float, rate: float) -> None:
+    stays, counts = place(cards(card(slowness, there)), room(here), Wish(read_rate=rate))
+    assert stays + sum(counts) == LAYERS
+    assert 0 <= counts[0] <= there + 0.1
+
+
+def test_a_drafter_goes_to_a_card_that_is_faster_and_has_room() -> None:
+    size = Footprint(LAYERS * LAYER, CACHE, BUFFERS)
+    fast, slow, small = card(0.1, 20), card(2.0, 20, name="B"), card(0.01, 5, name="C")
+    assert drafter_card(cards(slow, fast), files(), size, "auto") == fast
+    assert drafter_card(cards(slow, small), files(), size, "auto") is None
+    assert drafter_card(cards(slow, fast), files(), size, "B") == slow
+    with pytest.raises(MemoryLimitError, match="C has"):
+        drafter_card(cards(slow, small), files(), size, "C")
+    (_, less) = without(cards(slow, fast), fast, size.total).devices
+    assert less.free == fast.free - size.total
+    on = OnCards(drafter_card=fast, drafter_bytes=size.weights)
+    assert on.left(needs(size)).footprints[1] == replace(size, weights=0, cache=0)
+
+
+def test_measurements_are_kept_by_device(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path)
+    profile = card(0.5, 1).profile
+    store.put({"device": "CUDA0 a"}, profile)
+    assert store.device({"device": "CUDA0 a"}) == profile
+    assert store.device({"device": "CUDA0 b"}) is None
+    assert profile.link == pytest.approx(2 * (1 << 24) / 2e-3)
+    plain, on_card = (
+        Keys.of("t", "d", threads=1, mode="", drafter_device=device) for device in ("", "CUDA0")
+    )
+    assert plain.passes == on_card.passes
+    assert plain.drafts != on_card.drafts
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("auto", "auto"), ("ALL", "all"), ("-1", "all"), ("0", 0), ("12", 12)]
+)
+def test_numbers_of_layers(text: str, value: int | str) -> None:
+    assert parse_gpu_layers(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "-2", "some", "1.5"])
+def test_what_is_no_number_of_layers(text: str) -> None:
+    with pytest.raises(UsageError, match="a number, auto or all"):
+        parse_gpu_layers(text)
