@@ -19,6 +19,7 @@ from edgespec.engine.answer_plan import AnswerPlanner
 from edgespec.engine.loop import Loop, Sizer
 from edgespec.engine.many_texts.answers import ManyAnswers
 from edgespec.engine.target import Target
+from edgespec.engine.tree_limits import limits_for
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
@@ -93,7 +94,7 @@ class Engine(ManyAnswers):
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
         self.watch: Callable[[Sequence[int]], Watcher] | None = None
-        self.limits = _tree_limits(target, limits, tree_budget)
+        self.limits = limits_for(target, limits, tree_budget)
         self.policy = policy or tree_policy()
         self.keys = keys
         self.profile_updates = ProfileUpdates(keys)
@@ -392,20 +393,3 @@ class Engine(ManyAnswers):
 
 def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
-
-
-def _tree_limits(target: Target, limits: TreeLimits | None, tree_budget: int | None) -> TreeLimits:
-    """Limits that no tree may exceed: those that are asked for, and what the target can verify in a pass."""
-    most = limits or TreeLimits(budget=target.max_nodes)
-    most = replace(
-        most,
-        budget=min(tree_budget or most.budget, target.max_nodes),
-        leaves=min(most.leaves, target.max_leaves),
-        ends=target.model.vocabulary.ends,
-    )
-    if target.rule is not None and target.model.weights.expert_use is None:
-        # Passes are padded to these rows anyway, so filling them costs nothing.
-        most = replace(most, rows=target.rule.multiple, free=min(target.rule.minimum, most.budget))
-    if most.leaves == 1:
-        most = replace(most, width=1, branching=1)
-    return most
