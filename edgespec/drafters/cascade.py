@@ -7,7 +7,8 @@ own (the vertical cascade of CS Drafting, Chen et al. 2023; staged speculation, 
 is the one that would have grown anyway.
 
 A node read ahead costs a row, and saves a step if the search comes upon it. Both have measured costs, and how
-often the search comes upon such nodes is counted.
+often the search comes upon such nodes is counted. Where a row takes a good part of a step, as with small
+drafters, nothing was gained (docs/benchmarks.md), so it is done where rows are cheap.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from edgespec.speculation.ranking import Ranking
 from edgespec.speculation.sources.base import JoinedProposals
 from edgespec.speculation.tree import FloatArray, IntArray
 
+_CHEAP = 0.2  # cost of a row over that of a step, up to which nodes are read ahead
 _USUAL_SHARE = 0.5  # cost of a row over that of a step, where neither was measured
 _LEAST_CHANCE = 0.3  # rows are never so cheap that guesses that are mostly wrong would pay
 _PRIOR = 4.0  # nodes that are believed to have been promised, and come upon
@@ -93,6 +95,11 @@ class Cascade:
         self._next -= len(best)
         below = Frontier(numbers, tokens, level.nodes, level.depths + np.int32(1))
         return below, np.where(goes_on, chances, 0.0)
+
+
+def rows_are_cheap(limits: TreeLimits) -> bool:
+    """Whether a further row of a draft step takes so little that nodes should be read ahead."""
+    return _row_over_step(limits) <= _CHEAP
 
 
 def joined(parts: list[Frontier]) -> Frontier:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.drafters.cascade import rows_are_cheap
 from edgespec.drafters.drafted_text import DraftedText, DraftStep
 from edgespec.drafters.drafted_texts import ROOM, DraftedTexts
 from edgespec.errors import EdgeSpecError
@@ -55,11 +56,12 @@ class ModelDrafter(Drafter):
     Attributes:
         steps, rows: draft steps of the last trees, and nodes read in them.
         keeps_branches: whether what was read below the target's choice is of use for the next tree.
-        cascades: whether draft steps also read what sources are sure of; may be changed between trees.
+        cascades: whether draft steps also read what sources are sure of; None to decide by measured costs.
+            May be changed between trees.
     """
 
     keeps_branches = True
-    cascades = True
+    cascades: bool | None = None
 
     def __init__(
         self,
@@ -124,7 +126,8 @@ class ModelDrafter(Drafter):
             )
             if goes_on:
                 limits = replace(limits, remembered=_LEAST_AHEAD)
-            self._reads_ahead = goes_on and self.cascades
+            cascades = rows_are_cheap(limits) if self.cascades is None else self.cascades
+            self._reads_ahead = goes_on and cascades
             grown = grow_together(searches, self._expand, limits, self._known)
             for index, tree in zip(served, grown, strict=True):
                 trees[index] = tree

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.drafters.cascade import Cascade
+from edgespec.drafters.cascade import Cascade, rows_are_cheap
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
 from edgespec.speculation.ranking import ByProbability
 from edgespec.speculation.sources.base import proposals_of
@@ -45,6 +45,12 @@ def test_nothing_is_read_that_no_source_is_sure_of() -> None:
 def test_a_row_must_cost_less_than_the_steps_it_saves() -> None:
     read = [len(_chain(Cascade(), replace(LIMITS, row_gain=gain)).nodes) for gain in (0.01, 0.05, 0.1)]
     assert read[0] > read[1] > read[2] == 0
+
+
+def test_rows_must_be_cheap() -> None:
+    assert rows_are_cheap(LIMITS)
+    assert not rows_are_cheap(replace(LIMITS, row_gain=0.05))
+    assert not rows_are_cheap(TreeLimits(64)), "nothing was measured"
 
 
 def test_what_the_tree_cannot_hold_is_not_read() -> None:
