@@ -213,6 +213,7 @@ with open_engine(json.loads(sys.argv[1]), sys.argv[2]) as engine:
     seconds = time.perf_counter() - start
     for number in range(16):
         engine.target.rewind(0)
+        engine.last_generation = None  # the signal may come before the next one has begun
         timer = threading.Timer(rng.random() * seconds, os.kill, (os.getpid(), signal.SIGINT))
         try:
             timer.start()
@@ -222,7 +223,7 @@ with open_engine(json.loads(sys.argv[1]), sys.argv[2]) as engine:
             time.sleep(0)
         except KeyboardInterrupt:
             interrupted += 1
-        said = engine.last_generation.tokens
+        said = engine.last_generation.tokens if engine.last_generation is not None else []
         assert said == text[:len(said)], number
         rest = text[len(said):]
         assert engine.generate([*PROMPT, *said], SAMPLED).tokens[:len(rest)] == rest, number

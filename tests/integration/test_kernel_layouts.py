@@ -21,6 +21,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.llama.runtime.layout_overrides import layout_overrides
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.stream_plan import open_streamed_model, plan_stream
@@ -180,7 +181,7 @@ def test_resident_and_streamed_weights_follow_the_measurement(
     plan = plan_stream(
         files, budget=1 << 30, fixed=1 << 20, process=1 << 20, pack="always", pack_folder=tmp_path, n_slots=2
     )
-    with open_streamed_model(q4_drafter_path, plan, 0, lambda *_: None) as model:
+    with open_streamed_model(q4_drafter_path, plan, ON_PROCESSOR, lambda *_: None) as model:
         assert np.array_equal(logits(model), resident)
 
 

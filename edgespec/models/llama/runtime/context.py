@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import llama_cpp
@@ -179,30 +180,34 @@ class Context:
         struct, keep_alive = batch.to_llama()
         log.errors.clear()
         error: BaseException | None = None
-        if not self.graph.installed:
-            code = self._compute(llama_cpp.llama_decode, handle, struct)
-        else:
-            with DeferredSignals(self._interrupt):
+        with self._uninterrupted():
+            if not self.graph.installed:
+                code = self._compute_thread.call(llama_cpp.llama_decode, handle, struct)
+            else:
                 self.graph.begin(self._stopped, batch.padding)
                 try:
                     code = self._compute_thread.call(llama_cpp.llama_decode, handle, struct)
                 finally:
                     error = self.graph.end()
-        error = error or self.model.change()
+            error = error or self.model.change()
+            if error is not None or code == 2:
+                self._forget(batch)  # before an interruption is raised
         del keep_alive
-        if error is not None or code == 2:
-            self._forget(batch)
         if error is not None:
             raise error
         self._require_success(code)
         self._n_outputs = batch.n_outputs
 
     def _compute(self, function: Callable[..., int], *arguments: object) -> int:
-        """Call a function of llama.cpp that never calls back."""
-        if not self._compute_thread.needed:
-            return function(*arguments)
-        with DeferredSignals(self._interrupt):
+        """Call a function of llama.cpp that computes."""
+        with self._uninterrupted():
             return self._compute_thread.call(function, *arguments)
+
+    def _uninterrupted(self) -> AbstractContextManager[object]:
+        """Where llama.cpp calls back, or computes in a thread: a block in which signal handlers wait."""
+        if self.graph.installed or self._compute_thread.needed:
+            return DeferredSignals(self._interrupt)
+        return nullcontext()
 
     def _require_success(self, code: int) -> None:
         """Raise what a return code means."""

@@ -134,7 +134,23 @@ def _text(schema: Mapping[str, Any]) -> str:
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     if not least and most == "":
         return "(?s:.*)"
-    return f"(?s:.{{{least},{most}}})"
+    return _bounded(least, most)
+
+
+def _bounded(least: int, most: int | str) -> str:
+    """The regular expression of a text of so many characters; `most` may be empty for any number.
+
+    It neither begins nor ends with a line break: between tags, those count as part of the tags.
+    """
+    if most != "" and least > int(most):
+        return f"(?s:.{{{least},{most}}})"  # which is refused
+    ways = [""] if least == 0 else []
+    if least <= 1 and most != 0:
+        ways.append(r"[^\n]")
+    if most == "" or int(most) >= 2:
+        inner = f"{max(least - 2, 0)},{'' if most == '' else int(most) - 2}"
+        ways.append(rf"[^\n](?s:.{{{inner}}})[^\n]")
+    return f"(?:{'|'.join(ways)})"
 
 
 def _type_of(value: object) -> set[str]:
