@@ -78,7 +78,8 @@ def place_on_cards(cards: Cards, needs: Needs, files: ModelFiles, room: int, wis
         counts = list(fill_places(wanted, layer_bytes, places))
         if not any(counts) and wanted and wish.most is None:
             raise _no_room(cards.devices, layer_bytes, places)
-    _take_away(counts, sum(counts) - (sum(counts) if wish.most is None else wish.most))
+    if wish.most is not None:
+        _take_away(counts, sum(counts) - wish.most)
     return _spread(cards, counts, places, files, layer_bytes, output=_takes_output(wish, there_s, own_s))
 
 
