@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import closing
 
-import numpy as np
-
 from edgespec.engine.engine import Engine
 from edgespec.offload.experts.fading_counts import FadingCounts
 from edgespec.offload.layout import Store
@@ -29,7 +27,7 @@ def oracle(passes: list[Choices], n_slots: int, per_layer: int, last: int) -> li
         counts.next_pass()
         for layer, experts_, shares in chosen:
             needed = [layer * per_layer + expert for expert in experts_]
-            counts.add(np.array(needed), np.array(shares))
+            counts.add(needed, shares)
             absent = set(needed) - held
             if number >= len(passes) - last and absent:
                 missed.append(sorted(absent))

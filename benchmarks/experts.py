@@ -180,7 +180,7 @@ def experts(target: Path, budget: int, n_tokens: int) -> dict[str, Any]:
     request, next_pass = ExpertPool.request, ExpertPool.next_pass
 
     def recorded(self: ExpertPool, layer: int, numbers: Any, shares: Any) -> None:
-        passes[-1].append((layer, numbers.tolist(), shares.tolist()))
+        passes[-1].append((layer, list(numbers), list(shares)))
         request(self, layer, numbers, shares)
 
     def begun(self: ExpertPool) -> None:
@@ -207,7 +207,7 @@ def experts(target: Path, budget: int, n_tokens: int) -> dict[str, Any]:
 def layers(target: Path, budget: int, n_tokens: int) -> dict[str, Any]:
     """Whole layers, in the same memory."""
     with edgespec.load(
-        target, draft="none", context=CONTEXT, memory=budget, offload="stream", experts="never", exact=False
+        target, draft="none", context=CONTEXT, memory=budget, offload="stream", experts="never"
     ) as engine:
         return measured(engine, min(n_tokens, 6)) | read_long_prompt(engine)
 

@@ -28,6 +28,7 @@ _TEXT = 32  # tokens before the rows that are timed
 _QUICK_ROWS = (1, 8, 32, 56)
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
 _FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # if there is no time for several passes of each size
+_LEAST_SIZES = 2  # of a full profile: one size alone does not say what more rows cost
 
 
 def quick_passes(target: Target, seconds: float) -> PassProfile | None:
@@ -63,7 +64,7 @@ def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tup
     for attempt in range(2):
         timed, whole, arriving = TimingSamples(), TimingSamples(), StreamRate(target.model.weights)
         watch = ContentionWatch(target.context.n_threads)
-        _time_passes(target, rows, timed, whole, ROUNDS, seconds, on_progress)
+        _time_passes(target, rows, timed, whole, ROUNDS, seconds, on_progress, least=_LEAST_SIZES)
         profile = replace(_profile(target, timed, whole, arriving.rate), busy=watch.pressure)
         if not profile.disturbed:
             break
@@ -80,12 +81,15 @@ def _time_passes(
     rounds: int,
     seconds: float,
     on_progress: Progress = no_progress,
+    *,
+    least: int = 1,
 ) -> None:
-    """Time passes of these sizes in turn, until the time is up; always times one pass of one row.
+    """Time passes of these sizes in turn, until the time is up.
 
     Args:
         timed: gets the seconds without those spent waiting for the disk.
         whole: gets all the seconds.
+        least: sizes that are timed at least once, however long that takes.
     """
     ends = time.perf_counter() + seconds
     tokens = (
@@ -95,7 +99,7 @@ def _time_passes(
         time_pass(target, tokens, 1)  # the first one of all is slower
         for turn in range(rounds):
             for number, size in enumerate(rows):
-                if timed.seconds and time.perf_counter() + _expected(whole, size) > ends:
+                if len(timed.seconds) >= least and time.perf_counter() + _expected(whole, size) > ends:
                     return
                 taken, waited = time_pass(target, tokens, size)
                 timed.add(size, max(taken - waited, 0.0))

@@ -52,7 +52,7 @@ def test_a_profile_is_measured_kept_and_planned_with(
     assert found["passes"]["read_rate"] > 0
     rows = [row for row, _ in found["passes"]["compute"]]
     assert rows[0] == 1
-    assert 8 in rows, "how many more there are is a question of time"
+    assert len(rows) > 1, "how many more there are is a question of time"
     assert max(rows) <= 60, "longer pieces are timed where they are known to be exact"
     assert set(before["prompt"]) == {"exact", "not_exact"}
     assert before["prompt"]["exact"]["seconds"] > 0

@@ -34,12 +34,8 @@ def never() -> bool:
     return False
 
 
-def even(*experts: int) -> np.ndarray:
-    return np.array(experts, np.intp)
-
-
-def shares(n: int) -> np.ndarray:
-    return np.ones(n)
+def shares(n: int) -> list[float]:
+    return [1.0] * n
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +73,17 @@ def pool(reader: StoreReader) -> Iterator[ExpertPool]:
     pool.close()
 
 
-def take(
-    pool: ExpertPool, layer: int, experts: Sequence[int], stop: Callable[[], bool] = never
-) -> np.ndarray:
-    pool.request(layer, even(*experts), shares(len(experts)))
+def take(pool: ExpertPool, layer: int, experts: Sequence[int], stop: Callable[[], bool] = never) -> list[int]:
+    pool.request(layer, experts, shares(len(experts)))
     return pool.take(stop)
 
 
 def check(pool: ExpertPool, store: Store, content: bytes, layer: int, experts: Sequence[int]) -> None:
     """Take some experts, and compare every byte of theirs."""
     slots = take(pool, layer, experts)
-    assert len(set(slots.tolist())) == len(experts)
+    assert len(set(slots)) == len(experts)
     stored = store.experts[layer]
-    for expert, slot in zip(experts, slots.tolist(), strict=True):
+    for expert, slot in zip(experts, slots, strict=True):
         for run in stored.runs:
             at = run.offset + expert * run.distance
             held = ctypes.string_at(pool.address + slot * pool.slots.slot_bytes + run.at, run.n_bytes)
@@ -168,7 +162,7 @@ def test_misses_are_those_of_the_policy_and_nothing_is_read_twice(
         counts.next_pass()
         for layer, needed in enumerate(chosen):
             numbers = {layer * N_EXPERTS + expert for expert in needed}
-            counts.add(np.array(sorted(numbers)), shares(len(numbers)))
+            counts.add(sorted(numbers), shares(len(numbers)))
             absent = numbers - held
             misses += len(absent)
             least = sorted(held - numbers, key=lambda number: counts.worth[number])
@@ -256,10 +250,10 @@ def test_a_guess_is_read_when_nothing_else_is_and_given_up_if_it_was_wrong(
     pool: ExpertPool, store: Store, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
-    pool.request(0, even(0, 1), shares(2))
+    pool.request(0, [0, 1], shares(2))
     assert gate.begun.wait(30)
-    pool.guess(1, even(2, 3))
-    pool.request(1, even(2), shares(1))
+    pool.guess(1, [2, 3])
+    pool.request(1, [2], shares(1))
     gate.go_on.set()
     pool.take(never)
     check(pool, store, content, 0, [0, 1])
@@ -273,9 +267,9 @@ def test_what_a_wrong_guess_has_read_is_counted(
     pool: ExpertPool, store: Store, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
-    pool.guess(1, even(4))
+    pool.guess(1, [4])
     assert gate.begun.wait(30)
-    pool.request(1, even(2), shares(1))
+    pool.request(1, [2], shares(1))
     gate.go_on.set()
     pool.take(never)
     each = store.experts[1].n_bytes
@@ -287,7 +281,7 @@ def test_what_a_wrong_guess_has_read_is_counted(
 
 def test_no_more_than_two_experts_are_guessed(pool: ExpertPool, store: Store, content: bytes) -> None:
     check(pool, store, content, 0, [0])
-    pool.guess(0, even(0, 5, 4, 3))
+    pool.guess(0, [0, 5, 4, 3])
     check(pool, store, content, 0, [3, 4, 5])
     assert pool.use.misses == 4
     experts = [store.experts[0].reads(number) for number in (0, 3, 4, 5)]
@@ -353,13 +347,13 @@ def test_a_wait_ends_when_it_is_asked_to_and_what_was_begun_is_finished(
 def test_counts_fade_by_half_in_a_half_life_however_long_it_runs() -> None:
     counts = FadingCounts(2, half_life=4)
     counts.next_pass()
-    counts.add(even(0), shares(1))
+    counts.add([0], shares(1))
     for _ in range(4):
         counts.next_pass()
-    counts.add(even(1), np.array([0.5]))
+    counts.add([1], [0.5])
     assert counts.worth[0] == pytest.approx(counts.worth[1])
     for _ in range(100_000):
         counts.next_pass()
-        counts.add(even(0), shares(1))
+        counts.add([0], shares(1))
     assert np.isfinite(counts.worth).all()
     assert counts.worth[0] > 1e9 * counts.worth[1]

@@ -9,6 +9,7 @@ of equal slots, and the numbers as numbers of slots.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -152,15 +153,19 @@ class Indices:
         """The tensor, for as long as this object lives."""
         return ctypes.addressof(self._tensor)
 
-    def assign(self, like: Address, values: IntArray) -> None:
+    def assign(self, like: Address, values: IntArray | Sequence[Sequence[int]]) -> None:
         """Hold these (rows, chosen) values from now on.
 
         Args:
             like: the tensor that the graph computed, of the same size.
         """
-        self._values = np.ascontiguousarray(values, np.int32)
+        new = np.asarray(values, np.int32)
+        if new.shape == self._values.shape:
+            self._values[:] = new
+            return
+        self._values = np.array(new)
         ctypes.memmove(self.address, like, ctypes.sizeof(Tensor))
-        rows, chosen = self._values.shape
+        rows, chosen = new.shape
         row = _INT_BYTES * chosen
         tensor = self._tensor
         tensor.view_src, tensor.view_offs = None, 0

@@ -113,7 +113,7 @@ def read_rows(node: Address) -> NDArray[np.float32] | None:
 
 def operation_of(node: Address) -> int:
     """The number of a graph node's operation."""
-    return int(ctypes.c_int.from_address(node + _OPERATION_OFFSET).value)
+    return ctypes.c_int.from_address(node + _OPERATION_OFFSET).value
 
 
 @cache

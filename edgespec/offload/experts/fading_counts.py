@@ -7,6 +7,8 @@ fixed set of popular experts gains nothing over either, because what is popular 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,7 +38,7 @@ class FadingCounts:
             self.worth *= 2.0**-self._doublings
             self._doublings = 0.0
 
-    def add(self, numbers: NDArray[np.intp], shares: NDArray[np.float64]) -> None:
+    def add(self, numbers: Sequence[int], shares: Sequence[float]) -> None:
         """Count uses in this pass.
 
         Args:
@@ -44,4 +46,6 @@ class FadingCounts:
             shares: for each, the share of the pass's rows that used it: so a long piece of a prompt, whose
                 rows use nearly everything, counts no more than a single token.
         """
-        self.worth[numbers] += shares * 2.0**self._doublings
+        weight = 2.0**self._doublings
+        for number, share in zip(numbers, shares, strict=True):
+            self.worth[number] += share * weight

@@ -43,7 +43,7 @@ class Guesser:
         self._n_used = n_used
         self._routers: dict[int, Floats] = {}  # (experts, embedding)
 
-    def guess(self, layer: int, choice: Address, following: int) -> NDArray[np.intp]:
+    def guess(self, layer: int, choice: Address, following: int) -> list[int]:
         """Experts of the following layer, the likeliest first; empty if nothing is known.
 
         Args:
@@ -52,17 +52,18 @@ class Guesser:
         """
         product = ggml.product_behind(choice)
         if product is None:
-            return np.zeros(0, np.intp)
+            return []
         if layer in self._n_experts and layer not in self._routers:
             self._find_router(layer, product[0])
         seen = ggml.rows_of(product[1])
         router = self._routers.get(following)
         if router is None or seen is None or router.shape[1] != seen.shape[1]:
-            return np.zeros(0, np.intp)
+            return []
         # Not a BLAS product, which would start threads beside those of the graph.
         logits = np.einsum("ij,j->i", router, seen[0])
         likely = np.argpartition(-logits, self._n_used - 1)[: self._n_used]
-        return likely[np.argsort(-logits[likely])]
+        found: list[int] = likely[np.argsort(-logits[likely])].tolist()
+        return found
 
     def _find_router(self, layer: int, matrix: Address) -> None:
         found = ggml.rows_of(matrix)

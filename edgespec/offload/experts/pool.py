@@ -7,7 +7,7 @@ fading counts over all layers together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ _GUESSES = 2  # at the experts of a layer; the more, the more of them are wrong
 class ExpertPool:
     """Decides which experts are in memory, and in which slots.
 
-    Within the pool the experts of all layers are numbered consecutively.
+    Within the pool the experts of all layers are numbered consecutively. A token asks for a few of them at
+    each of many layers, so what is done for each request is written in plain Python: for a few numbers it
+    takes less time than NumPy's functions do.
 
     Args:
         layers: those whose experts are streamed.
@@ -36,7 +38,6 @@ class ExpertPool:
 
     Attributes:
         slots: holds the experts, and reads them; loads are numbered like experts.
-        use: hits and misses so far.
         full: whether an expert has had to make room for another one.
     """
 
@@ -50,16 +51,16 @@ class ExpertPool:
         self._sizes = {layer.index: layer.n_experts for layer in stored}
         self.n_slots = min(n_slots, len(self._experts))
         self._counts = FadingCounts(len(self._experts))
-        self._slot_of = np.full(len(self._experts), _EMPTY, np.int32)
+        self._slot_of = [_EMPTY] * len(self._experts)
         self._expert_in = np.full(self.n_slots, _EMPTY, np.intp)
-        self._needed: Numbers = np.zeros(0, np.intp)  # by the layer that is being computed
-        self._absent: Numbers = self._needed  # of them, those that have no slot yet
+        self._needed: list[int] = []  # by the layer that is being computed
+        self._absent: list[int] = []  # of them, those that have no slot yet
         self._wanted: list[Load] = []  # for them
         self._ahead: set[int] = set()  # read ahead, and not needed yet
         self._guessed: list[Load] = []  # ahead of the next request
         self._loads: dict[int, Load] = {}
         self._reads: dict[int, tuple[Read, ...]] = {}  # of experts that have been read before
-        self.use = ExpertUse()
+        self._hits = self._misses = self._read_bytes = 0
         self.full = False
         self._n_threads = n_threads
         self.slots = SlotFiller(
@@ -77,6 +78,11 @@ class ExpertPool:
         return len(self._experts)
 
     @property
+    def use(self) -> ExpertUse:
+        """Hits and misses so far."""
+        return ExpertUse(self._hits, self._misses, self._read_bytes)
+
+    @property
     def address(self) -> Address:
         """The first slot."""
         return self.slots.address_of(0)
@@ -85,7 +91,7 @@ class ExpertPool:
         """A pass begins."""
         self._counts.next_pass()
 
-    def request(self, layer: int, experts: Numbers, shares: NDArray[np.float64]) -> None:
+    def request(self, layer: int, experts: Sequence[int], shares: Sequence[float]) -> None:
         """Begin to read those of a layer's experts that are not in memory.
 
         All of them stay until another layer's are requested.
@@ -94,20 +100,20 @@ class ExpertPool:
             experts: distinct numbers within the layer.
             shares: of the pass's rows that need each of them.
         """
+        first = self._first[layer]
         with self.slots.lock:
-            needed = self._needed = self._first[layer] + experts.astype(np.intp)
+            needed = self._needed = [first + expert for expert in experts]
             self._counts.add(needed, shares)
-            self._absent = needed[self._slot_of[needed] == _EMPTY]
-            numbers = needed.tolist()
-            self._count(numbers, self._absent.tolist())
-            self._wanted = [self._loads[n] for n in numbers if n in self._loads]
+            self._absent = self._without_slots(needed)
+            self._count(needed, self._absent)
+            self._wanted = [self._loads[n] for n in needed if n in self._loads] if self._loads else []
             if self._guessed:
-                self._forget_guesses(set(numbers))
+                self._forget_guesses(set(needed))
             self.slots.hurry(self._wanted)
-            if len(self._absent):
+            if self._absent:
                 self._begin_absent()
 
-    def take(self, stop: Callable[[], bool]) -> NDArray[np.int32]:
+    def take(self, stop: Callable[[], bool]) -> list[int]:
         """The slots of the experts that were requested last, when all of them have been read.
 
         Args:
@@ -117,8 +123,13 @@ class ExpertPool:
             StreamError: one could not be read. The next try reads it anew.
             DecodeAborted: `stop` said so.
         """
+        if self._absent or self._wanted:
+            self._wait(stop)
+        return [self._slot_of[number] for number in self._needed]
+
+    def _wait(self, stop: Callable[[], bool]) -> None:
         with self.slots.waiting():
-            while len(self._absent):  # what is read ahead holds the slots that could be given up
+            while self._absent:  # what is read ahead holds the slots that could be given up
                 self.slots.wait(stop)
                 self._begin_absent()
             while any(load.missing for load in self._wanted):
@@ -126,22 +137,18 @@ class ExpertPool:
             for load in self._wanted:
                 if load.error is not None:
                     raise load.error
-            slots: NDArray[np.int32] = self._slot_of[self._needed]
-            return slots
 
     def read_ahead(self, layer: int) -> None:
         """Begin to read all of a layer's experts, or the likeliest if there are not enough slots for all."""
         with self.slots.lock:
-            first = self._first[layer]
-            numbers = np.arange(first, first + self._sizes[layer])
-            absent = numbers[self._slot_of[numbers] == _EMPTY]
-            likeliest = absent[np.argsort(-self._counts.worth[absent], kind="stable")]
+            absent = self._without_slots(range(self._first[layer], self._first[layer] + self._sizes[layer]))
+            spare = self._spare_slots(len(absent))
+            likeliest = sorted(absent, key=lambda number: -self._counts.worth[number])[: len(spare)]
             self.slots.most_later = self._n_threads
             # In the file's order, so that neighbours are read at once.
-            read = np.sort(likeliest[: len(self._spare_slots(len(likeliest)))])
-            self._ahead.update(load.what for load in self._begin(read, later=True))
+            self._ahead.update(load.what for load in self._begin(sorted(likeliest), spare, later=True))
 
-    def guess(self, layer: int, experts: Numbers) -> None:
+    def guess(self, layer: int, experts: Sequence[int]) -> None:
         """Begin to read those of a layer's experts that are not in memory, as they may be needed.
 
         What was not begun when the layer's experts are requested is read only if it is among these.
@@ -150,10 +157,10 @@ class ExpertPool:
             experts: distinct numbers within the layer, the likeliest first.
         """
         with self.slots.lock:
-            numbers = self._first[layer] + experts
-            absent = numbers[self._slot_of[numbers] == _EMPTY][:_GUESSES]
+            first = self._first[layer]
+            absent = self._without_slots(first + expert for expert in experts)[:_GUESSES]
             self.slots.most_later = 1
-            self._guessed = self._begin(absent, later=True)
+            self._guessed = self._begin(absent, self._spare_slots(len(absent)), later=True)
             self._ahead.update(load.what for load in self._guessed)
 
     def close(self) -> None:
@@ -162,22 +169,20 @@ class ExpertPool:
 
     def _forget_guesses(self, needed: set[int]) -> None:
         """Give up wrong guesses that are not being read; what was read of them was read for nothing."""
-        n_bytes = 0
         for load in self._guessed:
             if load.what in needed or load.what not in self._ahead:
                 continue
             self._ahead.remove(load.what)
             if load.missing and not load.under_way:
-                n_bytes += load.read_bytes
+                self._read_bytes += load.read_bytes
                 self.slots.drop(load)
                 self._read_ended(load, empty=True)
             else:
-                n_bytes += self._experts[load.what][0].n_bytes
+                self._read_bytes += self._experts[load.what][0].n_bytes
         self._guessed = []
-        self.use += ExpertUse(read_bytes=n_bytes)
 
     def _begin_absent(self) -> None:
-        begun = self._begin(self._absent)
+        begun = self._begin(self._absent, self._spare_slots(len(self._absent)))
         self._wanted += begun
         self._absent = self._absent[len(begun) :]
 
@@ -185,13 +190,14 @@ class ExpertPool:
         ahead = self._ahead.intersection(needed) if self._ahead else ()
         self._ahead.difference_update(ahead)
         misses = len(absent) + len(ahead)
-        n_bytes = sum(self._experts[n][0].n_bytes for n in (*absent, *ahead))
-        self.use += ExpertUse(len(needed) - misses, misses, n_bytes)
+        self._hits += len(needed) - misses
+        self._misses += misses
+        self._read_bytes += sum(self._experts[n][0].n_bytes for n in (*absent, *ahead))
 
-    def _begin(self, numbers: Numbers, *, later: bool = False) -> list[Load]:
-        """Begin to read as many of these experts as there are slots for, in the given order."""
+    def _begin(self, numbers: Iterable[int], spare: Numbers, *, later: bool = False) -> list[Load]:
+        """Begin to read as many of these experts as there are spare slots, in the given order."""
         begun = []
-        for expert, slot in zip(numbers.tolist(), self._spare_slots(len(numbers)).tolist(), strict=False):
+        for expert, slot in zip(numbers, spare.tolist(), strict=False):
             before = int(self._expert_in[slot])
             if before != _EMPTY:
                 self.full = True
@@ -202,6 +208,9 @@ class ExpertPool:
             self.slots.read(load, self._reads_of(expert), later=later)
             begun.append(load)
         return begun
+
+    def _without_slots(self, numbers: Iterable[int]) -> list[int]:
+        return [number for number in numbers if self._slot_of[number] == _EMPTY]
 
     def _reads_of(self, expert: int) -> tuple[Read, ...]:
         if expert not in self._reads:
@@ -214,9 +223,9 @@ class ExpertPool:
         if n == 0:
             return np.zeros(0, np.intp)
         worth = np.where(self._expert_in == _EMPTY, -1.0, self._counts.worth[self._expert_in])
-        held = self._slot_of[self._needed]
-        worth[held[held != _EMPTY]] = np.inf
-        worth[[load.slot for load in self._loads.values()]] = np.inf
+        kept = [self._slot_of[number] for number in self._needed]
+        kept += [load.slot for load in self._loads.values()]
+        worth[[slot for slot in kept if slot != _EMPTY]] = np.inf
         n = min(n, self.n_slots)
         least = np.argpartition(worth, n - 1)[:n]
         return least[np.isfinite(worth[least])]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
@@ -114,21 +115,33 @@ class ExpertSwitch:
 
     def _bring(self, layer: int, node: Address) -> None:
         chosen = ggml.read_indices(node)
-        rows, n_experts = len(chosen), self._n_experts[layer]
+        rows = len(chosen)
         # Rows of padding are computed with the first row's experts: what comes of them is not used.
         used = rows - self._padding if rows > self._padding else rows
-        slots = chosen
-        if chosen.size:
-            counts = np.bincount(chosen[:used].ravel(), minlength=n_experts)
-            experts = np.flatnonzero(counts)
-            slot_of = np.zeros(n_experts, np.int32)
-            self._pool.request(layer, experts, counts[experts] / used)
-            self._look_ahead(layer, node, used, chosen[:used].size)
-            slot_of[experts] = self._pool.take(self._stop_asked)
-            slots = slot_of[chosen]
-            slots[used:] = slots[0]
-        self._indices[layer].assign(node, slots)
+        if used == 1:
+            experts: list[int] = chosen[0].tolist()
+            self._pool.request(layer, experts, [1.0] * len(experts))
+            self._look_ahead(layer, node, used, len(experts))
+            self._indices[layer].assign(node, [self._pool.take(self._stop_asked)] * rows)
+        else:
+            slots = self._slots_for_rows(layer, node, chosen, used) if chosen.size else chosen
+            self._indices[layer].assign(node, slots)
         self._chosen_at[layer] = node
+
+    def _slots_for_rows(
+        self, layer: int, node: Address, chosen: NDArray[np.int32], used: int
+    ) -> NDArray[np.int32]:
+        """(rows, chosen) the slots of the experts that several rows have chosen."""
+        n_experts = self._n_experts[layer]
+        counts = np.bincount(chosen[:used].ravel(), minlength=n_experts)
+        experts = np.flatnonzero(counts)
+        slot_of = np.zeros(n_experts, np.int32)
+        self._pool.request(layer, experts.tolist(), (counts[experts] / used).tolist())
+        self._look_ahead(layer, node, used, chosen[:used].size)
+        slot_of[experts] = self._pool.take(self._stop_asked)
+        slots: NDArray[np.int32] = slot_of[chosen]
+        slots[used:] = slots[0]
+        return slots
 
     def _look_ahead(self, layer: int, node: Address, rows: int, n_chosen: int) -> None:
         """Begin to read what the next layer will need, as far as that can be told."""

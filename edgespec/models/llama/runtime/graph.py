@@ -89,19 +89,14 @@ class GraphCallback:
         try:
             if self._error is not None:
                 return ask  # stop here, and go no further
+            stop = False
             if ask:
-                return self._reached(node)
+                for observer in self._observers:
+                    stop = observer.reached(node) or stop
+                return stop
             for observer in self._observers:
                 observer.computed()
             return True
         except BaseException as error:  # C cannot propagate it
             self._error = error
             return ask
-
-    def _reached(self, node: Address) -> bool:
-        if len(self._observers) == 1:
-            return self._observers[0].reached(node)
-        stop = False
-        for observer in self._observers:
-            stop = observer.reached(node) or stop
-        return stop
