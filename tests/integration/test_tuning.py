@@ -213,6 +213,22 @@ def test_training_reckons_with_rounding(target: Path, answers: list[Answer], tmp
     assert loss[True] < loss[False]
 
 
+@pytest.mark.usefixtures("measured_by_what_was_learned")
+def test_learned_scales_leave_codes_and_size(target: Path, tmp_path: Path) -> None:
+    start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
+    options = {"start": str(start), "quantization": KEEP, "steps": 40, "output": tmp_path / "tuned.gguf"}
+    tuned = tune(str(target), TuneOptions(**vars(QUICK) | options))
+    assert tuned.after.agreement.top1 > 1.2 * tuned.before.agreement.top1
+    assert tuned.path is not None
+    pairs = zip(gguf.GGUFReader(start).tensors, gguf.GGUFReader(tuned.path).tensors, strict=True)
+    for before, after in pairs:
+        assert (before.name, before.tensor_type) == (after.name, after.tensor_type)
+        if before.tensor_type == gguf.GGMLQuantizationType.Q4_0:
+            one, other = (tensor.data.reshape(-1, 18) for tensor in (before, after))
+            assert (one[:, 2:] == other[:, 2:]).all()
+            assert (one[:, :2] != other[:, :2]).any() == before.name.startswith("blk.")
+
+
 def test_what_does_not_fit_whole_gets_adapters(target: Path) -> None:
     header = read_header(target)
     shape = check_tunable(header)
@@ -220,6 +236,10 @@ def test_what_does_not_fit_whole_gets_adapters(target: Path) -> None:
     upper, adapters = (extent.n_bytes(header) for extent in (Extent(3), Extent(3, 16)))
     assert adapters < upper < Extent().n_bytes(header)
     assert extent_for(header, shape, upper - 1) == Extent(3, 16)
+    scales = extent_for(header, shape, 1 << 50, scales=True)
+    assert scales == Extent(scales=True)
+    assert scales.n_bytes(header) < Extent().n_bytes(header)
+    assert extent_for(header, shape, scales.n_bytes(header) - 1, scales=True) == Extent(3, scales=True)
     with pytest.raises(MemoryLimitError, match=r"Tuning target.gguf needs about .* of memory"):
         extent_for(header, shape, adapters - 1)
 

@@ -76,7 +76,8 @@ class Method:
 
     Attributes:
         rate: AdamW's, after a few steps; that of adapters is `adapter_rate`, and `rounded_rate` that of
-            weights that are rounded, which must go further to change anything.
+            weights that are rounded, which must go further to change anything. `scale_rate` is that of
+            scales, which begin at 1.
         least: share of the rate that is left at the end.
         texts: of a step.
         loss: one of LOSSES.
@@ -85,6 +86,7 @@ class Method:
     rate: float = 6e-4
     adapter_rate: float = 3e-3
     rounded_rate: float = 1e-3
+    scale_rate: float = 1e-2
     least: float = 0.1
     texts: int = 4
     loss: str = "divergence"
@@ -157,6 +159,8 @@ class Trainer:
         self._rate = method.rounded_rate if network.rounds else method.rate
         if network.extent.rank:
             self._rate = method.adapter_rate
+        if network.extent.scales:
+            self._rate = method.scale_rate
         self._loss = LOSSES[method.loss]
         # Products with a copy of the rows that are needed, not with all of them.
         self._columns = tokens_seen(answers)

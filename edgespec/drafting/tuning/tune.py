@@ -26,8 +26,9 @@ from edgespec.drafting.tuning.extent import Extent, extent_for
 from edgespec.drafting.tuning.judging import Judgement, judge, tokens_per_pass
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, Trained, Tuned, TuneOptions, check
 from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along, read_prompts, with_own
+from edgespec.drafting.tuning.scales import block_sizes
 from edgespec.drafting.tuning.start import choose_start, difference
-from edgespec.drafting.tuning.weights import check_tunable, load_weights
+from edgespec.drafting.tuning.weights import check_tunable, load_weights, matrix_kinds
 from edgespec.engine.engine import Engine
 from edgespec.errors import (
     BackendError,
@@ -42,6 +43,7 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.llama.quantize import KEEP
 from edgespec.offload.planning.budget import memory_room
 from edgespec.processes.environment import environment_set
 from edgespec.progress import Progress, no_progress
@@ -72,7 +74,8 @@ def tune(target: str, options: TuneOptions, on_progress: Progress | None = None)
         prompts = with_own(prompts, read_prompts(options.prompts))
     header = read_header(catalog.find(target, on_progress))
     start = choose_start(header, options, report)
-    extent = extent_for(start, check_tunable(start), available_memory())
+    scales = options.quantization == KEEP and bool(block_sizes(matrix_kinds(start)))
+    extent = extent_for(start, check_tunable(start), available_memory(), scales=scales)
     with termination_raises():
         return _Tuning(header, start, extent, prompts, options, report).run()
 
@@ -94,7 +97,7 @@ class _Tuning:
         parts: list[object] = [target.fingerprint, start.fingerprint, start.file_bytes]
         parts += [options.tokens, options.answers]
         parts += [prompt.text for prompt in prompts.training]
-        if options.quantization and types_to_reckon_with(start, options.quantization):
+        if options.quantization and (extent.scales or types_to_reckon_with(start, options.quantization)):
             parts.append(options.quantization)  # another training
         self._label = "tuning-" + hashlib.blake2b(json.dumps(parts).encode(), digest_size=5).hexdigest()
         self._folder = drafters_folder() / "work" / target.fingerprint[:16]
@@ -212,7 +215,8 @@ class _Tuning:
         quantization = self._options.quantization or usual_type(self._start)
         loaded = load_weights(self._start.path)
         kinds = types_to_reckon_with(self._start, quantization)
-        network = Network(loaded.shape, loaded.weights, self._extent, kinds)
+        blocks = block_sizes(matrix_kinds(self._start))
+        network = Network(loaded.shape, loaded.weights, self._extent, kinds, blocks)
         checkpoint = self._folder / f"{self._label}.pt"
         trainer = Trainer(network, learned, checkpoint, self._label)
         steps = self._options.steps
@@ -232,7 +236,8 @@ class _Tuning:
         # The same training gives the same file, so no times.
         origin = {"target": self._target.fingerprint, "start": self._start.fingerprint}
         note = json.dumps(origin | {"steps": trained.steps, "answers": trained.answers})
-        export(self._start, output, network.changed(), note, quantization, self._options.threads)
+        changed, threads = network.changed(), self._options.threads
+        export(self._start, output, changed, note, quantization, threads, network.scales())
         return trained
 
     def _judge(

@@ -17,6 +17,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
+from edgespec.drafting.tuning.scales import with_scales
 from edgespec.drafting.tuning.shape import Shape, shape_of
 from edgespec.errors import BackendError, ModelFileError
 from edgespec.models.gguf.header import read_header
@@ -102,12 +103,15 @@ def write_weights(
     tuned: Mapping[str, NDArray[np.float32]],
     note: str,
     kind: Kind | None = Kind.F16,
+    scales: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> None:
     """Write a copy of `source` in which the tensors in `tuned` have these values.
 
     Args:
         tuned: by name, rows first. Vectors are written in F32.
         kind: type of the matrices among them; one of WRITABLE. None is that which each had.
+        scales: by name, (rows, blocks of a row) what the blocks of a matrix are multiplied by. All else of it
+            stays.
         note: says what the tuning was. It also sets the file's header, and what is remembered by it, apart
             from those of an equally shaped drafter.
 
@@ -124,7 +128,11 @@ def write_weights(
             )
     writer.add_string("edgespec.tuned", note)
     for tensor in reader.tensors:
-        _add(writer, tensor, tuned.get(tensor.name), kind)
+        if scales and (factors := scales.get(tensor.name)) is not None:
+            data = with_scales(tensor.data, tensor.tensor_type, factors)
+            writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
+        else:
+            _add(writer, tensor, tuned.get(tensor.name), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
