@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from edgespec.drafting.agreement import Text
 from edgespec.drafting.tuning.answers import Answer
 from edgespec.drafting.tuning.batches import answers_of_step, batch_of, tokens_seen
+from edgespec.drafting.tuning.calibration import CALIBRATED, round_matrix
 from edgespec.drafting.tuning.extent import Extent
 from edgespec.drafting.tuning.losses import Loss, divergence, total_variation
 from edgespec.drafting.tuning.prompts import (
@@ -227,6 +228,21 @@ def test_blocks_are_scaled_and_keep_their_codes(kind: str) -> None:
     assert (error <= 2e-3 * np.abs(before).reshape(6, size).max(1) * 2).all()
     assert (with_scales(data, number, np.ones((3, 2), np.float32)) == data).all()
     assert (found != data).sum() <= 4 * 6  # bytes of the factors alone
+
+
+@pytest.mark.parametrize("kind", CALIBRATED)
+def test_calibrated_rounding_changes_what_is_computed_less(kind: str) -> None:
+    generator = torch.Generator().manual_seed(8)
+    weight = torch.randn(24, 96, generator=generator)
+    weight[3, :32] = 0
+    inputs = torch.randn(400, 8, generator=generator) @ torch.randn(8, 96, generator=generator)
+    inputs += 0.1 * torch.randn(400, 96, generator=generator)  # correlated, as inputs are
+    found = round_matrix(weight, inputs.T @ inputs, kind)
+    number = gguf.GGMLQuantizationType[kind]
+    assert (gguf.dequantize(found.data, number) == found.values.numpy()).all()
+    nearest = rounded(weight, kind)
+    errors = [((values - weight) @ inputs.T).square().mean() for values in (found.values, nearest)]
+    assert errors[0] < 0.5 * errors[1]
 
 
 @pytest.mark.parametrize(

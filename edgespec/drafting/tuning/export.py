@@ -10,7 +10,13 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from edgespec.drafting.tuning.rounding import ROUNDED
-from edgespec.drafting.tuning.weights import WRITABLE, matrix_kinds, quantization_of, write_weights
+from edgespec.drafting.tuning.weights import (
+    WRITABLE,
+    Encoded,
+    matrix_kinds,
+    quantization_of,
+    write_weights,
+)
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_large_write
 from edgespec.models.gguf.types import GGUFHeader
@@ -48,24 +54,24 @@ def export(
     note: str,
     quantization: str,
     threads: int | None,
-    scales: Mapping[str, NDArray[np.float32]] | None = None,
+    encoded: Mapping[str, Encoded] | None = None,
 ) -> None:
     """Write a drafter like `start` in which the tensors in `tuned` have these values.
 
     Args:
         note: as of `write_weights`.
         quantization: AS_BEFORE or FINE, for tuned tensors alone; or one of llama.cpp's, for the whole file.
-        scales: as of `write_weights`; these matrices keep their types and codes.
+        encoded: as of `write_weights`.
 
     Raises:
         OutputError: it cannot be written.
         BackendError: llama.cpp cannot quantize it.
     """
     kinds = matrix_kinds(start)
-    scales = scales or {}
+    encoded = encoded or {}
     direct = quantization == FINE or (
         quantization == AS_BEFORE
-        and all(kinds.get(name, "F32") in _WRITABLE for name in tuned if name not in scales)
+        and all(kinds.get(name, "F32") in _WRITABLE for name in tuned if name not in encoded)
     )
     partial = output.with_name(f"{output.name}.partial")
     whole = output.with_name(f"{output.stem}-f16.gguf")
@@ -73,7 +79,7 @@ def export(
         if direct:
             with atomic_large_write(output, partial):
                 kind = Kind.Q8_0 if quantization == FINE else None
-                write_weights(start.path, partial, tuned, note, kind, scales)
+                write_weights(start.path, partial, tuned, note, kind, encoded)
         else:
             with atomic_large_write(whole, partial):
                 write_weights(start.path, partial, tuned, note)

@@ -9,11 +9,14 @@ file takes the bytes, and the kernels, that it had.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES
+from gguf import GGML_QUANT_SIZES, GGUFReader
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
+
+from edgespec.drafting.tuning.weights import Encoded
 
 # Where in a block's bytes its factors stand, in F16 each (ggml-common.h). Minima are linear, too.
 _FACTORS = {
@@ -40,6 +43,21 @@ def block_sizes(kinds: Mapping[str, str]) -> dict[str, int]:
     """
     known = {kind.name: GGML_QUANT_SIZES[kind][0] for kind in _FACTORS}
     return {name: known[kind] for name, kind in kinds.items() if kind in known}
+
+
+def scaled(path: Path, scales: Mapping[str, NDArray[np.float32]]) -> dict[str, Encoded]:
+    """The matrices of a file with other scales, by name.
+
+    Args:
+        scales: (rows, blocks of a row) what the blocks of each matrix are multiplied by.
+    """
+    return {
+        tensor.name: Encoded(
+            with_scales(tensor.data, tensor.tensor_type, scales[tensor.name]), tensor.tensor_type
+        )
+        for tensor in GGUFReader(path).tensors
+        if tensor.name in scales
+    }
 
 
 def with_scales(data: NDArray[np.uint8], kind: Kind, scales: NDArray[np.float32]) -> NDArray[np.uint8]:

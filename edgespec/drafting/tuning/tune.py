@@ -26,7 +26,7 @@ from edgespec.drafting.tuning.extent import Extent, extent_for
 from edgespec.drafting.tuning.judging import Judgement, judge, tokens_per_pass
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, Trained, Tuned, TuneOptions, check
 from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along, read_prompts, with_own
-from edgespec.drafting.tuning.scales import block_sizes
+from edgespec.drafting.tuning.scales import block_sizes, scaled
 from edgespec.drafting.tuning.start import choose_start, difference
 from edgespec.drafting.tuning.weights import check_tunable, load_weights, matrix_kinds
 from edgespec.engine.engine import Engine
@@ -237,7 +237,8 @@ class _Tuning:
         origin = {"target": self._target.fingerprint, "start": self._start.fingerprint}
         note = json.dumps(origin | {"steps": trained.steps, "answers": trained.answers})
         changed, threads = network.changed(), self._options.threads
-        export(self._start, output, changed, note, quantization, threads, network.scales())
+        encoded = scaled(self._start.path, network.scales())
+        export(self._start, output, changed, note, quantization, threads, encoded)
         return trained
 
     def _judge(

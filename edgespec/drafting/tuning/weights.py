@@ -17,7 +17,6 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from edgespec.drafting.tuning.scales import with_scales
 from edgespec.drafting.tuning.shape import Shape, shape_of
 from edgespec.errors import BackendError, ModelFileError
 from edgespec.models.gguf.header import read_header
@@ -43,6 +42,18 @@ class Loaded:
 
     shape: Shape
     weights: Weights
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A matrix in the bytes of a type.
+
+    Attributes:
+        data: (rows, bytes of a row).
+    """
+
+    data: NDArray[np.uint8]
+    kind: Kind
 
 
 def check_tunable(header: GGUFHeader) -> Shape:
@@ -103,15 +114,14 @@ def write_weights(
     tuned: Mapping[str, NDArray[np.float32]],
     note: str,
     kind: Kind | None = Kind.F16,
-    scales: Mapping[str, NDArray[np.float32]] | None = None,
+    encoded: Mapping[str, Encoded] | None = None,
 ) -> None:
     """Write a copy of `source` in which the tensors in `tuned` have these values.
 
     Args:
         tuned: by name, rows first. Vectors are written in F32.
         kind: type of the matrices among them; one of WRITABLE. None is that which each had.
-        scales: by name, (rows, blocks of a row) what the blocks of a matrix are multiplied by. All else of it
-            stays.
+        encoded: matrices that are written as they are, by name.
         note: says what the tuning was. It also sets the file's header, and what is remembered by it, apart
             from those of an equally shaped drafter.
 
@@ -128,9 +138,8 @@ def write_weights(
             )
     writer.add_string("edgespec.tuned", note)
     for tensor in reader.tensors:
-        if scales and (factors := scales.get(tensor.name)) is not None:
-            data = with_scales(tensor.data, tensor.tensor_type, factors)
-            writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
+        if encoded and (matrix := encoded.get(tensor.name)) is not None:
+            writer.add_tensor(tensor.name, matrix.data, raw_dtype=matrix.kind)
         else:
             _add(writer, tensor, tuned.get(tensor.name), kind)
     writer.write_header_to_file()
