@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from edgespec.drafting.tuning.answers import Answer
 from edgespec.drafting.tuning.batches import text_of
 from edgespec.drafting.tuning.extent import Extent
 from edgespec.drafting.tuning.network import Network
+from edgespec.drafting.tuning.weights import Encoded, Loaded, matrix_kinds
+from edgespec.models.gguf.types import GGUFHeader
 from edgespec.progress import Progress, no_progress
 
 CALIBRATED = ("Q4_0", "Q4_1")
@@ -33,16 +36,14 @@ _TOKENS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
-class Rounded:
+class Rounded(Encoded):
     """A matrix on the grid of its type.
 
     Attributes:
         values: (rows, columns) what ggml reads.
-        data: (rows, bytes of a row) as ggml stores it.
     """
 
     values: Tensor
-    data: NDArray[np.uint8]
 
 
 class _Recorder(Network):
@@ -58,10 +59,15 @@ class _Recorder(Network):
         return super()._linear(x, name)
 
 
+def calibrated_types(header: GGUFHeader) -> dict[str, str]:
+    """The types of a model's matrices that `calibrate` can round to, by name."""
+    return {name: kind for name, kind in matrix_kinds(header).items() if kind in CALIBRATED}
+
+
 def calibrate(
-    network: Network, kinds: Mapping[str, str], answers: Sequence[Answer], on_progress: Progress = no_progress
+    loaded: Loaded, kinds: Mapping[str, str], answers: Sequence[Answer], on_progress: Progress = no_progress
 ) -> dict[str, Rounded]:
-    """Round the matrices of a network, and give it their new values.
+    """Round matrices of a model.
 
     Args:
         kinds: the type of each matrix that is rounded, one of CALIBRATED, by its name.
@@ -70,19 +76,18 @@ def calibrate(
     Returns:
         By name, what each matrix is then.
     """
-    recorder = _Recorder(network.shape, {}, Extent(network.shape.layers))
-    recorder.weights = {name: weight.detach() for name, weight in network.weights.items()}
+    recorder = _Recorder(loaded.shape, loaded.weights, Extent(loaded.shape.layers))
     groups = _groups([torch.tensor(text_of(answer)) for answer in answers])
     found: dict[str, Rounded] = {}
     with torch.no_grad():
         inputs = [
             torch.nn.functional.embedding(torch.cat(texts), recorder.weights["token_embd.weight"])
-            * network.shape.embedding_scale
+            * loaded.shape.embedding_scale
             for texts in groups
         ]
         lengths = [tuple(map(len, texts)) for texts in groups]
-        for layer in range(network.shape.layers):
-            on_progress(f"Rounding layer {layer}", layer / network.shape.layers)
+        for layer in range(loaded.shape.layers):
+            on_progress(f"Rounding layer {layer}", layer / loaded.shape.layers)
             names = [name for name in kinds if name.startswith(f"blk.{layer}.")]
             if names:
                 recorder.products = {}
@@ -93,8 +98,6 @@ def calibrate(
                     found[name] = round_matrix(recorder.weights[name], products[name], kinds[name])
                     recorder.weights[name] = found[name].values
             inputs = [recorder.through(layer, x, counts) for x, counts in zip(inputs, lengths, strict=True)]
-        for name, matrix in found.items():
-            network.weights[name] = matrix.values
     return found
 
 
@@ -140,7 +143,7 @@ def round_matrix(weight: Tensor, products: Tensor, kind: str) -> Rounded:
         scales[:, start // _BLOCK], minima[:, start // _BLOCK] = scale, minimum
     steps = codes.view(rows, -1, _BLOCK).float()
     values = (steps * scales[..., None] + minima[..., None]).view(rows, columns)
-    return Rounded(values, _packed(codes, scales, minima, kind))
+    return Rounded(_packed(codes, scales, minima, kind), Kind[kind], values)
 
 
 def _grid(block: Tensor, importance: Tensor, kind: str) -> tuple[Tensor, Tensor]:
