@@ -18,6 +18,7 @@ from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
 from edgespec.drafting.tuning.answers import TOP, Answer, AnswerFile, harvest
 from edgespec.drafting.tuning.batches import batch_of
+from edgespec.drafting.tuning.calibration import calibrate, calibrated_types
 from edgespec.drafting.tuning.collecting import collected
 from edgespec.drafting.tuning.export import AS_BEFORE, FINE, export, types_to_reckon_with, usual_type
 from edgespec.drafting.tuning.extent import Extent, extent_for
@@ -29,7 +30,7 @@ from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along
 from edgespec.drafting.tuning.shape import ARCHITECTURES
 from edgespec.drafting.tuning.training import StepBudget, Trainer
 from edgespec.drafting.tuning.tune import tune
-from edgespec.drafting.tuning.weights import check_tunable, load_weights, write_weights
+from edgespec.drafting.tuning.weights import Loaded, check_tunable, load_weights, write_weights
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
@@ -192,25 +193,38 @@ def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -
     assert logits_of(paths[FINE], [5, 6, 7]).shape == (3, N_VOCAB)
 
 
-def test_training_reckons_with_rounding(target: Path, answers: list[Answer], tmp_path: Path) -> None:
-    """What is written in few bits is what was trained, where the rounding is known while training."""
+def test_what_was_learned_survives_few_bits(target: Path, answers: list[Answer], tmp_path: Path) -> None:
+    """Rounded to the nearest, most is lost; less where training knows of it, or texts say what matters."""
     start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
-    loss = {}
-    for kinds in ({}, types_to_reckon_with(read_header(start), "q4_0")):
+    header = read_header(start)
+    changed = {}
+    for way, kinds in (("nearest", {}), ("known", types_to_reckon_with(header, "q4_0"))):
         loaded = load_weights(start)
         network = Network(loaded.shape, loaded.weights, Extent(2), kinds)
-        trainer = Trainer(network, answers, tmp_path / f"{len(kinds)}.pt", "label")
+        trainer = Trainer(network, answers, tmp_path / f"{way}.pt", "label")
         trainer.train(StepBudget(40), lambda what, part: None)
-        path = tmp_path / f"{len(kinds)}.gguf"
-        export(read_header(start), path, network.changed(), "tuned", AS_BEFORE, 1)
-        batch = batch_of(answers)
-        written = load_weights(path)
+        changed[way] = network.changed()
+        export(header, tmp_path / f"{way}.gguf", changed[way], "tuned", AS_BEFORE, 1)
+    loaded = load_weights(start)
+    trained = Loaded(loaded.shape, {**loaded.weights, **changed["nearest"]})
+    types = {name: kind for name, kind in calibrated_types(header).items() if name in changed["nearest"]}
+    assert len(types) == 2 * 7
+    rounded = calibrate(trained, types, answers)
+    export(header, tmp_path / "calibrated.gguf", changed["nearest"], "tuned", FINE, 1, rounded)
+    sizes = [(tmp_path / f"{way}.gguf").stat().st_size for way in ("nearest", "calibrated")]
+    assert sizes[0] == sizes[1]
+    loss = {}
+    for way in ("nearest", "known", "calibrated"):
+        written = load_weights(tmp_path / f"{way}.gguf")
         found = Network(written.shape, written.weights)
+        batch = batch_of(answers)
         with torch.no_grad():
             hidden = found.hidden(batch.tokens, batch.lengths)[batch.rows]
             logits = torch.nn.functional.linear(hidden, found.output)
-            loss[bool(kinds)] = float(divergence(logits, batch.top, batch.logprobs))
-    assert loss[True] < loss[False]
+            loss[way] = float(divergence(logits, batch.top, batch.logprobs))
+    assert (written.weights["blk.2.ffn_up.weight"] == rounded["blk.2.ffn_up.weight"].values.numpy()).all()
+    assert loss["known"] < loss["nearest"]
+    assert loss["calibrated"] < loss["nearest"]
 
 
 @pytest.mark.usefixtures("measured_by_what_was_learned")
