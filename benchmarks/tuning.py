@@ -76,7 +76,7 @@ def main() -> None:
         extent = Extent(first, rank, options.scales)
         network = Network(loaded.shape, loaded.weights, extent, reckons, block_sizes(kinds))
         rates = dict.fromkeys(("rate", "adapter_rate", "rounded_rate", "scale_rate"), rate)
-        method = Method(**rates, texts=options.texts, loss=loss)
+        method = Method(**rates, far=options.far, texts=options.texts, loss=loss)
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(network, texts, Path(folder) / "checkpoint", "row", method=method)
             budget = StepBudget(options.steps) if options.steps else TimeBudget(options.seconds)
@@ -198,6 +198,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--answers", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each row")
     parser.add_argument("--steps", type=int, help="in place of seconds")
+    parser.add_argument("--far", type=float, default=USUAL.far, help="first loss of the full rate")
     parser.add_argument("--texts", type=int, default=USUAL.texts, help="of a step")
     parser.add_argument("--first", type=int, nargs="*", default=[None], help="trained layer; default: half")
     parser.add_argument("--rank", type=int, nargs="*", default=[0], help="of adapters; 0: whole matrices")
