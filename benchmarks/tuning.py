@@ -75,8 +75,7 @@ def main() -> None:
         reckons = kinds if is_rounded == "yes" else {}
         extent = Extent(first, rank, options.scales)
         network = Network(loaded.shape, loaded.weights, extent, reckons, block_sizes(kinds))
-        rates = dict.fromkeys(("rate", "adapter_rate", "rounded_rate", "scale_rate"), rate)
-        method = Method(**rates, far=options.far, texts=options.texts, loss=loss)
+        method = Method(rate, rate, rate, rate, options.far, texts=options.texts, loss=loss)
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(network, texts, Path(folder) / "checkpoint", "row", method=method)
             budget = StepBudget(options.steps) if options.steps else TimeBudget(options.seconds)
