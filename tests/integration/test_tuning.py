@@ -28,7 +28,7 @@ from edgespec.drafting.tuning.network import Network
 from edgespec.drafting.tuning.options import TuneOptions
 from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along
 from edgespec.drafting.tuning.shape import ARCHITECTURES
-from edgespec.drafting.tuning.training import StepBudget, Trainer
+from edgespec.drafting.tuning.training import Method, StepBudget, Trainer
 from edgespec.drafting.tuning.tune import tune
 from edgespec.drafting.tuning.weights import Loaded, check_tunable, load_weights, write_weights
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
@@ -162,6 +162,19 @@ def test_what_fills_up_rows_and_bfloat16_change_next_to_nothing(
         assert learned[64, False][name] == pytest.approx(values, rel=1e-2, abs=1e-3)
     assert loss[64, False] == pytest.approx(loss[1, False], rel=1e-4)
     assert loss[64, True] == pytest.approx(loss[64, False], rel=0.02)
+
+
+def test_a_start_that_is_near_moves_less(start: Path, answers: list[Answer], tmp_path: Path) -> None:
+    name = "blk.3.ffn_up.weight"
+    moved = {}
+    for far in (1e-6, 1e3):  # nats; the start is between them
+        loaded = load_weights(start)
+        before = loaded.weights[name].copy()
+        network = Network(loaded.shape, loaded.weights, Extent(2))
+        trainer = Trainer(network, answers, tmp_path / f"{far}.pt", "label", method=Method(far=far))
+        trainer.train(StepBudget(3), lambda what, part: None)
+        moved[far] = float(np.abs(network.changed()[name] - before).mean())
+    assert 0 < moved[1e3] < 0.1 * moved[1e-6]
 
 
 def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -> None:
