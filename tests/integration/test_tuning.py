@@ -329,7 +329,7 @@ def test_answers_survive_in_their_file(tmp_path: Path, answers: list[Answer]) ->
 
 @pytest.mark.usefixtures("measured_by_what_was_learned")
 def test_a_tuned_drafter_agrees_more_and_is_registered(target: Path, start: Path) -> None:
-    tuned = tune(str(target), TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 30}))
+    tuned = tune(str(target), TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 120}))
     assert tuned.after.agreement.tokens == tuned.before.agreement.tokens > 100
     assert tuned.after.agreement.top1 > 1.5 * tuned.before.agreement.top1
     assert tuned.after.tokens_per_pass[4] > tuned.before.tokens_per_pass[4]
@@ -463,7 +463,7 @@ def test_what_runs_collected_makes_a_better_drafter(target: Path, start: Path, t
     learned, held_out = collected(read_header(target).fingerprint)
     assert len(learned) + len(held_out) == 24
     assert held_out
-    few = TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 24, "answers": 4})
+    few = TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 100, "answers": 4})
     tuned = tune(str(target), few)
     assert tuned.trained.answers == len(learned) + 4
     assert tuned.trained.tokens >= sum(len(answer.text.answer) for answer in learned)
