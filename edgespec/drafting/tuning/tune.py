@@ -239,7 +239,9 @@ class _Tuning:
         # The same training gives the same file, so no times.
         origin = {"target": self._target.fingerprint, "start": self._start.fingerprint}
         note = json.dumps(origin | {"steps": trained.steps, "answers": trained.answers})
-        return trained, list(self._written(network.changed(), network.scales(), learned, note, quantization))
+        changed, scales = network.changed(), network.scales()
+        del trainer, network  # gradients and moments take more than what is loaded to write the result
+        return trained, list(self._written(changed, scales, learned, note, quantization))
 
     def _written(
         self,
