@@ -43,6 +43,7 @@ from edgespec.drafting.tuning.losses import LOSSES, divergence, total_variation
 from edgespec.drafting.tuning.network import Network
 from edgespec.drafting.tuning.prompts import prompts_that_come_along
 from edgespec.drafting.tuning.rounding import rounded
+from edgespec.drafting.tuning.scales import block_sizes
 from edgespec.drafting.tuning.training import USUAL, Method, StepBudget, TimeBudget, Trainer
 from edgespec.drafting.tuning.weights import load_weights, matrix_kinds
 from edgespec.engine.requests import Request
@@ -72,15 +73,16 @@ def main() -> None:
         loaded = load_weights(options.start)
         first = loaded.shape.layers // 2 if first is None else first
         reckons = kinds if is_rounded == "yes" else {}
-        network = Network(loaded.shape, loaded.weights, Extent(first, rank), reckons)
-        method = Method(rate=rate, adapter_rate=rate, rounded_rate=rate, texts=options.texts, loss=loss)
+        extent = Extent(first, rank, options.scales)
+        network = Network(loaded.shape, loaded.weights, extent, reckons, block_sizes(kinds))
+        method = Method(rate, rate, rate, rate, options.far, texts=options.texts, loss=loss)
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(network, texts, Path(folder) / "checkpoint", "row", method=method)
             budget = StepBudget(options.steps) if options.steps else TimeBudget(options.seconds)
             trainer.train(budget, lambda what, part: print(f"{part:.0%} {what}", file=sys.stderr))
         row = {"first": first, "rank": rank, "rounded": is_rounded, "loss": loss, "rate": rate}
         row |= {"steps": trainer.steps, "seconds": round(writing_s + trainer.seconds, 1), "drafted": drafted}
-        for written in (_AS_TRAINED, "Q8_0", _AS_BEFORE):
+        for written in (_AS_TRAINED,) if options.scales else (_AS_TRAINED, "Q8_0", _AS_BEFORE):
             changed = {}
             for name, values in network.changed().items():
                 kind = kinds.get(name, "") if written == _AS_BEFORE else written
@@ -195,9 +197,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--answers", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each row")
     parser.add_argument("--steps", type=int, help="in place of seconds")
+    parser.add_argument("--far", type=float, default=USUAL.far, help="first loss of the full rate")
     parser.add_argument("--texts", type=int, default=USUAL.texts, help="of a step")
     parser.add_argument("--first", type=int, nargs="*", default=[None], help="trained layer; default: half")
     parser.add_argument("--rank", type=int, nargs="*", default=[0], help="of adapters; 0: whole matrices")
+    parser.add_argument("--scales", action="store_true", help="train the scales of blocks alone")
     parser.add_argument("--rounded", nargs="*", default=["no"], choices=["no", "yes"])
     parser.add_argument("--loss", nargs="*", default=[USUAL.loss], choices=[*LOSSES])
     parser.add_argument("--drafted", type=float, nargs="*", default=[0.0], help="share that the start wrote")

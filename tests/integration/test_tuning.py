@@ -18,6 +18,7 @@ from edgespec.drafting.tuning import training
 from edgespec.drafting.tuning import tune as tuning
 from edgespec.drafting.tuning.answers import TOP, Answer, AnswerFile, harvest
 from edgespec.drafting.tuning.batches import batch_of
+from edgespec.drafting.tuning.calibration import calibrate, calibrated_types
 from edgespec.drafting.tuning.collecting import collected
 from edgespec.drafting.tuning.export import AS_BEFORE, FINE, export, types_to_reckon_with, usual_type
 from edgespec.drafting.tuning.extent import Extent, extent_for
@@ -27,9 +28,9 @@ from edgespec.drafting.tuning.network import Network
 from edgespec.drafting.tuning.options import TuneOptions
 from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along
 from edgespec.drafting.tuning.shape import ARCHITECTURES
-from edgespec.drafting.tuning.training import StepBudget, Trainer
+from edgespec.drafting.tuning.training import Method, StepBudget, Trainer
 from edgespec.drafting.tuning.tune import tune
-from edgespec.drafting.tuning.weights import check_tunable, load_weights, write_weights
+from edgespec.drafting.tuning.weights import Loaded, check_tunable, load_weights, write_weights
 from edgespec.errors import BackendError, MemoryLimitError, PairingError, UsageError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
@@ -163,6 +164,19 @@ def test_what_fills_up_rows_and_bfloat16_change_next_to_nothing(
     assert loss[64, True] == pytest.approx(loss[64, False], rel=0.02)
 
 
+def test_a_start_that_is_near_moves_less(start: Path, answers: list[Answer], tmp_path: Path) -> None:
+    name = "blk.3.ffn_up.weight"
+    moved = {}
+    for far in (1e-6, 1e3):  # nats; the start is between them
+        loaded = load_weights(start)
+        before = loaded.weights[name].copy()
+        network = Network(loaded.shape, loaded.weights, Extent(2))
+        trainer = Trainer(network, answers, tmp_path / f"{far}.pt", "label", method=Method(far=far))
+        trainer.train(StepBudget(3), lambda what, part: None)
+        moved[far] = float(np.abs(network.changed()[name] - before).mean())
+    assert 0 < moved[1e3] < 0.1 * moved[1e-6]
+
+
 def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -> None:
     coarse = make_drafter(target, tmp_path / "q4_0.gguf", quantization="q4_0")
     header = read_header(coarse)
@@ -192,25 +206,54 @@ def test_what_was_learned_survives_in_fine_types(target: Path, tmp_path: Path) -
     assert logits_of(paths[FINE], [5, 6, 7]).shape == (3, N_VOCAB)
 
 
-def test_training_reckons_with_rounding(target: Path, answers: list[Answer], tmp_path: Path) -> None:
-    """What is written in few bits is what was trained, where the rounding is known while training."""
+def test_what_was_learned_survives_few_bits(target: Path, answers: list[Answer], tmp_path: Path) -> None:
+    """Rounded to the nearest, most is lost; less where training knows of it, or texts say what matters."""
     start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
-    loss = {}
-    for kinds in ({}, types_to_reckon_with(read_header(start), "q4_0")):
+    header = read_header(start)
+    changed = {}
+    for way, kinds in (("nearest", {}), ("known", types_to_reckon_with(header, "q4_0"))):
         loaded = load_weights(start)
         network = Network(loaded.shape, loaded.weights, Extent(2), kinds)
-        trainer = Trainer(network, answers, tmp_path / f"{len(kinds)}.pt", "label")
+        trainer = Trainer(network, answers, tmp_path / f"{way}.pt", "label")
         trainer.train(StepBudget(40), lambda what, part: None)
-        path = tmp_path / f"{len(kinds)}.gguf"
-        export(read_header(start), path, network.changed(), "tuned", AS_BEFORE, 1)
-        batch = batch_of(answers)
-        written = load_weights(path)
+        changed[way] = network.changed()
+        export(header, tmp_path / f"{way}.gguf", changed[way], "tuned", AS_BEFORE, 1)
+    loaded = load_weights(start)
+    trained = Loaded(loaded.shape, {**loaded.weights, **changed["nearest"]})
+    types = {name: kind for name, kind in calibrated_types(header).items() if name in changed["nearest"]}
+    assert len(types) == 2 * 7
+    rounded = calibrate(trained, types, answers)
+    export(header, tmp_path / "calibrated.gguf", changed["nearest"], "tuned", FINE, 1, rounded)
+    sizes = [(tmp_path / f"{way}.gguf").stat().st_size for way in ("nearest", "calibrated")]
+    assert sizes[0] == sizes[1]
+    loss = {}
+    for way in ("nearest", "known", "calibrated"):
+        written = load_weights(tmp_path / f"{way}.gguf")
         found = Network(written.shape, written.weights)
+        batch = batch_of(answers)
         with torch.no_grad():
             hidden = found.hidden(batch.tokens, batch.lengths)[batch.rows]
             logits = torch.nn.functional.linear(hidden, found.output)
-            loss[bool(kinds)] = float(divergence(logits, batch.top, batch.logprobs))
-    assert loss[True] < loss[False]
+            loss[way] = float(divergence(logits, batch.top, batch.logprobs))
+    assert (written.weights["blk.2.ffn_up.weight"] == rounded["blk.2.ffn_up.weight"].values.numpy()).all()
+    assert loss["known"] < loss["nearest"]
+    assert loss["calibrated"] < loss["nearest"]
+
+
+@pytest.mark.usefixtures("measured_by_what_was_learned")
+def test_learned_scales_leave_codes_and_size(target: Path, tmp_path: Path) -> None:
+    start = make_drafter(target, tmp_path / "start.gguf", quantization="q4_0", drop_layers=(4, 5))
+    options = {"start": str(start), "quantization": KEEP, "steps": 40, "output": tmp_path / "tuned.gguf"}
+    tuned = tune(str(target), TuneOptions(**vars(QUICK) | options))
+    assert tuned.after.agreement.top1 > 1.2 * tuned.before.agreement.top1
+    assert tuned.path is not None
+    pairs = zip(gguf.GGUFReader(start).tensors, gguf.GGUFReader(tuned.path).tensors, strict=True)
+    for before, after in pairs:
+        assert (before.name, before.tensor_type) == (after.name, after.tensor_type)
+        if before.tensor_type == gguf.GGMLQuantizationType.Q4_0:
+            one, other = (tensor.data.reshape(-1, 18) for tensor in (before, after))
+            assert (one[:, 2:] == other[:, 2:]).all()
+            assert (one[:, :2] != other[:, :2]).any() == before.name.startswith("blk.")
 
 
 def test_what_does_not_fit_whole_gets_adapters(target: Path) -> None:
@@ -220,6 +263,10 @@ def test_what_does_not_fit_whole_gets_adapters(target: Path) -> None:
     upper, adapters = (extent.n_bytes(header) for extent in (Extent(3), Extent(3, 16)))
     assert adapters < upper < Extent().n_bytes(header)
     assert extent_for(header, shape, upper - 1) == Extent(3, 16)
+    scales = extent_for(header, shape, 1 << 50, scales=True)
+    assert scales == Extent(scales=True)
+    assert scales.n_bytes(header) < Extent().n_bytes(header)
+    assert extent_for(header, shape, scales.n_bytes(header) - 1, scales=True) == Extent(3, scales=True)
     with pytest.raises(MemoryLimitError, match=r"Tuning target.gguf needs about .* of memory"):
         extent_for(header, shape, adapters - 1)
 
@@ -282,7 +329,7 @@ def test_answers_survive_in_their_file(tmp_path: Path, answers: list[Answer]) ->
 
 @pytest.mark.usefixtures("measured_by_what_was_learned")
 def test_a_tuned_drafter_agrees_more_and_is_registered(target: Path, start: Path) -> None:
-    tuned = tune(str(target), TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 30}))
+    tuned = tune(str(target), TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 120}))
     assert tuned.after.agreement.tokens == tuned.before.agreement.tokens > 100
     assert tuned.after.agreement.top1 > 1.5 * tuned.before.agreement.top1
     assert tuned.after.tokens_per_pass[4] > tuned.before.tokens_per_pass[4]
@@ -416,7 +463,7 @@ def test_what_runs_collected_makes_a_better_drafter(target: Path, start: Path, t
     learned, held_out = collected(read_header(target).fingerprint)
     assert len(learned) + len(held_out) == 24
     assert held_out
-    few = TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 24, "answers": 4})
+    few = TuneOptions(**vars(QUICK) | {"start": str(start), "steps": 100, "answers": 4})
     tuned = tune(str(target), few)
     assert tuned.trained.answers == len(learned) + 4
     assert tuned.trained.tokens >= sum(len(answer.text.answer) for answer in learned)

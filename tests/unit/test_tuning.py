@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from edgespec.drafting.agreement import Text
 from edgespec.drafting.tuning.answers import Answer
 from edgespec.drafting.tuning.batches import answers_of_step, batch_of, tokens_seen
+from edgespec.drafting.tuning.calibration import CALIBRATED, round_matrix
 from edgespec.drafting.tuning.extent import Extent
 from edgespec.drafting.tuning.losses import Loss, divergence, total_variation
 from edgespec.drafting.tuning.prompts import (
@@ -26,6 +27,7 @@ from edgespec.drafting.tuning.prompts import (
     with_own,
 )
 from edgespec.drafting.tuning.rounding import ROUNDED, rounded
+from edgespec.drafting.tuning.scales import block_sizes, with_scales
 from edgespec.drafting.tuning.shape import shape_of
 from edgespec.drafting.tuning.training import _SAME_THREADS, _Threads
 from edgespec.errors import BackendError, UsageError
@@ -33,6 +35,20 @@ from edgespec.files.blocks import BlockFile
 from edgespec.models.hub.registry import MADE, REGISTERED, Pair, Registry
 
 VOCAB = 12
+SCALED_TYPES = [
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+]
 
 
 def test_every_category_is_asked_and_held_out() -> None:
@@ -195,22 +211,61 @@ def test_rounding_is_that_of_the_type(kind: str) -> None:
     assert rounded(weight[:, :40], kind).shape == (6, 40)
 
 
+@pytest.mark.parametrize("kind", SCALED_TYPES)
+def test_blocks_are_scaled_and_keep_their_codes(kind: str) -> None:
+    number = gguf.GGMLQuantizationType[kind]
+    size, n_bytes = gguf.GGML_QUANT_SIZES[number]
+    assert block_sizes({"known": kind, "float": "F16"}) == {"known": size}
+    rng = np.random.default_rng(6)
+    # Wherever the factors stand, their exponents are neither those of infinity nor of tiny numbers.
+    data = rng.integers(0, 256, (3, 2 * n_bytes), np.uint8) & 0xB3 | 0x20
+    before = gguf.dequantize(data, number)
+    scales = rng.uniform(0.5, 2, (3, 2)).astype(np.float32)
+    found = with_scales(data, number, scales)
+    expected = (before.reshape(3, 2, size) * scales[..., None]).reshape(3, 2 * size)
+    # A factor is rounded to F16, and a minimum is rounded apart from its scale.
+    error = np.abs(gguf.dequantize(found, number) - expected).reshape(6, size).max(1)
+    assert (error <= 2e-3 * np.abs(before).reshape(6, size).max(1) * 2).all()
+    assert (with_scales(data, number, np.ones((3, 2), np.float32)) == data).all()
+    assert (found != data).sum() <= 4 * 6  # bytes of the factors alone
+
+
+@pytest.mark.parametrize("kind", CALIBRATED)
+def test_calibrated_rounding_changes_what_is_computed_less(kind: str) -> None:
+    generator = torch.Generator().manual_seed(8)
+    weight = torch.randn(24, 96, generator=generator)
+    weight[3, :32] = 0
+    inputs = torch.randn(400, 8, generator=generator) @ torch.randn(8, 96, generator=generator)
+    inputs += 0.1 * torch.randn(400, 96, generator=generator)  # correlated, as inputs are
+    found = round_matrix(weight, inputs.T @ inputs, kind)
+    number = gguf.GGMLQuantizationType[kind]
+    assert (gguf.dequantize(found.data, number) == found.values.numpy()).all()
+    nearest = rounded(weight, kind)
+    errors = [((values - weight) @ inputs.T).square().mean() for values in (found.values, nearest)]
+    assert errors[0] < 0.5 * errors[1]
+
+
 @pytest.mark.parametrize(
-    ("name", "upper", "adapters"),
+    ("name", "upper", "adapters", "scales"),
     [
-        ("token_embd.weight", False, False),
-        ("output.weight", False, False),
-        ("output_norm.weight", True, False),
-        ("blk.1.attn_q.weight", False, False),
-        ("blk.2.attn_q.weight", True, False),
-        ("blk.11.attn_norm.weight", True, False),
-        ("blk.2.attn_q.weight.adapter_up", True, True),
-        ("blk.1.attn_q.weight.adapter_up", False, False),
+        ("token_embd.weight", False, False, False),
+        ("output.weight", False, False, False),
+        ("output_norm.weight", True, False, True),
+        ("blk.1.attn_q.weight", False, False, False),
+        ("blk.2.attn_q.weight", True, False, False),
+        ("blk.2.attn_q_norm.weight", True, False, True),
+        ("blk.2.attn_q.bias", True, False, True),
+        ("blk.11.attn_norm.weight", True, False, True),
+        ("blk.2.attn_q.weight.adapter_up", True, True, None),
+        ("blk.1.attn_q.weight.adapter_up", False, False, None),
+        ("blk.2.attn_q.weight.block_scales", True, False, True),
+        ("blk.1.attn_q.weight.block_scales", False, False, False),
     ],
 )
-def test_what_is_trained(name: str, upper: bool, adapters: bool) -> None:
+def test_what_is_trained(name: str, upper: bool, adapters: bool, scales: bool | None) -> None:
     assert Extent(2).trains(name) is upper
     assert Extent(2, 16).trains(name) is adapters
+    assert scales in (None, Extent(2, scales=True).trains(name))  # there are no adapters then
 
 
 def answer(prompt: int, said: int, *, ended: bool = True, k: int = 3) -> Answer:

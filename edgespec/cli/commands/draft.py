@@ -134,7 +134,7 @@ def tune(
         option(
             None,
             "--quantization",
-            "Of the whole result. Default: q8_0 for what is trained, and nothing else changes.",
+            "Of the whole result; keep: scales alone. Default: fine types, or as before.",
             variable=False,
             metavar="TYPE",
         ),

@@ -10,15 +10,22 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from edgespec.drafting.tuning.rounding import ROUNDED
-from edgespec.drafting.tuning.weights import WRITABLE, matrix_kinds, quantization_of, write_weights
+from edgespec.drafting.tuning.weights import (
+    WRITABLE,
+    Encoded,
+    matrix_kinds,
+    quantization_of,
+    write_weights,
+)
 from edgespec.errors import OutputError
 from edgespec.files.writing import atomic_large_write
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.models.llama.quantize import make_drafter
+from edgespec.models.llama.quantize import KEEP, make_drafter
 
-AS_BEFORE = "as before"
+AS_BEFORE = KEEP
 FINE = "q8_0"  # keeps all that is learned, in about twice the bytes of the usual types
 _BLOCK = 32  # weights that share a scale
+_WRITABLE = {kind.name for kind in WRITABLE}
 
 
 def usual_type(start: GGUFHeader) -> str:
@@ -47,28 +54,32 @@ def export(
     note: str,
     quantization: str,
     threads: int | None,
+    encoded: Mapping[str, Encoded] | None = None,
 ) -> None:
     """Write a drafter like `start` in which the tensors in `tuned` have these values.
 
     Args:
         note: as of `write_weights`.
         quantization: AS_BEFORE or FINE, for tuned tensors alone; or one of llama.cpp's, for the whole file.
+        encoded: as of `write_weights`.
 
     Raises:
         OutputError: it cannot be written.
         BackendError: llama.cpp cannot quantize it.
     """
     kinds = matrix_kinds(start)
+    encoded = encoded or {}
     direct = quantization == FINE or (
         quantization == AS_BEFORE
-        and all(kinds.get(name, "F32") in {kind.name for kind in WRITABLE} for name in tuned)
+        and all(kinds.get(name, "F32") in _WRITABLE for name in tuned if name not in encoded)
     )
     partial = output.with_name(f"{output.name}.partial")
     whole = output.with_name(f"{output.stem}-f16.gguf")
     try:
         if direct:
             with atomic_large_write(output, partial):
-                write_weights(start.path, partial, tuned, note, Kind.Q8_0 if quantization == FINE else None)
+                kind = Kind.Q8_0 if quantization == FINE else None
+                write_weights(start.path, partial, tuned, note, kind, encoded)
         else:
             with atomic_large_write(whole, partial):
                 write_weights(start.path, partial, tuned, note)

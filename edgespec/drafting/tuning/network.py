@@ -2,7 +2,7 @@
 
 Embeddings and output layer stay as they are: they are most of a small drafter, are shared with each other in
 many models, and hardly gain from little data. What is trained is in the layers from some one on, and the last
-norm: whole matrices, or adapters of low rank beside them (LoRA, Hu et al. 2022).
+norm: whole matrices, adapters of low rank beside them (LoRA, Hu et al. 2022), or the scales of their blocks.
 
 Texts are packed: one after another without padding, each attending to itself alone.
 """
@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgespec.drafting.tuning.extent import WHOLE, Extent
+from edgespec.drafting.tuning.extent import SCALES, WHOLE, Extent
 from edgespec.drafting.tuning.rounding import rounded
 from edgespec.drafting.tuning.shape import Shape
 
@@ -33,6 +33,7 @@ class Network:
         extent: what of it is trained.
         kinds: types that matrices will be written in, by name. Training computes with what they will be then,
             where they are trained themselves and the type is one that `rounded` knows.
+        blocks: how many weights of a row share a scale, by the name of the matrix, for an extent of scales.
 
     Attributes:
         weights: the same as torch tensors.
@@ -45,14 +46,17 @@ class Network:
         weights: Mapping[str, NDArray[np.float32]],
         extent: Extent = WHOLE,
         kinds: Mapping[str, str] | None = None,
+        blocks: Mapping[str, int] | None = None,
     ) -> None:
         self.shape = shape
         self.extent = extent
-        self._kinds = {} if kinds is None or extent.rank else dict(kinds)
+        self._kinds = {} if kinds is None or extent.rank or extent.scales else dict(kinds)
         self.rounds = bool(self._kinds)
         self.weights = {name: torch.from_numpy(values) for name, values in weights.items()}
         if extent.rank:
             self._add_adapters(extent.rank)
+        if extent.scales:
+            self._add_scales(blocks or {})
         for weight in self.trained().values():
             weight.requires_grad_(True)
 
@@ -69,9 +73,21 @@ class Network:
                 with torch.no_grad():
                     change = weight @ self.weights[matrix + _DOWN]
                     merged[matrix] = (self.weights[matrix] + change).numpy()
+            elif name.endswith(SCALES):
+                matrix = name.removesuffix(SCALES)
+                with torch.no_grad():
+                    merged[matrix] = _scaled(self.weights[matrix], weight).numpy()
             elif not name.endswith(_DOWN):
                 merged[name] = weight.detach().numpy()
         return merged
+
+    def scales(self) -> dict[str, NDArray[np.float32]]:
+        """(rows, blocks of a row) what the blocks of each matrix are multiplied by; empty if not trained."""
+        return {
+            name.removesuffix(SCALES): weight.detach().numpy()
+            for name, weight in self.trained().items()
+            if name.endswith(SCALES)
+        }
 
     def hidden(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
         """(length of all texts, width) what the output layer reads.
@@ -93,6 +109,10 @@ class Network:
         x = self._through(range(self.extent.first, self.shape.layers), x, lengths)
         return self._norm(x, "output_norm.weight")
 
+    def through(self, layer: int, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        """(length, width) what comes out of a layer. Arguments as of `upper`."""
+        return self._through(range(layer, layer + 1), x, lengths)
+
     @property
     def output(self) -> Tensor:
         """(n_vocab, width) the matrix of the output layer."""
@@ -105,6 +125,12 @@ class Network:
                 rows, columns = weight.shape
                 down = torch.randn(rank, columns, generator=generator) / math.sqrt(columns)
                 self.weights[name + _DOWN], self.weights[name + _UP] = down, torch.zeros(rows, rank)
+
+    def _add_scales(self, blocks: Mapping[str, int]) -> None:
+        for name, size in blocks.items():
+            if self.extent.trains(name + SCALES):
+                rows, columns = self.weights[name].shape
+                self.weights[name + SCALES] = torch.ones(rows, columns // size)
 
     def _through(self, layers: range, x: Tensor, lengths: Sequence[int]) -> Tensor:
         shape = self.shape
@@ -177,6 +203,8 @@ class Network:
         weight = self.weights[matrix]
         if weight.requires_grad and (kind := self._kinds.get(matrix)) is not None:
             weight = rounded(weight, kind)
+        if (scales := self.weights.get(matrix + SCALES)) is not None:
+            weight = _scaled(weight, scales)
         y = F.linear(x, weight, self.weights.get(f"{name}.bias"))
         if (up := self.weights.get(matrix + _UP)) is not None:
             y = y + F.linear(F.linear(x, self.weights[matrix + _DOWN]), up)
@@ -198,6 +226,11 @@ class Network:
             speed = speed / factors.double()
         angles = torch.outer(places.double() * scale, speed)
         return angles.cos().float(), angles.sin().float()
+
+
+def _scaled(weight: Tensor, scales: Tensor) -> Tensor:
+    """(rows, columns) a matrix with each block multiplied by its scale."""
+    return (weight.view(*scales.shape, -1) * scales[..., None]).view_as(weight)
 
 
 def _rotated(x: Tensor, turns: tuple[Tensor, Tensor], shape: Shape) -> Tensor:

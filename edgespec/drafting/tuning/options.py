@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.drafting.tuning.judging import BUDGETS, Judgement
 from edgespec.errors import OutputError, UsageError
-from edgespec.models.llama.quantize import QUANTIZATIONS
+from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS
 from edgespec.units import readable_time
 
 LEAST_ANSWERS = 4
@@ -28,6 +28,7 @@ class TuneOptions:
         answers: most answers to learn from; None takes as many as a third of the time allows.
         steps: train so many steps, however long they take.
         quantization: of the whole result; None keeps what is not trained, and writes the rest in fine types.
+            KEEP leaves all types, and of quantized matrices trains the scales alone.
         pass_s: seconds of a target pass by which drafters are compared; None measures them.
         memory: bytes that EdgeSpec may use while the target answers; None means what is available.
         tokens: most tokens of each answer.
@@ -134,9 +135,10 @@ def check(options: TuneOptions) -> None:
         )
     if options.pass_s is not None and not 0 < options.pass_s < 3600:
         raise UsageError(f"A pass of {options.pass_s} seconds makes no sense.", "It must be above 0.")
-    if options.quantization is not None and options.quantization not in QUANTIZATIONS:
+    if options.quantization is not None and options.quantization not in (KEEP, *QUANTIZATIONS):
         raise UsageError(
-            f"There is no quantization '{options.quantization}'.", f"Choose from {', '.join(QUANTIZATIONS)}."
+            f"There is no quantization '{options.quantization}'.",
+            f"Choose from {KEEP}, {', '.join(QUANTIZATIONS)}.",
         )
     if options.output is not None and not options.output.absolute().parent.is_dir():
         raise OutputError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")

@@ -76,7 +76,10 @@ class Method:
 
     Attributes:
         rate: AdamW's, after a few steps; that of adapters is `adapter_rate`, and `rounded_rate` that of
-            weights that are rounded, which must go further to change anything.
+            weights that are rounded, which must go further to change anything. `scale_rate` is that of
+            scales, which begin at 1.
+        far: the first loss from which on a start is trained at these rates. A nearer one is trained at as
+            much less as it is nearer: it has less to learn, and at the full rate it loses more by chance.
         least: share of the rate that is left at the end.
         texts: of a step.
         loss: one of LOSSES.
@@ -85,6 +88,8 @@ class Method:
     rate: float = 6e-4
     adapter_rate: float = 3e-3
     rounded_rate: float = 1e-3
+    scale_rate: float = 1e-2
+    far: float = 1.2
     least: float = 0.1
     texts: int = 4
     loss: str = "divergence"
@@ -157,6 +162,8 @@ class Trainer:
         self._rate = method.rounded_rate if network.rounds else method.rate
         if network.extent.rank:
             self._rate = method.adapter_rate
+        if network.extent.scales:
+            self._rate = method.scale_rate
         self._loss = LOSSES[method.loss]
         # Products with a copy of the rows that are needed, not with all of them.
         self._columns = tokens_seen(answers)
@@ -173,6 +180,7 @@ class Trainer:
         self.steps = 0
         self.seconds = 0.0
         self.loss: float | None = None
+        self._first_losses: list[float] = []  # while the rate is still low: how far the start is
         self._changing = False
         self._take_up()
 
@@ -207,9 +215,6 @@ class Trainer:
 
     def _step(self, chosen: Sequence[int], x: Tensor, done: float) -> None:
         batch = batch_of([self._answers[index] for index in chosen])
-        for group in self._optimizer.param_groups:
-            warm = min((self.steps + 1) / _WARM_UP, 1.0)
-            group["lr"] = self._rate * warm * (1 - (1 - self._method.least) * done)
         x, lengths = F.pad(x, (0, 0, 0, -len(x) % _ROUND_ROWS)), _filled_up(batch.lengths)
         known = len(batch.rows)
         with self._precision():
@@ -220,11 +225,21 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._network.trained().values(), _CLIP)
         found = float(loss.detach())
+        if len(self._first_losses) < _WARM_UP:
+            self._first_losses.append(found)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate_at(done)
         self._changing = True
         self._optimizer.step()
         self.loss = found if self.loss is None else _SMOOTHED * self.loss + (1 - _SMOOTHED) * found
         self.steps += 1
         self._changing = False
+
+    def _rate_at(self, done: float) -> float:
+        """The rate of a step, when this share of the training is done."""
+        near = min(sum(self._first_losses) / len(self._first_losses) / self._method.far, 1.0)
+        warm = min((self.steps + 1) / _WARM_UP, 1.0)
+        return self._rate * near * warm * (1 - (1 - self._method.least) * done)
 
     def _precision(self) -> AbstractContextManager[None]:
         return torch.autocast("cpu", torch.bfloat16) if self.half else nullcontext()
@@ -256,6 +271,7 @@ class Trainer:
             "steps": self.steps,
             "seconds": self.seconds,
             "loss": self.loss,
+            "first_losses": self._first_losses,
             "weights": {name: weight.detach() for name, weight in self._network.trained().items()},
             "optimizer": self._optimizer.state_dict(),
         }
@@ -276,6 +292,7 @@ class Trainer:
                 weight.copy_(state["weights"][name])
         self._optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds, self.loss = state["steps"], state["seconds"], state["loss"]
+        self._first_losses = state.get("first_losses", [])
 
 
 def _filled_up(lengths: Sequence[int]) -> tuple[int, ...]:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.costs.pass_time import read_seconds
 from edgespec.drafting.agreement import PROMPTS, PassCost, Text, write_texts
@@ -26,8 +29,9 @@ from edgespec.drafting.tuning.extent import Extent, extent_for
 from edgespec.drafting.tuning.judging import Judgement, judge, tokens_per_pass
 from edgespec.drafting.tuning.options import LEAST_ANSWERS, Trained, Tuned, TuneOptions, check
 from edgespec.drafting.tuning.prompts import Prompts, prompts_that_come_along, read_prompts, with_own
+from edgespec.drafting.tuning.scales import block_sizes, scaled
 from edgespec.drafting.tuning.start import choose_start, difference
-from edgespec.drafting.tuning.weights import check_tunable, load_weights
+from edgespec.drafting.tuning.weights import Loaded, check_tunable, load_weights, matrix_kinds
 from edgespec.engine.engine import Engine
 from edgespec.errors import (
     BackendError,
@@ -42,6 +46,7 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import candidates
 from edgespec.models.hub.registry import MADE, Pair, Registry, drafters_folder
+from edgespec.models.llama.quantize import KEEP
 from edgespec.offload.planning.budget import memory_room
 from edgespec.processes.environment import environment_set
 from edgespec.progress import Progress, no_progress
@@ -49,6 +54,7 @@ from edgespec.progress import Progress, no_progress
 _CONTEXT = 4096  # of the target, shared by the answers in a pass
 _ANSWERING_SHARE = 1 / 3  # of the time, at most
 _FEW_PROMPTS, _FEW_TOKENS = 2, 24  # enough to time passes
+_CALIBRATING = 64  # answers by which weights are rounded
 _SAME_MEMORY = 0.05  # share by which free memory varies between runs
 # OpenMP threads that spin while they wait for each other make a step take many times as long as soon as
 # anything else wants their cores. The library reads this when it is loaded.
@@ -72,7 +78,8 @@ def tune(target: str, options: TuneOptions, on_progress: Progress | None = None)
         prompts = with_own(prompts, read_prompts(options.prompts))
     header = read_header(catalog.find(target, on_progress))
     start = choose_start(header, options, report)
-    extent = extent_for(start, check_tunable(start), available_memory())
+    scales = options.quantization == KEEP and bool(block_sizes(matrix_kinds(start)))
+    extent = extent_for(start, check_tunable(start), available_memory(), scales=scales)
     with termination_raises():
         return _Tuning(header, start, extent, prompts, options, report).run()
 
@@ -94,7 +101,7 @@ class _Tuning:
         parts: list[object] = [target.fingerprint, start.fingerprint, start.file_bytes]
         parts += [options.tokens, options.answers]
         parts += [prompt.text for prompt in prompts.training]
-        if options.quantization and types_to_reckon_with(start, options.quantization):
+        if options.quantization and (extent.scales or types_to_reckon_with(start, options.quantization)):
             parts.append(options.quantization)  # another training
         self._label = "tuning-" + hashlib.blake2b(json.dumps(parts).encode(), digest_size=5).hexdigest()
         self._folder = drafters_folder() / "work" / target.fingerprint[:16]
@@ -124,9 +131,8 @@ class _Tuning:
                 f"{self._target.path.name} gave {len(learned)} answers of use, too few to learn from.",
                 "Give it more --minutes, or prompts that it answers (--prompts FILE).",
             )
-        candidate = self._folder / f"{self._label}.gguf"
-        trained = self._train(learned, candidate)
-        tuned = self._register(trained, *self._judge(candidate, held_out, cost))
+        trained, written = self._train(learned)
+        tuned = self._register(trained, *self._judge(written, held_out, cost))
         for path in self._folder.glob(f"*{self._label}*"):
             path.unlink(missing_ok=True)
         return tuned
@@ -200,7 +206,7 @@ class _Tuning:
         most = self._options.answers or len(self._prompts.training)
         return [*self._collected[0], *self._answers.of(self._prompts.training[:most])]
 
-    def _train(self, learned: list[Answer], output: Path) -> Trained:
+    def _train(self, learned: list[Answer]) -> tuple[Trained, list[Path]]:
         with environment_set(_SLEEPING_THREADS):
             import torch
 
@@ -212,7 +218,8 @@ class _Tuning:
         quantization = self._options.quantization or usual_type(self._start)
         loaded = load_weights(self._start.path)
         kinds = types_to_reckon_with(self._start, quantization)
-        network = Network(loaded.shape, loaded.weights, self._extent, kinds)
+        blocks = block_sizes(matrix_kinds(self._start))
+        network = Network(loaded.shape, loaded.weights, self._extent, kinds, blocks)
         checkpoint = self._folder / f"{self._label}.pt"
         trainer = Trainer(network, learned, checkpoint, self._label)
         steps = self._options.steps
@@ -232,11 +239,39 @@ class _Tuning:
         # The same training gives the same file, so no times.
         origin = {"target": self._target.fingerprint, "start": self._start.fingerprint}
         note = json.dumps(origin | {"steps": trained.steps, "answers": trained.answers})
-        export(self._start, output, network.changed(), note, quantization, self._options.threads)
-        return trained
+        changed, scales = network.changed(), network.scales()
+        del trainer, network  # gradients and moments take more than what is loaded to write the result
+        return trained, list(self._written(changed, scales, learned, note, quantization))
+
+    def _written(
+        self,
+        changed: Mapping[str, NDArray[np.float32]],
+        scales: Mapping[str, NDArray[np.float32]],
+        learned: list[Answer],
+        note: str,
+        quantization: str,
+    ) -> Iterator[Path]:
+        """The result in every way that may draft fastest: in fine types, and in few bits as before."""
+        from edgespec.drafting.tuning.calibration import calibrate, calibrated_types
+
+        threads = self._options.threads
+        path = self._folder / f"{self._label}.gguf"
+        export(self._start, path, changed, note, quantization, threads, scaled(self._start.path, scales))
+        yield path
+        types = {name: kind for name, kind in calibrated_types(self._start).items() if name in changed}
+        if types and self._options.quantization is None:
+            loaded = load_weights(self._start.path)
+            tuned = Loaded(loaded.shape, {**loaded.weights, **changed})
+            encoded = calibrate(tuned, types, learned[:_CALIBRATING], self._report_rounding)
+            path = self._folder / f"{self._label}-calibrated.gguf"
+            export(self._start, path, changed, note, quantization, threads, encoded)
+            yield path
+
+    def _report_rounding(self, what: str, part: float) -> None:
+        self._report(what, 0.86 + 0.02 * part)
 
     def _judge(
-        self, candidate: Path, texts: list[Text], cost: CostModel
+        self, written: list[Path], texts: list[Text], cost: CostModel
     ) -> tuple[Judgement, Judgement, Judgement | None]:
         """The start, the tuned drafter, and the best drafter known if that is better."""
 
@@ -245,7 +280,7 @@ class _Tuning:
 
         self._report("Measuring what it gained", 0.88)
         before = judge(self._start.path, texts, cost)
-        after = judge(candidate, texts, cost, like=before)
+        after = max((judge(path, texts, cost, like=before) for path in written), key=speed)
         best = max([before, *self._rivals(texts, cost)], key=speed)
         self._report("Leading trees along the held-out answers", 0.92)
         before = replace(before, tokens_per_pass=tokens_per_pass(before.path, texts, self._options.budgets))

@@ -44,6 +44,18 @@ class Loaded:
     weights: Weights
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """A matrix in the bytes of a type.
+
+    Attributes:
+        data: (rows, bytes of a row).
+    """
+
+    data: NDArray[np.uint8]
+    kind: Kind
+
+
 def check_tunable(header: GGUFHeader) -> Shape:
     """The shape of a model that can be tuned.
 
@@ -102,12 +114,14 @@ def write_weights(
     tuned: Mapping[str, NDArray[np.float32]],
     note: str,
     kind: Kind | None = Kind.F16,
+    encoded: Mapping[str, Encoded] | None = None,
 ) -> None:
     """Write a copy of `source` in which the tensors in `tuned` have these values.
 
     Args:
         tuned: by name, rows first. Vectors are written in F32.
         kind: type of the matrices among them; one of WRITABLE. None is that which each had.
+        encoded: matrices that are written as they are, by name.
         note: says what the tuning was. It also sets the file's header, and what is remembered by it, apart
             from those of an equally shaped drafter.
 
@@ -124,7 +138,10 @@ def write_weights(
             )
     writer.add_string("edgespec.tuned", note)
     for tensor in reader.tensors:
-        _add(writer, tensor, tuned.get(tensor.name), kind)
+        if encoded and (matrix := encoded.get(tensor.name)) is not None:
+            writer.add_tensor(tensor.name, matrix.data, raw_dtype=matrix.kind)
+        else:
+            _add(writer, tensor, tuned.get(tensor.name), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
