@@ -8,12 +8,12 @@ from platformdirs import user_cache_path
 
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.generation.result import MemoryUse
-from edgespec.loading.card_memory import NO_CARDS, OnCards, plan_for_cards
-from edgespec.loading.cards import Cards
-from edgespec.loading.devices import describe
-from edgespec.loading.spreading import Spread
+from edgespec.loading.devices.cards import Cards
+from edgespec.loading.devices.finding import describe
+from edgespec.loading.devices.on_cards import NO_CARDS, OnCards, place_models
+from edgespec.loading.devices.spreading import Spread, read_rate
 from edgespec.loading.state import LoadState
-from edgespec.loading.workers import plan_for_crew
+from edgespec.loading.workers import spread_on_workers
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.budget import MemoryPlan, bytes_needed, memory_room, plan_memory
@@ -79,15 +79,18 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
         name = drafter.headers[0].path.name
         state.notes.append(f"The drafter {name} is larger than its target: it is unlikely to pay off.")
     state.needed_bytes = bytes_needed(needs.footprints, needs.process)
+    on_cards, spread = NO_CARDS, None
     if state.crew is not None:
-        plan, spread = plan_for_crew(state.crew, needs, target, state)
-        return MemoryDecision(needs, plan, spread)
-    on_cards = NO_CARDS
-    if state.cards is not None:
-        on_cards = plan_for_cards(state.cards, needs, target, drafter, state)
-        if on_cards.spread is not None:  # exact passes are shorter then
-            needs = _needs(target, drafter, state, on_devices=on_cards.spread.lent_bytes)
-    left = on_cards.left(needs)
+        spread = spread_on_workers(state.crew, needs, target, state)
+        left, room = spread.left(needs), memory_room(state.options.memory)
+        if bytes_needed(left.footprints, left.process) <= room:
+            return MemoryDecision(needs, MemoryPlan(room, memory_map=False), spread)
+    elif state.cards is not None:
+        on_cards = _place_on_cards(state.cards, needs, target, drafter, state)
+        spread = on_cards.spread
+    if spread is not None and spread.elsewhere:  # exact passes are shorter then
+        needs = _needs(target, drafter, state, on_devices=spread.lent_bytes)
+    left = on_cards.left(needs) if state.crew is None or spread is None else spread.left(needs)
     plan = plan_memory(
         state.options.for_memory,
         left.footprints,
@@ -96,15 +99,29 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
         state.on_progress,
         left.process,
         left.rows,
-        on_cards.n_layers,
+        0 if spread is None else spread.elsewhere,
     )
     state.notes += plan.notes
-    return MemoryDecision(needs, plan, on_cards.spread, on_cards)
+    return MemoryDecision(needs, plan, spread, on_cards)
+
+
+def _place_on_cards(
+    cards: Cards, needs: Needs, target: ModelFiles, drafter: ModelFiles | None, state: LoadState
+) -> OnCards:
+    """What goes to the devices; raises as place_models."""
+    wish = replace(state.wish, most=state.most_on_devices, read_rate=read_rate(target))
+    room = memory_room(state.options.memory)
+    on_cards = place_models(cards, needs, target, drafter, room, wish, state.card_request)
+    state.notes += on_cards.notes
+    state.warnings += on_cards.shortfall(wish)
+    return on_cards
 
 
 def _needs(target: ModelFiles, drafter: ModelFiles | None, state: LoadState, *, on_devices: int = 0) -> Needs:
     options = state.options
-    lent = on_devices + (0 if state.crew is None else sum(device.free for device in state.crew.devices))
+    lent = on_devices
+    if state.crew is not None and not lent:
+        lent = sum(device.free for device in state.crew.devices)
     indexing = 0 if options.draft_from is None else MAKING_BYTES
     needs = measure_needs(
         target,

@@ -24,13 +24,13 @@ from edgespec import GenerationConfig
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, MemoryLimitError, UsageError, WorkerError
 from edgespec.kernels.ggml import rpc
-from edgespec.loading.spreading import layer_sizes
+from edgespec.loading.devices.crew_plan import CrewPlan
+from edgespec.loading.devices.spreading import layer_sizes
 from edgespec.models.gguf.footprint import footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.budget import bytes_needed
 from edgespec.offload.planning.stream_plan import tied_bytes
-from edgespec.plans.crew_plan import CrewPlan
 from edgespec.workers import protocol
 from edgespec.workers.address import Address
 from edgespec.workers.connection import Connection, receive
@@ -134,14 +134,16 @@ def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
     here = Curve.through([(1, 0.010), (32, 0.040)])
     with LocalWorker("--threads", "1") as worker:
         plan = CrewPlan.of([worker.address], files, threads=1)
-    holding = plan.holding([size], budget)
+    placed = plan.place([size], budget)
+    holding = placed.holding
     assert holding.streamed_bytes == 0
     assert holding.budget > budget
-    assert plan.notes[0].startswith("Layers:")
-    assert worker.address in plan.notes[0]
-    assert f"{worker.address} lends" in plan.notes[1]
-    assert plan.passes(here).rows == here.rows
-    assert plan.passes(here) != here
+    (layers,) = placed.notes
+    assert layers.startswith("Layers:")
+    assert worker.address in layers
+    assert f"{worker.address} lends" in plan.notes[0]
+    assert placed.passes(here).rows == here.rows
+    assert placed.passes(here) != here
 
 
 def test_a_killed_worker_ends_the_answer_and_the_next_goes_on(
