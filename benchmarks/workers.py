@@ -124,10 +124,10 @@ def _answers(engine: edgespec.Engine, options: argparse.Namespace) -> list[Gener
 
 
 def _tight(model: Path) -> int:
-    """Memory for everything but the layers: an estimate, which leaves room for a few of them."""
+    """Memory for everything and a quarter of the layers."""
     header = read_header(model)
     whole = bytes_needed([footprint(header, n_cells=_CONTEXT + SPARE_CELLS, n_outputs=USUAL_NODES)])
-    return whole - sum(layer_sizes(ModelFiles.of(header)))
+    return whole - sum(layer_sizes(ModelFiles.of(header))) * 3 // 4
 
 
 def _tight_drafter(draft: Path) -> int:

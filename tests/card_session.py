@@ -2,8 +2,8 @@
 
 llama.cpp shows both as devices of the same kind. Devices cannot be taken back, and ggml ends a process that
 asks one that is gone, so this is a process of its own. The JSON object has "address", "model" and "drafter",
-and either tiny models ("mixture", and "target" with "head"), or, for the case of too little memory, "server"
-(the worker's process that computes). The answers are printed as JSON, by case.
+and either tiny models ("mixture", and "target" with "head" and "adapter"), or, for the case of too little
+memory, "server" (the worker's process that computes). The answers are printed as JSON, by case.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ def usual(model: str, order: dict[str, str]) -> dict[str, Any]:
         "single experts": in_least_memory(mixture, gpu_layers=2, offload="stream"),
         "target": case(target, gpu_layers=0),
         "head": case(target, gpu_layers=3, **head),
+        "adapter here": case(target, gpu_layers=0, lora=[order["adapter"]]),
+        "adapter": case(target, gpu_layers=3, lora=[order["adapter"]]),
         "head and streamed": in_least_memory(target, gpu_layers=3, offload="stream", **head),
     }
 

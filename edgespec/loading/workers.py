@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from edgespec.loading.devices.crew_plan import spread_over
-from edgespec.loading.devices.spreading import Spread, read_rate, usual_type
+from edgespec.loading.devices.spreading import Spread, usual_type
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.device_layers import DeviceLayers
 from edgespec.models.llama.runtime.remote_layers import RemoteLayers
-from edgespec.offload.planning.budget import memory_room
-from edgespec.offload.planning.needs import Needs
 from edgespec.units import readable
 from edgespec.workers.address import parse_addresses
 from edgespec.workers.crew import Crew
@@ -43,15 +40,6 @@ def connect(files: ModelFiles, state: LoadState) -> Crew | None:
         crew.close()
         return None
     return crew
-
-
-def spread_on_workers(crew: Crew, needs: Needs, files: ModelFiles, state: LoadState) -> Spread:
-    """Which layers workers hold; raises as spread_over."""
-    options = state.options
-    disk_rate = None if options.offload == "none" or options.lora else read_rate(files)
-    spread = spread_over(crew, needs, files, memory_room(options.memory), disk_rate)
-    state.notes.append(f"Layers: {spread.where}.")
-    return spread
 
 
 def borrow_layers(spread: Spread, crew: Crew, state: LoadState) -> tuple[DeviceLayers, RemoteLayers]:

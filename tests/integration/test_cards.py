@@ -20,6 +20,7 @@ from edgespec.loading.devices.finding import find_devices
 from edgespec.models.llama.build import current_build
 from tests.lending import LocalWorker
 from tests.tiny import write_tiny
+from tests.tiny_adapters import write_adapter
 from tests.tiny_heads import write_pair
 
 Cases = dict[str, dict[str, Any]]
@@ -39,9 +40,10 @@ def cases(
     folder = tmp_path_factory.mktemp("tiny")
     pair = write_pair(folder, smol_path)
     mixture = write_tiny(folder / "mixture.gguf", "qwen3moe", smol_path)
-    tiny = {"mixture": str(mixture), "target": str(pair.target), "head": str(pair.head)}
+    adapter = write_adapter(folder / "adapter.gguf")
+    tiny = {"mixture": mixture, "target": pair.target, "head": pair.head, "adapter": adapter}
     with LocalWorker("--threads", "1") as worker:
-        return session(smol_path, q4_drafter_path, worker, **tiny)
+        return session(smol_path, q4_drafter_path, worker, **{n: str(path) for n, path in tiny.items()})
 
 
 def session(model: Path, drafter: Path, worker: LocalWorker, **more: int | str) -> Cases:
@@ -100,6 +102,12 @@ def test_a_head_reads_hidden_states_of_layers_on_a_device(cases: Cases, case: st
     assert found["tokens"] == cases["target"]["tokens"]
     assert found["passes"] < len(found["tokens"])
     assert (found["streamed"] > 0) == (case != "head")
+
+
+def test_an_adapter_applies_to_layers_on_a_device(cases: Cases) -> None:
+    found = cases["adapter"]
+    assert found["layers"] == "3 here, 3 on RPC0"
+    assert found["tokens"] == cases["adapter here"]["tokens"] != cases["target"]["tokens"]
 
 
 def test_a_device_that_is_not_there(cases: Cases) -> None:
