@@ -56,6 +56,7 @@ def main() -> None:
 def _row(delay: float, draft: str, workers: Sequence[str], options: argparse.Namespace) -> None:
     trees = draft != "none"
     memory = _tight(options.model) + (_tight_drafter(options.draft) if trees else 0)
+    nodes = options.nodes if trees else 1
     plan = plan_for(
         PlanRequest(
             str(options.model),
@@ -67,7 +68,7 @@ def _row(delay: float, draft: str, workers: Sequence[str], options: argparse.Nam
         ),
         no_progress,
     )
-    with _load(options, draft, workers, memory) as engine:
+    with _load(options, draft, workers, memory, nodes) as engine:
         print(*[note for note in engine.notes if note.startswith("Layers")], file=sys.stderr)
         answers: list[Generation] = []
         for _ in range(options.rounds):
@@ -75,19 +76,19 @@ def _row(delay: float, draft: str, workers: Sequence[str], options: argparse.Nam
             answers += _answers(engine, options)
     speeds = [answer.tokens_per_second for answer in answers]
     speed = statistics.median(speeds)
-    predicted = _with_drafter(plan.ways, options.draft) if trees else plan.plain
+    predicted = _with_drafter(plan.sizes, options.draft, nodes) if trees else plan.plain
     a_pass = statistics.mean(answer.tokens_per_pass for answer in answers)
     print(
-        f"| {delay:g} | {f'yes ({predicted.nodes} nodes planned)' if trees else 'no'} | {speed:.2f} "
+        f"| {delay:g} | {f'{nodes} nodes' if trees else 'no'} | {speed:.2f} "
         f"| {min(speeds):.2f} | {max(speeds):.2f} | {predicted.tokens_per_second:.2f} "
         f"| {predicted.tokens_per_second / speed - 1:+.0%} | {a_pass:.2f} |",
         flush=True,
     )
 
 
-def _with_drafter(ways: Sequence[Prediction], draft: Path) -> Prediction:
-    """The best trees of the drafter that is loaded; the plan may think that another way is faster."""
-    (found,) = [way for way in ways if way.drafter == draft.name]
+def _with_drafter(sizes: Sequence[Prediction], draft: Path, nodes: int) -> Prediction:
+    """Trees of this size from the drafter that is loaded; the plan may think that another way is faster."""
+    (found,) = [size for size in sizes if (size.drafter, size.nodes) == (draft.name, nodes)]
     return found
 
 
@@ -106,7 +107,9 @@ def _learn(options: argparse.Namespace) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def _load(options: argparse.Namespace, draft: str, workers: Sequence[str], memory: int) -> edgespec.Engine:
+def _load(
+    options: argparse.Namespace, draft: str, workers: Sequence[str], memory: int, nodes: int
+) -> edgespec.Engine:
     return edgespec.load(
         options.model,
         draft=draft,
@@ -114,6 +117,7 @@ def _load(options: argparse.Namespace, draft: str, workers: Sequence[str], memor
         threads=options.threads,
         memory=memory,
         workers=workers,
+        tree_budget=nodes,
         exact=False,
     )
 
@@ -177,6 +181,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--megabits", type=float, default=None)
     parser.add_argument("--learned", action="store_true", help="use what an earlier run measured")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=4, help="of each tree: 2, 4, 8 and so on")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)

@@ -85,8 +85,8 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
     on_cards, spread = NO_CARDS, None
     if state.crew is not None:
         needs, spread = _spread_on_workers(state.crew, needs, target, drafter, state)
-        left, room = spread.left(needs), memory_room(state.options.memory)
-        if bytes_needed(left.footprints, left.process) <= room:
+        room = memory_room(state.options.memory)
+        if _fits(spread.left(needs), room):
             return MemoryDecision(needs, MemoryPlan(room, memory_map=False), spread)
     elif state.cards is not None:
         on_cards = _place_on_cards(state.cards, needs, target, drafter, state)
@@ -130,12 +130,19 @@ def _spread_on_workers(
     room = memory_room(state.options.memory)
     try:
         spread = spread_over(crew, needs, target, room)
+        suffices = _fits(spread.left(needs), room)
     except MemoryLimitError:
+        suffices = False
+    if not suffices:
         needs = _needs(target, drafter, state, devices=True)
         disk_rate = None if state.options.offload == "none" else read_rate(target)
         spread = spread_over(crew, needs, target, room, disk_rate)
     state.notes.append(f"Layers: {spread.where}.")
     return needs, spread
+
+
+def _fits(needs: Needs, room: int) -> bool:
+    return bytes_needed(needs.footprints, needs.process) <= room
 
 
 def _needs(

@@ -37,6 +37,7 @@ from edgespec.workers.address import Address
 from edgespec.workers.connection import Connection, receive
 from edgespec.workers.protocol import HEADER, Command
 from tests.desk import Desk
+from tests.least_memory import load_in_least_memory
 from tests.lending import LocalWorker
 from tests.serving import PATIENCE_S, TEXT, started
 from tests.tiny import write_tiny
@@ -131,14 +132,14 @@ def test_memories_that_do_not_suffice(smol_path: Path, has_rpc: None, tight: int
 
 
 def test_what_no_memory_holds_is_streamed_beside_a_worker(
-    smol_path: Path, q4_drafter_path: Path, has_rpc: None, tight: int
+    smol_path: Path, q4_drafter_path: Path, has_rpc: None
 ) -> None:
-    layers = sum(layer_sizes(ModelFiles.of(read_header(smol_path))))
-    lent = f"{(layers // 3 + (56 << 20)) >> 20}MiB"
-    more = {"exact": True, "draft": str(q4_drafter_path), "tree_budget": 24}
+    files = ModelFiles.of(read_header(smol_path))
+    lent = f"{(sum(layer_sizes(files)) // 8 + (56 << 20)) >> 20}MiB"  # an eighth of the layers, and buffers
+    more = {"exact": True, "draft": str(q4_drafter_path), "tree_budget": 24, "context": 512, "threads": 1}
     with (
         LocalWorker("--threads", "1", "--memory", lent) as worker,
-        load(smol_path, (worker,), tight + DRAFTER - layers // 2, **more) as engine,
+        load_in_least_memory(smol_path, offload="auto", workers=[worker.address], **more) as engine,
     ):
         (note,) = [note for note in engine.notes if note.startswith("Layers:")]
         assert f"on {worker.address}" in note
