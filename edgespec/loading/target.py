@@ -122,8 +122,11 @@ def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -
         raise refuse_streaming()
     devices: DeviceLayers = memory.on_cards.target
     beside: Residency | None = None
-    if state.crew is not None and memory.spread is not None and memory.spread.elsewhere:
-        devices, beside = borrow_layers(memory.spread, state.crew, state)
+    if state.crew is not None and memory.spread is not None:
+        if memory.spread.elsewhere:
+            devices, beside = borrow_layers(memory.spread, state.crew, state)
+        else:
+            state.crew.close()  # a worker serves one program at a time
     if plan.stream is None:
         if plan.paged:
             beside = try_paging(files)

@@ -93,11 +93,19 @@ class Batch:
         return self.output.read_bytes().count(b"\n") if self.output.exists() else 0
 
     def kill(self) -> None:
-        """End it like a crash, and wait until nothing that it started is left."""
+        """End it like a crash, and wait until nothing that it started is left.
+
+        Ray's agents try for a minute to tell a cluster that is gone what has become of it, so they are ended.
+        """
         children = self._children()
+        agents = [process for process in children if "Agent" in _title(process)]
         self.program.kill()
         self.program.wait()
-        left = psutil.wait_procs(children, timeout=_PATIENT_S)[1]
+        left = psutil.wait_procs([c for c in children if c not in agents], timeout=_PATIENT_S)[1]
+        for agent in agents:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                agent.kill()
+        left += psutil.wait_procs(agents, timeout=_PATIENT_S)[1]
         self.program.communicate()  # closes the pipes
         assert left == []
 

@@ -41,8 +41,6 @@ _LOCAL_SETTINGS = {
     "RAY_AUTH_MODE": "token",
     # Engines have a memory budget of their own, and more is not taken from them when memory gets scarce.
     "RAY_memory_monitor_refresh_ms": "0",
-    # If this program is killed, the cluster's head dies with it, and what is left ends after so many seconds.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
 
 
