@@ -99,6 +99,11 @@ def _open_context(
     if model.weights.expert_use is None or _routes_as_expected(context):
         return model, context
     model.close()
+    if state.crew is not None:  # the workers are let go with the weights
+        raise BackendError(
+            f"How {files.paths[0].name} chooses experts is not known, so they cannot be streamed one by one.",
+            "Use --experts never, which streams whole layers.",
+        )
     memory.plan.stream_again(experts="never")
     state.notes.append("How this model chooses experts is not known: whole layers are streamed.")
     model = _open_weights(files, memory, state)
@@ -128,7 +133,7 @@ def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -
         else:
             state.crew.close()  # a worker serves one program at a time
     if plan.stream is None:
-        if plan.paged:
+        if plan.paged and beside is None:
             beside = try_paging(files)
         # Rearranged weights are a copy in memory, which the system cannot page out.
         return open_model(
