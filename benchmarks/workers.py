@@ -1,10 +1,12 @@
 """One model on this machine and two workers, on networks of several delays, with and without trees.
 
-    python -m benchmarks.workers [--delays 0 2 20] [--megabits 1000] [--tokens 96] [--rounds 3]
+    python -m benchmarks.workers [--delays 0 2 20] [--megabits 1000] [--tokens 48] [--rounds 2]
 
-Two workers hold most of the layers, behind ports of the loopback that delay everything. The delay is that of
-a round trip, in milliseconds. The prediction is that of 'edgespec plan' with the same
-workers: from passes of the whole model on this machine, and what it measures of the workers and the way.
+The target is SmolLM2-135M-Instruct in Q4_0, widened: its tokens are those of the small model, its bytes and
+arithmetic those of a larger one. The drafter is the small model with two layers dropped. Two workers hold
+most of the layers, behind ports of the loopback that delay everything. The delay is that of a round trip, in
+milliseconds. The prediction is that of 'edgespec plan' with the same workers: from passes of the whole model
+on this machine, and what it measures of the workers and the way.
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ from pathlib import Path
 
 import edgespec
 from benchmarks.slow_network import DelayedPort
-from benchmarks.workload import PROMPTS, q4_0, smollm2
+from benchmarks.workload import PROMPTS, dropped, q4_0
 from edgespec.costs.planner import Prediction
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
-from edgespec.loading.spreading import layer_sizes
+from edgespec.loading.devices.spreading import layer_sizes
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.widen import widen
 from edgespec.offload.planning.budget import bytes_needed
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import PlanRequest
@@ -53,6 +56,7 @@ def main() -> None:
 def _row(delay: float, draft: str, workers: Sequence[str], options: argparse.Namespace) -> None:
     trees = draft != "none"
     memory = _tight(options.model) + (_tight_drafter(options.draft) if trees else 0)
+    nodes = options.nodes if trees else 1
     plan = plan_for(
         PlanRequest(
             str(options.model),
@@ -64,7 +68,7 @@ def _row(delay: float, draft: str, workers: Sequence[str], options: argparse.Nam
         ),
         no_progress,
     )
-    with _load(options, draft, workers, memory) as engine:
+    with _load(options, draft, workers, memory, nodes) as engine:
         print(*[note for note in engine.notes if note.startswith("Layers")], file=sys.stderr)
         answers: list[Generation] = []
         for _ in range(options.rounds):
@@ -72,14 +76,28 @@ def _row(delay: float, draft: str, workers: Sequence[str], options: argparse.Nam
             answers += _answers(engine, options)
     speeds = [answer.tokens_per_second for answer in answers]
     speed = statistics.median(speeds)
-    predicted: Prediction = plan.chosen if trees else plan.plain
+    predicted = _with_drafter(plan.sizes, options.draft, nodes) if trees else plan.plain
     a_pass = statistics.mean(answer.tokens_per_pass for answer in answers)
     print(
-        f"| {delay:g} | {f'yes ({predicted.nodes} nodes planned)' if trees else 'no'} | {speed:.2f} "
+        f"| {delay:g} | {f'{nodes} nodes' if trees else 'no'} | {speed:.2f} "
         f"| {min(speeds):.2f} | {max(speeds):.2f} | {predicted.tokens_per_second:.2f} "
         f"| {predicted.tokens_per_second / speed - 1:+.0%} | {a_pass:.2f} |",
         flush=True,
     )
+
+
+def _with_drafter(sizes: Sequence[Prediction], draft: Path, nodes: int) -> Prediction:
+    """Trees of this size from the drafter that is loaded; the plan may think that another way is faster."""
+    (found,) = [size for size in sizes if (size.drafter, size.nodes) == (draft.name, nodes)]
+    return found
+
+
+def _widened(n_bytes: int) -> Path:
+    """The target, which is kept in the cache folder."""
+    path = q4_0().with_name(f"smollm2-q4_0-widened-{n_bytes}.gguf")
+    if not path.exists():
+        widen(q4_0(), path, n_bytes)
+    return path
 
 
 def _learn(options: argparse.Namespace) -> None:
@@ -89,7 +107,9 @@ def _learn(options: argparse.Namespace) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def _load(options: argparse.Namespace, draft: str, workers: Sequence[str], memory: int) -> edgespec.Engine:
+def _load(
+    options: argparse.Namespace, draft: str, workers: Sequence[str], memory: int, nodes: int
+) -> edgespec.Engine:
     return edgespec.load(
         options.model,
         draft=draft,
@@ -97,6 +117,7 @@ def _load(options: argparse.Namespace, draft: str, workers: Sequence[str], memor
         threads=options.threads,
         memory=memory,
         workers=workers,
+        tree_budget=nodes,
         exact=False,
     )
 
@@ -107,10 +128,10 @@ def _answers(engine: edgespec.Engine, options: argparse.Namespace) -> list[Gener
 
 
 def _tight(model: Path) -> int:
-    """Memory for everything but the layers: an estimate, which leaves room for a few of them."""
+    """Memory for everything and a quarter of the layers."""
     header = read_header(model)
     whole = bytes_needed([footprint(header, n_cells=_CONTEXT + SPARE_CELLS, n_outputs=USUAL_NODES)])
-    return whole - sum(layer_sizes(ModelFiles.of(header)))
+    return whole - sum(layer_sizes(ModelFiles.of(header))) * 3 // 4
 
 
 def _tight_drafter(draft: Path) -> int:
@@ -118,7 +139,7 @@ def _tight_drafter(draft: Path) -> int:
 
 
 def _lent(model: Path) -> int:
-    """Memory that each worker lends: for two thirds of the layers at most, with cells and buffers."""
+    """Memory that each worker lends: for four ninths of the layers at most, with cells and buffers."""
     files = ModelFiles.of(read_header(model))
     return sum(layer_sizes(files)) * 4 // 9 + (64 << 20)
 
@@ -154,16 +175,19 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, default=smollm2())
-    parser.add_argument("--draft", type=Path, default=q4_0())
+    parser.add_argument("--target-bytes", type=int, default=512 << 20)
+    parser.add_argument("--draft", type=Path, default=dropped())
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 2.0, 20.0])
     parser.add_argument("--megabits", type=float, default=None)
     parser.add_argument("--learned", action="store_true", help="use what an earlier run measured")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--nodes", type=int, default=4, help="of each tree: 2, 4, 8 and so on")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=96)
-    return parser.parse_args()
+    parser.add_argument("--tokens", type=int, default=48)
+    options = parser.parse_args()
+    options.model = _widened(options.target_bytes)
+    return options
 
 
 if __name__ == "__main__":

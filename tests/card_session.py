@@ -2,8 +2,8 @@
 
 llama.cpp shows both as devices of the same kind. Devices cannot be taken back, and ggml ends a process that
 asks one that is gone, so this is a process of its own. The JSON object has "address", "model" and "drafter",
-and, for the case of too little memory, "server" (the worker's process that computes). The answers are printed
-as JSON, by case.
+and either tiny models ("mixture", and "target" with "head" and "adapter"), or, for the case of too little
+memory, "server" (the worker's process that computes). The answers are printed as JSON, by case.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from edgespec.costs.curves import Curve
 from edgespec.errors import EdgeSpecError, MemoryLimitError
 from edgespec.kernels.device_speed import measure_speeds
 from edgespec.kernels.ggml import rpc
-from edgespec.loading.devices import remember
-from edgespec.loading.spreading import usual_type
+from edgespec.loading.devices.finding import remember
+from edgespec.loading.devices.spreading import usual_type
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.build import current_build
@@ -36,13 +36,14 @@ PROMPT = "Why is the sky blue?"
 ANSWER = GenerationConfig(max_tokens=16)
 OPTIONS: dict[str, Any] = {"draft": "none", "context": 512, "threads": 1}
 SOME = 200 << 20
+MODELS = ("model", "drafter", "mixture", "target")
 
 
 def main() -> None:
     """Run the cases."""
     order = json.loads(sys.argv[1])
     model = order["model"]
-    become_card(order["address"], [model, order["drafter"]])
+    become_card(order["address"], [order[name] for name in MODELS if name in order])
     print(json.dumps(out_of_memory(model, order["server"]) if "server" in order else usual(model, order)))
 
 
@@ -50,6 +51,8 @@ def usual(model: str, order: dict[str, str]) -> dict[str, Any]:
     """Layers and drafters in all places."""
     tree = {"draft": order["drafter"], "tree_budget": 24}
     streamed = {"gpu_layers": 10, "draft_device": "none", "offload": "stream", "exact": True}
+    mixture, target = order["mixture"], order["target"]
+    head = {"draft": order["head"], "drafter": "model", "tree_budget": 12}
     return {
         "processor": case(model, gpu_layers=0),
         "half": case(model, gpu_layers=15),
@@ -59,6 +62,13 @@ def usual(model: str, order: dict[str, str]) -> dict[str, Any]:
         "drafter": case(model, gpu_layers=0, draft_device="RPC0", **tree),
         "unknown": case(model, device="CUDA7"),
         "plan": plan(model),
+        "mixture": case(mixture, gpu_layers=0),
+        "single experts": in_least_memory(mixture, gpu_layers=2, offload="stream"),
+        "target": case(target, gpu_layers=0),
+        "head": case(target, gpu_layers=3, **head),
+        "adapter here": case(target, gpu_layers=0, lora=[order["adapter"]]),
+        "adapter": case(target, gpu_layers=3, lora=[order["adapter"]]),
+        "head and streamed": in_least_memory(target, gpu_layers=3, offload="stream", **head),
     }
 
 
@@ -77,9 +87,10 @@ def become_card(address: str, models: list[str]) -> None:
     )
     register(device)
     (known,) = current_build().gpus
-    for type_id in {usual_type(ModelFiles.of(read_header(model))) for model in models}:
-        own, there = measure_speeds(type_id, 1, endpoints=[address])
-        way = Curve.through([(1 << 14, 1e-4), (1 << 20, 1e-3)])
+    types = {usual_type(ModelFiles.of(read_header(model))) for model in models}
+    own, there = measure_speeds(min(types), 1, endpoints=[address])
+    way = Curve.through([(1 << 14, 1e-4), (1 << 20, 1e-3)])
+    for type_id in types:
         remember(known, type_id, 1, DeviceProfile(there.seconds, own.seconds, way))
 
 
@@ -95,6 +106,7 @@ def case(model: str, **options: Any) -> dict[str, Any]:
                 "layers": answer.memory.layers,
                 "device_bytes": answer.memory.device_bytes,
                 "streamed": answer.memory.streamed_bytes_per_pass,
+                "misses": answer.experts.misses if answer.experts is not None else 0,
                 "notes": engine.notes,
                 "warnings": engine.warnings,
             }

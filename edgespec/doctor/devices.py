@@ -43,7 +43,7 @@ def examine_devices(build: Build, on_progress: Progress) -> tuple[DeviceFacts, .
     if not build.gpus:
         return ()
     from edgespec.kernels.device_speed import DeviceFailed
-    from edgespec.loading.devices import AUTO, CardRequest, describe, measured
+    from edgespec.loading.devices.finding import AUTO, CardRequest, describe, measured
     from edgespec.machine.cores import default_threads
 
     request = CardRequest(AUTO, (), default_threads(), on_progress=on_progress)

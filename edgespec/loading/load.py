@@ -13,7 +13,7 @@ from edgespec.engine.target import Target
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
 from edgespec.loading.adapters import read_adapters
-from edgespec.loading.devices import ALL, open_cards
+from edgespec.loading.devices.finding import ALL, open_cards
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import head_tap, note_further_layers, open_head

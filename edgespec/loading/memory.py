@@ -7,17 +7,19 @@ from dataclasses import dataclass, replace
 from platformdirs import user_cache_path
 
 from edgespec.drafters.folder_index import MAKING_BYTES
+from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
-from edgespec.loading.card_memory import NO_CARDS, OnCards, plan_for_cards
-from edgespec.loading.cards import Cards
-from edgespec.loading.devices import describe
-from edgespec.loading.spreading import Spread
+from edgespec.loading.devices.cards import Cards
+from edgespec.loading.devices.crew_plan import spread_over
+from edgespec.loading.devices.finding import describe
+from edgespec.loading.devices.on_cards import NO_CARDS, OnCards, place_models
+from edgespec.loading.devices.spreading import Spread, read_rate
 from edgespec.loading.state import LoadState
-from edgespec.loading.workers import plan_for_crew
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.budget import MemoryPlan, bytes_needed, memory_room, plan_memory
 from edgespec.offload.planning.needs import ContextOptions, Needs, measure_needs
+from edgespec.workers.crew import Crew
 
 
 @dataclass(frozen=True)
@@ -74,20 +76,24 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
         MemoryLimitError, BackendError, OutputError, StreamError, ModelFileError: as measure_needs and
             plan_memory.
     """
-    needs = _needs(target, drafter, state)
+    crew_bytes = 0 if state.crew is None else sum(device.free for device in state.crew.devices)
+    needs = _needs(target, drafter, state, lent=crew_bytes)
     if drafter is not None and needs.footprints[1].weights > needs.footprints[0].weights:
         name = drafter.headers[0].path.name
         state.notes.append(f"The drafter {name} is larger than its target: it is unlikely to pay off.")
     state.needed_bytes = bytes_needed(needs.footprints, needs.process)
+    on_cards, spread = NO_CARDS, None
     if state.crew is not None:
-        plan, spread = plan_for_crew(state.crew, needs, target, state)
-        return MemoryDecision(needs, plan, spread)
-    on_cards = NO_CARDS
-    if state.cards is not None:
-        on_cards = plan_for_cards(state.cards, needs, target, drafter, state)
-        if on_cards.spread is not None:  # exact passes are shorter then
-            needs = _needs(target, drafter, state, on_devices=on_cards.spread.lent_bytes)
-    left = on_cards.left(needs)
+        needs, spread = _spread_on_workers(state.crew, needs, target, drafter, state)
+        room = memory_room(state.options.memory)
+        if _fits(spread.left(needs), room):
+            return MemoryDecision(needs, MemoryPlan(room, memory_map=False), spread)
+    elif state.cards is not None:
+        on_cards = _place_on_cards(state.cards, needs, target, drafter, state)
+        spread = on_cards.spread
+        if spread is not None:  # exact passes are shorter then
+            needs = _needs(target, drafter, state, lent=spread.lent_bytes, devices=True)
+    left = on_cards.left(needs) if state.crew is None or spread is None else spread.left(needs)
     plan = plan_memory(
         state.options.for_memory,
         left.footprints,
@@ -96,15 +102,64 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
         state.on_progress,
         left.process,
         left.rows,
-        on_cards.n_layers,
+        0 if spread is None else spread.elsewhere,
     )
     state.notes += plan.notes
-    return MemoryDecision(needs, plan, on_cards.spread, on_cards)
+    return MemoryDecision(needs, plan, spread, on_cards)
 
 
-def _needs(target: ModelFiles, drafter: ModelFiles | None, state: LoadState, *, on_devices: int = 0) -> Needs:
+def _place_on_cards(
+    cards: Cards, needs: Needs, target: ModelFiles, drafter: ModelFiles | None, state: LoadState
+) -> OnCards:
+    """What goes to the devices; raises as place_models."""
+    wish = replace(state.wish, most=state.most_on_devices, read_rate=read_rate(target))
+    room = memory_room(state.options.memory)
+    on_cards = place_models(cards, needs, target, drafter, room, wish, state.card_request)
+    state.notes += on_cards.notes
+    state.warnings += on_cards.shortfall(wish)
+    return on_cards
+
+
+def _spread_on_workers(
+    crew: Crew, needs: Needs, target: ModelFiles, drafter: ModelFiles | None, state: LoadState
+) -> tuple[Needs, Spread]:
+    """What is needed, and which layers workers hold; raises as spread_over.
+
+    Where the memories do not suffice, passes get fewer rows first, and what is left over is streamed then.
+    """
+    room = memory_room(state.options.memory)
+    try:
+        spread = spread_over(crew, needs, target, room)
+        suffices = _fits(spread.left(needs), room)
+    except MemoryLimitError:
+        suffices = False
+    if not suffices:
+        needs = _needs(target, drafter, state, devices=True)
+        disk_rate = None if state.options.offload == "none" else read_rate(target)
+        spread = spread_over(crew, needs, target, room, disk_rate)
+    state.notes.append(f"Layers: {spread.where}.")
+    return needs, spread
+
+
+def _fits(needs: Needs, room: int) -> bool:
+    return bytes_needed(needs.footprints, needs.process) <= room
+
+
+def _needs(
+    target: ModelFiles,
+    drafter: ModelFiles | None,
+    state: LoadState,
+    *,
+    lent: int = 0,
+    devices: bool = False,
+) -> Needs:
+    """What is needed, as if everything were on this machine's processor.
+
+    Args:
+        lent: bytes for weights on devices or other machines.
+        devices: whether layers are there, and the others may be streamed.
+    """
     options = state.options
-    lent = on_devices + (0 if state.crew is None else sum(device.free for device in state.crew.devices))
     indexing = 0 if options.draft_from is None else MAKING_BYTES
     needs = measure_needs(
         target,
@@ -114,7 +169,7 @@ def _needs(target: ModelFiles, drafter: ModelFiles | None, state: LoadState, *, 
             options.n_nodes,
             state.n_sequences(),
             state.n_threads,
-            on_devices > 0,
+            devices,
             options.exact,
             options.experts,
             options.kv,

@@ -131,13 +131,14 @@ class LoadOptions:
             return
         if self.offload in ("stream", "mmap"):
             raise UsageError(
-                f"--offload {self.offload} and workers do not go together yet.",
-                "Leave out one of them: with workers, all weights are in some machine's memory.",
+                f"--offload {self.offload} and workers do not go together.",
+                "Leave out one of them: what no machine's memory holds is streamed in any case.",
             )
         if self.gpu_layers not in (0, "auto") or self.draft_device not in ("auto", "none"):
-            raise UsageError("GPU layers and workers do not go together yet.", "Leave out --gpu-layers.")
-        if self.lora:
-            raise UsageError("LoRA adapters and workers do not go together yet.", "Leave out --lora.")
+            raise UsageError(
+                "This machine's GPU layers and workers do not go together.",
+                "Leave out --gpu-layers and --draft-device, or have 'edgespec worker' here lend the card.",
+            )
 
     def check_cache(self, header: GGUFHeader) -> None:
         """Refuse a cache type that the target's heads do not fit; raises as `check_cache`."""

@@ -8,8 +8,9 @@ from typing import Protocol, TypeVar
 
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.adapters import Adapter
-from edgespec.loading.cards import Cards
-from edgespec.loading.devices import NONE, CardRequest
+from edgespec.loading.devices.cards import Cards
+from edgespec.loading.devices.finding import NONE, CardRequest
+from edgespec.loading.devices.placing import Wish
 from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
@@ -77,6 +78,12 @@ class LoadState:
             self.on_progress,
             self.notes,
         )
+
+    @property
+    def wish(self) -> Wish:
+        """What is to be on them."""
+        request = self.card_request
+        return Wish(request.layers, drafter=request.drafter)
 
     @contextmanager
     def undone_on_memory_limit(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from edgespec.loading.heads import require_hidden_states
 from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
 from edgespec.loading.state import LoadState
-from edgespec.loading.workers import open_on_workers
+from edgespec.loading.workers import borrow_layers
 from edgespec.machine.cores import thread_counts
 from edgespec.measure.threads import choose_threads, known_threads
 from edgespec.models.gguf.layers import ModelFiles
@@ -24,7 +24,9 @@ from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.device_layers import DeviceLayers
 from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.runtime.residency import Residency
 from edgespec.models.text.template import ChatTemplate
 from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.experts.switch import UnknownRouting
@@ -97,6 +99,11 @@ def _open_context(
     if model.weights.expert_use is None or _routes_as_expected(context):
         return model, context
     model.close()
+    if state.crew is not None:  # the workers are let go with the weights
+        raise BackendError(
+            f"How {files.paths[0].name} chooses experts is not known, so they cannot be streamed one by one.",
+            "Use --experts never, which streams whole layers.",
+        )
     memory.plan.stream_again(experts="never")
     state.notes.append("How this model chooses experts is not known: whole layers are streamed.")
     model = _open_weights(files, memory, state)
@@ -118,18 +125,25 @@ def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -
     path, plan = files.paths[0], memory.plan
     if state.adapters and (plan.stream is not None or plan.paged):
         raise refuse_streaming()
-    if state.crew is not None and memory.spread is not None and memory.spread.elsewhere:
-        return open_on_workers(path, memory.spread, state.crew, state)
-    devices = memory.on_cards.target
+    devices: DeviceLayers = memory.on_cards.target
+    beside: Residency | None = None
+    if state.crew is not None and memory.spread is not None:
+        if memory.spread.elsewhere:
+            devices, beside = borrow_layers(memory.spread, state.crew, state)
+        else:
+            state.crew.close()  # a worker serves one program at a time
     if plan.stream is None:
-        paged = try_paging(files) if plan.paged else None
+        if plan.paged and beside is None:
+            beside = try_paging(files)
         # Rearranged weights are a copy in memory, which the system cannot page out.
         return open_model(
-            path, state, memory_map=plan.memory_map, repack=not plan.paged, weights=paged, devices=devices
+            path, state, memory_map=plan.memory_map, repack=not plan.paged, weights=beside, devices=devices
         )
     try:
-        model = open_streamed_model(path, plan.stream, devices, state.on_progress)
+        model = open_streamed_model(path, plan.stream, devices, state.on_progress, beside)
     except DamagedPack:  # the pack has been removed, so this makes a new one
+        if beside is not None:  # the workers are let go with the weights
+            raise
         model = open_streamed_model(path, plan.stream_again(), devices, state.on_progress)
     state.keep(model)
     state.notes += plan.stream.notes

@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgespec.costs.batches import SIZES, TextCells, fewest_texts, predict_batch
-from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import Passes
 from edgespec.errors import MemoryLimitError
+from edgespec.loading.devices.card_plan import CardPlan
+from edgespec.loading.devices.crew_plan import CrewPlan
+from edgespec.loading.devices.placed import OnProcessor, Placed, Placement
 from edgespec.loading.state import LoadState
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes, footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.offload.planning.budget import memory_room, predict_memory
+from edgespec.offload.planning.budget import memory_room
 from edgespec.offload.planning.needs import with_second_copy
 from edgespec.profiles.store import ProfileStore
 from edgespec.units import readable
@@ -56,7 +58,7 @@ def plan_texts(
     if options.parallel is None:
         return TextPlan()
     asked = options.parallel if isinstance(options.parallel, int) else None
-    if asked == 1 or state.cards is not None or options.workers or _has_one_size(target):
+    if asked == 1 or _has_one_size(target):
         return TextPlan(asked)
     models = [target] if drafter is None else [target, drafter]
     cells = TextCells(
@@ -65,7 +67,8 @@ def plan_texts(
     )
     sizes = SIZES if asked is None else sorted({*(n for n in SIZES if n < asked), asked})
     room = memory_room(options.memory)
-    possible = _possible(models, cells, sizes, room, state)
+    placed = _possible(models, cells, sizes, room, state)
+    possible = {texts: there.holding for texts, there in placed.items()}
     if not possible:  # there is no room for a single one; loading says what is missing
         return TextPlan(asked)
     passes = _known_passes(header, state, store or ProfileStore(), streams=possible[1].streamed_bytes > 0)
@@ -75,7 +78,7 @@ def plan_texts(
             for texts, holding in possible.items()
             if not holding.streamed_bytes or (texts - 1) * cells.text_bytes <= room * _SHARE
         }
-    texts = _chosen(possible, passes, asked)
+    texts = _chosen({texts: placed[texts] for texts in possible}, passes, asked)
     note = (
         f"A token takes {readable(cells.cell_bytes)} of cache, which has room for {texts} texts of "
         f"{cells.tokens} tokens: {readable(texts * cells.text_bytes)}."
@@ -85,9 +88,11 @@ def plan_texts(
 
 def _possible(
     models: Sequence[ModelFiles], cells: TextCells, sizes: Sequence[int], room: int, state: LoadState
-) -> dict[int, PlannedMemory]:
+) -> dict[int, Placed]:
     """Where weights would be held, for each number of texts that there is room for."""
     options = state.options
+    target, *others = models
+    placement = _placement(target, state)
     alone = [
         replace(
             footprint(
@@ -101,19 +106,30 @@ def _possible(
         for model in models
     ]
     drafters = [with_second_copy(size, model) for size, model in zip(alone[1:], models[1:], strict=True)]
-    possible: dict[int, PlannedMemory] = {}
+    possible: dict[int, Placed] = {}
     for texts in sizes:
         # Which of the two models' cells these are does not matter for the sum.
         first = replace(alone[0], cache=alone[0].cache + (texts - 1) * cells.text_bytes)
         try:
-            holding = predict_memory([first, *drafters], models[0], room, streams=options.offload == "stream")
+            streams = options.offload == "stream"
+            placed = placement.place([first, *drafters], room, *others, streams=streams)
         except MemoryLimitError:
             break
-        sure = holding.needed <= _SURE * room
-        if possible and not possible[1].streamed_bytes and (holding.streamed_bytes or not sure):
+        holding = placed.holding
+        sure = holding.needed <= _SURE * holding.budget
+        if possible and not possible[1].holding.streamed_bytes and (holding.streamed_bytes or not sure):
             break
-        possible[texts] = holding
+        possible[texts] = placed
     return possible
+
+
+def _placement(target: ModelFiles, state: LoadState) -> Placement:
+    """What may hold layers: workers, this machine's devices, or the processor alone."""
+    if state.crew is not None:
+        return CrewPlan(state.crew, target)
+    if state.cards is not None:
+        return CardPlan(state.cards, target, state.card_request)
+    return OnProcessor(target)
 
 
 def _known_passes(
@@ -127,15 +143,18 @@ def _known_passes(
     return Passes(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
 
 
-def _chosen(possible: Mapping[int, PlannedMemory], passes: Passes | None, asked: int | None) -> int:
+def _chosen(possible: Mapping[int, Placed], passes: Passes | None, asked: int | None) -> int:
     """For how many texts the cache gets cells."""
     most = max(possible)
     if passes is None:
         return most if asked is not None else min(most, _UNMEASURED)
-    predictions = [predict_batch(holding, passes, texts) for texts, holding in possible.items()]
+    predictions = [
+        predict_batch(placed.holding, replace(passes, compute=placed.passes(passes.compute)), texts)
+        for texts, placed in possible.items()
+    ]
     if asked is None:
         return fewest_texts(predictions).texts
-    if not possible[most].streamed_bytes:
+    if not possible[most].holding.streamed_bytes:
         return most  # cells for more texts than are fast cost nothing
     return max(predictions, key=lambda prediction: prediction.tokens_per_second).texts
 

@@ -18,7 +18,7 @@ from edgespec.kernels.ggml import Address, UnbackedBufferType
 from edgespec.kernels.layouts import kernel_layouts
 from edgespec.models.gguf.layers import ModelFiles, pattern_of
 from edgespec.models.llama.runtime.graph import GraphObserver
-from edgespec.models.llama.runtime.residency import BufferTypes, Meanwhile
+from edgespec.models.llama.runtime.residency import BufferTypes, Meanwhile, Residency
 from edgespec.offload.experts.guesses import Guesser
 from edgespec.offload.experts.pool import ExpertPool
 from edgespec.offload.experts.switch import ExpertSwitch
@@ -41,6 +41,7 @@ class StreamedWeights:
         n_slots: layers in the ring; at least 2.
         expert_slots: experts in the pool, if the store has any.
         n_used: experts of each layer that a token needs.
+        beside: what notices that layers on other machines are lost; closed with this.
 
     Attributes:
         store: as given.
@@ -60,6 +61,7 @@ class StreamedWeights:
         expert_slots: int = 0,
         n_used: int = 0,
         n_readers: int = N_READERS,
+        beside: Residency | None = None,
         on_progress: Callable[[float], None] = lambda _fraction: None,
     ) -> None:
         ggml.check()
@@ -70,6 +72,7 @@ class StreamedWeights:
         self._expert_slots = expert_slots
         self._n_used = n_used
         self._n_readers = n_readers
+        self._beside = beside
         self._on_progress = on_progress
         self._types: dict[str, UnbackedBufferType] = {}
         self._resident: WeightMemory | None = None
@@ -197,8 +200,8 @@ class StreamedWeights:
             params.op_offload = False
 
     def failure(self) -> EdgeSpecError | None:
-        """What cannot be read is raised by the decode that needs it."""
-        return None
+        """An error if a machine is gone; what cannot be read is raised by the decode that needs it."""
+        return None if self._beside is None else self._beside.failure()
 
     def use_waits(self, meanwhile: Meanwhile | None) -> None:
         """Do something else while passes wait for layers, from now on."""
@@ -216,6 +219,8 @@ class StreamedWeights:
             unbacked.close()
         self._types = {}
         self._reader.close()
+        if self._beside is not None:
+            self._beside.close()
 
     def _read_resident(self, used: Mapping[int, Mapping[Address, int]]) -> None:
         layers = [self.store.layers[index] for index in sorted(used)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgespec.costs.planner import Drafting
 from edgespec.costs.yields import Yields, expected_yields
 from edgespec.errors import EdgeSpecError
+from edgespec.loading.devices.placed import Placed
 from edgespec.models.gguf.heads import is_head
 from edgespec.models.hub.drafter_choice import agreement_of, candidates
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
@@ -65,6 +68,17 @@ class DraftCosts:
         found.append((self._of_lookup(), None))
         return found
 
+    def on_device(self, drafting: Drafting, model: InspectedModel, placed: Placed) -> Drafting:
+        """The same drafter, on a device: as measured there, or derived from its steps on the processor."""
+        if not placed.drafter_device or drafting.step is None:
+            return drafting
+        fingerprint = model.headers[0].fingerprint
+        steps = self._store.drafts(self._keys(fingerprint, placed.drafter_device).drafts)
+        if steps is None:
+            return replace(drafting, step=placed.draft_steps(drafting.step), measured=False)
+        measured = self._yields(fingerprint) is not None
+        return replace(drafting, step=steps.step, overhead=steps.overhead, measured=measured)
+
     def _of_lookup(self) -> Drafting:
         yields = self._yields("lookup")
         source = "measured with this pair" if yields else "a guess, as it depends on the text"
@@ -96,8 +110,9 @@ class DraftCosts:
             measured=yields is not None and steps is not None,
         )
 
-    def _keys(self, drafter: str) -> Keys:
-        return Keys.of(self._target.headers[0].fingerprint, drafter, threads=self._threads, mode="")
+    def _keys(self, drafter: str, device: str = "") -> Keys:
+        target = self._target.headers[0].fingerprint
+        return Keys.of(target, drafter, threads=self._threads, mode="", drafter_device=device)
 
     def _yields(self, drafter: str) -> Yields | None:
         """What trees of the pair yield at this temperature, if that was measured."""

@@ -20,8 +20,11 @@ from edgespec.costs.planner import (
 )
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.adapters import read_adapters, refuse_streaming
-from edgespec.loading.cards import Cards
-from edgespec.loading.devices import CardRequest, open_cards
+from edgespec.loading.devices.card_plan import CardPlan
+from edgespec.loading.devices.cards import Cards
+from edgespec.loading.devices.crew_plan import CrewPlan
+from edgespec.loading.devices.finding import CardRequest, open_cards
+from edgespec.loading.devices.placed import OnProcessor, Placed, Placement
 from edgespec.loading.options import check_cache
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import (
@@ -41,8 +44,6 @@ from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import memory_room, predict_memory
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows, with_second_copy
-from edgespec.plans.card_plan import CardPlan
-from edgespec.plans.crew_plan import CrewPlan
 from edgespec.plans.draft_costs import DraftCosts
 from edgespec.plans.pass_costs import PassCosts
 from edgespec.plans.plan import BatchPlan, Plan, PlanRequest
@@ -75,15 +76,15 @@ def plan_for(
 
 @dataclass(frozen=True)
 class _Way:
-    """One drafter, the memory that it leaves, and what every tree size would give.
+    """One drafter, where weights are beside it, and what every tree size would give.
 
     Attributes:
-        size: what the drafter's model takes; None if it has none.
+        drafter: its model; None if it has none.
     """
 
     drafting: Drafting
-    holding: PlannedMemory
-    size: Footprint | None
+    placed: Placed
+    drafter: InspectedModel | None
     sizes: list[Prediction]
 
     @property
@@ -104,9 +105,7 @@ class _Planning:
         self._notes: list[str] = []
         self._hits = HitRates()
         self._adapter_bytes = 0
-        self._crew: CrewPlan | None = None
         self._cards = cards
-        self._card_plan: CardPlan | None = None
 
     def plan(self) -> Plan:
         request = self._request
@@ -126,25 +125,14 @@ class _Planning:
         known = self._store.experts(header.fingerprint)
         self._hits = HitRates.measured_at(known.held, known.hit_rate) if known else HitRates()
         threads = request.threads or known_threads(header.fingerprint, self._store)
-        crew = None
-        if request.workers:
-            self._on_progress("Connecting to workers", 0.0)
-            crew = CrewPlan.of(request.workers, files, threads)
-            self._crew = crew
-        elif cards := self._cards or open_cards(files, self._wanted_cards(threads)):
-            self._card_plan = CardPlan(cards, files, request.gpu_layers, self._store)
-        without_drafter = self._holding([target], files, budget)
+        placement = self._placement(files, threads)
+        placed = self._placed(placement, [target], budget)
+        without_drafter = placed.holding
         if request.lora and without_drafter.streamed_bytes:
             raise refuse_streaming()
         pass_costs = PassCosts(self._store, threads, self._on_progress)
         passes, source = pass_costs.of_target(model, streams=without_drafter.streamed_bytes > 0)
         self._notes.append(source)
-        if crew is not None:
-            passes = replace(passes, compute=crew.passes(passes.compute))
-            self._notes += crew.notes
-        elif self._card_plan is not None:
-            passes = replace(passes, compute=self._card_plan.passes(passes.compute))
-            self._notes += self._card_plan.notes
         if without_drafter.experts is not None:
             passes = replace(passes, overlap=_NO_OVERLAP)
             if not self._hits.measured:
@@ -153,17 +141,18 @@ class _Planning:
                 )
         most = MOST_ROWS if without_drafter.streamed_bytes else USUAL_NODES
         draft_costs = DraftCosts(model, self._store, pass_costs, threads, request.temperature)
-        ways = self._ways(draft_costs, target, files, budget, without_drafter, passes, most)
+        ways = self._ways(draft_costs, placement, target, budget, placed, passes, most)
         plain = ways[0].fastest
         # What prompt lookup will draft is anybody's guess until it was measured.
         chosen = best(way.fastest for way in ways if way.drafting.step is not None or way.drafting.measured)
         way = next(way for way in ways if way.fastest is chosen)
-        drafting = way.drafting
+        drafting, chosen_passes = way.drafting, _over(way.placed, passes)
+        self._notes += way.placed.notes
         if drafting.yields is not None:
             self._notes.append(f"Tokens a pass with {drafting.name}: {drafting.source}.")
         if chosen.holding.streamed_bytes:
-            self._note_packing(files, chosen, passes, drafting, most)
-        more = self._more_memory([target, way.size] if way.size else [target], files, chosen)
+            self._note_packing(files, chosen, chosen_passes, drafting, most)
+        more = self._more_memory(placement, target, way)
         sure = passes.measured and (drafting.yields is None or drafting.measured)
         if chosen.holding.experts is not None:
             sure = sure and self._hits.measured
@@ -183,53 +172,71 @@ class _Planning:
             ).drafter,
             ways=sorted((way.fastest for way in ways), key=lambda fastest: -fastest.tokens_per_second),
             sizes=[size for way in ways for size in way.sizes],
-            advice=advise(chosen, passes, drafting, most, more),
-            batch=self._batch(files, without_drafter, passes),
+            advice=advise(chosen, chosen_passes, drafting, most, more),
+            batch=self._batch(files, placement, without_drafter, passes),
             kv=request.kv,
             cache_bytes=request.context * cell_bytes(header, request.kv),
             adapter_bytes=self._adapter_bytes,
-            prompt=self._prompt(files, chosen.holding, passes),
+            prompt=self._prompt(files, chosen.holding, chosen_passes),
             notes=self._notes,
             uncertain=not sure,
         )
 
-    def _wanted_cards(self, threads: int) -> CardRequest:
+    def _placement(self, files: ModelFiles, threads: int) -> Placement:
+        """What may hold layers: workers, this machine's devices, or the processor alone."""
         request = self._request
-        return CardRequest(request.gpu_layers, request.device, threads, on_progress=self._on_progress)
+        if request.workers:
+            self._on_progress("Connecting to workers", 0.0)
+            crew = CrewPlan.of(request.workers, files, threads)
+            self._notes += crew.notes
+            return crew
+        wanted = CardRequest(
+            request.gpu_layers, request.device, threads, request.draft_device, self._on_progress, self._notes
+        )
+        cards = self._cards or open_cards(files, wanted)
+        return OnProcessor(files) if cards is None else CardPlan(cards, files, wanted, self._store)
 
-    def _holding(self, prints: list[Footprint], files: ModelFiles, budget: int) -> PlannedMemory:
-        if self._crew is not None:
-            return self._crew.holding(prints, budget)
-        if self._card_plan is not None:
-            streams = self._request.streams
-            return self._card_plan.holding(prints, budget, streams=streams, hits=self._hits)
-        return predict_memory(prints, files, budget, streams=self._request.streams, hits=self._hits)
+    def _placed(
+        self,
+        placement: Placement,
+        prints: list[Footprint],
+        budget: int,
+        drafter: InspectedModel | None = None,
+    ) -> Placed:
+        files = None if drafter is None else ModelFiles(drafter.headers)
+        return placement.place(prints, budget, files, streams=self._request.streams, hits=self._hits)
 
     def _ways(
         self,
         costs: DraftCosts,
+        placement: Placement,
         target: Footprint,
-        files: ModelFiles,
         budget: int,
-        without_drafter: PlannedMemory,
+        without_drafter: Placed,
         passes: Passes,
         most: int,
     ) -> list[_Way]:
-        """Plain decoding, and every drafter that there is room for."""
-        none = Drafting("none")
-        ways = [
-            _Way(none, without_drafter, None, alternatives(without_drafter, passes, none, most)),
-        ]
+        """Plain decoding, and every drafter that there is room for.
+
+        Args:
+            passes: of the whole target on the processor.
+        """
+
+        def way(drafting: Drafting, placed: Placed, drafter: InspectedModel | None = None) -> _Way:
+            sizes = alternatives(placed.holding, _over(placed, passes), drafting, most)
+            return _Way(drafting, placed, drafter, sizes)
+
+        ways = [way(Drafting("none"), without_drafter)]
         for drafting, drafter in costs.of_drafters(self._request.draft, self._on_progress):
-            size = self._drafter(drafter) if drafter else None
-            holding = without_drafter
-            if size is not None:
-                try:
-                    holding = self._holding([target, size], files, budget)
-                except MemoryLimitError:
-                    self._notes.append(f"There is no room for {drafting.name}.")
-                    continue
-            ways.append(_Way(drafting, holding, size, alternatives(holding, passes, drafting, most)))
+            if drafter is None:
+                ways.append(way(drafting, without_drafter))
+                continue
+            try:
+                placed = self._placed(placement, [target, self._drafter(drafter)], budget, drafter)
+            except MemoryLimitError:
+                self._notes.append(f"There is no room for {drafting.name}.")
+            else:
+                ways.append(way(costs.on_device(drafting, drafter, placed), placed, drafter))
         return ways
 
     def _note_packing(
@@ -263,7 +270,9 @@ class _Planning:
             "not_exact": predict_prompt(holding, passes, tokens, longest),
         }
 
-    def _batch(self, files: ModelFiles, alone: PlannedMemory, passes: Passes) -> BatchPlan:
+    def _batch(
+        self, files: ModelFiles, placement: Placement, alone: PlannedMemory, passes: Passes
+    ) -> BatchPlan:
         """Many texts at once, without drafts: the speed for each number of them that there is room for."""
         budget, streams = alone.budget, alone.streamed_bytes > 0
         request = self._request
@@ -273,12 +282,12 @@ class _Planning:
         for texts in SIZES:
             size = replace(one, cache=one.cache + (texts - 1) * cells.text_bytes)
             try:
-                holding = self._holding([size], files, budget)
+                placed = self._placed(placement, [size], budget)
             except MemoryLimitError:
                 break
-            if sizes and holding.streamed_bytes > 0 and not streams:
+            if sizes and placed.holding.streamed_bytes > 0 and not streams:
                 break
-            sizes.append(predict_batch(holding, passes, texts))
+            sizes.append(predict_batch(placed.holding, _over(placed, passes), texts))
         least = alone.needed
         if streams:
             try:
@@ -300,23 +309,29 @@ class _Planning:
         return footprint(header, n_cells=cells, n_outputs=USUAL_NODES, n_rows=rows, kv=kv)
 
     def _more_memory(
-        self, prints: list[Footprint], files: ModelFiles, chosen: Prediction
+        self, placement: Placement, target: Footprint, way: _Way
     ) -> list[tuple[str, PlannedMemory]]:
         """Half as much memory again, and enough for everything."""
-        holding = chosen.holding
+        prints = [target] if way.drafter is None else [target, self._drafter(way.drafter)]
+        holding = way.placed.holding
         if not holding.streamed_bytes:
             return []
-        found = []
+        more = {}
         half = holding.budget // 2
         if holding.budget + half < holding.needed:
-            found.append(
-                (
-                    f"{readable(half)} more memory",
-                    self._holding(prints, files, holding.budget + half),
-                )
-            )
+            more[f"{readable(half)} more memory"] = holding.budget + half
         short = holding.needed - holding.budget
-        found.append(
-            (f"{readable(short)} more memory (all of it)", self._holding(prints, files, holding.needed))
-        )
-        return found
+        more[f"{readable(short)} more memory (all of it)"] = holding.needed
+        return [
+            (name, self._placed(placement, prints, budget, way.drafter).holding)
+            for name, budget in more.items()
+        ]
+
+
+def _over(placed: Placed, passes: Passes) -> Passes:
+    """The passes of a target some of whose layers are on devices.
+
+    Args:
+        passes: of the whole target on the processor.
+    """
+    return replace(passes, compute=placed.passes(passes.compute))

@@ -18,7 +18,7 @@ class PlanRequest:
         memory: bytes; may be more than the machine has, to see what that would give.
         threads: None takes as many as loading would.
         streams: stream the weights even if they would fit.
-        kv, lora, workers, gpu_layers, device: as for loading.
+        kv, lora, workers, gpu_layers, device, draft_device: as for loading.
     """
 
     model: str | None = None
@@ -33,6 +33,7 @@ class PlanRequest:
     workers: tuple[str, ...] = ()
     gpu_layers: int | str = "auto"
     device: tuple[str, ...] = ()
+    draft_device: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 
 import edgespec
@@ -18,7 +16,8 @@ from edgespec.models.llama.trials.dry_run import Shape, dry_run
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import Plan, PlanRequest
 from edgespec.progress import no_progress
-from tests.tiny import N_EMBD, N_LAYER, write_tiny
+from tests.tiny import write_tiny
+from tests.tiny_adapters import write_adapter
 
 PROMPT = "Once upon a time there was a fox who lived by the sea and"
 CONFIG = GenerationConfig(max_tokens=32)
@@ -27,24 +26,6 @@ CONFIG = GenerationConfig(max_tokens=32)
 @pytest.fixture(scope="module")
 def tiny(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "llama", smol_path)
-
-
-def write_adapter(path: Path, *, architecture: str = "llama", kind: str = "lora", seed: int = 0) -> Path:
-    """An adapter of rank 4 for the queries of every layer of a tiny model."""
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_string("general.type", "adapter")
-    writer.add_string("adapter.type", kind)
-    writer.add_float32("adapter.lora.alpha", 8.0)
-    rng = np.random.default_rng(seed)
-    for layer in range(N_LAYER):
-        for name, shape in (("lora_a", (4, N_EMBD)), ("lora_b", (N_EMBD, 4))):
-            values = rng.standard_normal(shape).astype(np.float32) * np.float32(0.5)
-            writer.add_tensor(f"blk.{layer}.attn_q.weight.{name}", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def answers(model: Path, draft: str, budget: int | None, **more: object) -> Generation:

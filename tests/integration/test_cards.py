@@ -16,9 +16,12 @@ import edgespec
 from edgespec import GenerationConfig
 from edgespec.errors import UsageError
 from edgespec.kernels.ggml import rpc
-from edgespec.loading.devices import find_devices
+from edgespec.loading.devices.finding import find_devices
 from edgespec.models.llama.build import current_build
 from tests.lending import LocalWorker
+from tests.tiny import write_tiny
+from tests.tiny_adapters import write_adapter
+from tests.tiny_heads import write_pair
 
 Cases = dict[str, dict[str, Any]]
 
@@ -30,13 +33,20 @@ def has_rpc() -> None:
 
 
 @pytest.fixture(scope="module")
-def cases(smol_path: Path, q4_drafter_path: Path, has_rpc: None) -> Cases:
+def cases(
+    smol_path: Path, q4_drafter_path: Path, has_rpc: None, tmp_path_factory: pytest.TempPathFactory
+) -> Cases:
     """Layers and drafters in all places, by `tests.card_session`."""
+    folder = tmp_path_factory.mktemp("tiny")
+    pair = write_pair(folder, smol_path)
+    mixture = write_tiny(folder / "mixture.gguf", "qwen3moe", smol_path)
+    adapter = write_adapter(folder / "adapter.gguf")
+    tiny = {"mixture": mixture, "target": pair.target, "head": pair.head, "adapter": adapter}
     with LocalWorker("--threads", "1") as worker:
-        return session(smol_path, q4_drafter_path, worker)
+        return session(smol_path, q4_drafter_path, worker, **{n: str(path) for n, path in tiny.items()})
 
 
-def session(model: Path, drafter: Path, worker: LocalWorker, **more: int) -> Cases:
+def session(model: Path, drafter: Path, worker: LocalWorker, **more: int | str) -> Cases:
     order = {"address": worker.address, "model": str(model), "drafter": str(drafter), **more}
     done = subprocess.run(
         [sys.executable, "-m", "tests.card_session", json.dumps(order)],
@@ -76,6 +86,28 @@ def test_a_drafter_on_a_device(cases: Cases) -> None:
     assert found["layers"] == ""
     assert found["tokens"] == cases["processor"]["tokens"]
     assert found["passes"] < len(found["tokens"])
+
+
+def test_single_experts_are_streamed_beside_a_device(cases: Cases) -> None:
+    found = cases["single experts"]
+    assert found["layers"] == "4 here, 2 on RPC0"
+    assert found["misses"] > 0
+    assert found["tokens"] == cases["mixture"]["tokens"]
+
+
+@pytest.mark.parametrize("case", ["head", "head and streamed"])
+def test_a_head_reads_hidden_states_of_layers_on_a_device(cases: Cases, case: str) -> None:
+    found = cases[case]
+    assert found["layers"] == "3 here, 3 on RPC0"
+    assert found["tokens"] == cases["target"]["tokens"]
+    assert found["passes"] < len(found["tokens"])
+    assert (found["streamed"] > 0) == (case != "head")
+
+
+def test_an_adapter_applies_to_layers_on_a_device(cases: Cases) -> None:
+    found = cases["adapter"]
+    assert found["layers"] == "3 here, 3 on RPC0"
+    assert found["tokens"] == cases["adapter here"]["tokens"] != cases["target"]["tokens"]
 
 
 def test_a_device_that_is_not_there(cases: Cases) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,20 +25,24 @@ from edgespec import GenerationConfig
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, MemoryLimitError, UsageError, WorkerError
 from edgespec.kernels.ggml import rpc
-from edgespec.loading.spreading import layer_sizes
+from edgespec.loading.devices.crew_plan import CrewPlan
+from edgespec.loading.devices.spreading import layer_sizes
 from edgespec.models.gguf.footprint import footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.budget import bytes_needed
 from edgespec.offload.planning.stream_plan import tied_bytes
-from edgespec.plans.crew_plan import CrewPlan
+from edgespec.profiles.store import DiskProfile, ProfileStore, disk_key
 from edgespec.workers import protocol
 from edgespec.workers.address import Address
 from edgespec.workers.connection import Connection, receive
 from edgespec.workers.protocol import HEADER, Command
 from tests.desk import Desk
+from tests.least_memory import least_memory, load_in_least_memory
 from tests.lending import LocalWorker
 from tests.serving import PATIENCE_S, TEXT, started
+from tests.tiny import write_tiny
+from tests.tiny_adapters import write_adapter
 
 PROMPT = "Why is the sky blue?"
 SHORT = GenerationConfig(max_tokens=24)
@@ -123,8 +128,50 @@ def test_memories_that_do_not_suffice(smol_path: Path, has_rpc: None, tight: int
         LocalWorker("--memory", "24MiB") as small,
         pytest.raises(MemoryLimitError, match=r"the workers lend 24\.0 MiB") as failure,
     ):
-        load(smol_path, (small,), tight)
-    assert "cannot be streamed from disk beside workers yet" in failure.value.hint
+        load(smol_path, (small,), tight, offload="none")
+    assert "leave out --offload none" in failure.value.hint
+
+
+def test_what_no_memory_holds_is_streamed_beside_a_worker(
+    smol_path: Path, q4_drafter_path: Path, has_rpc: None
+) -> None:
+    files = ModelFiles.of(read_header(smol_path))
+    lent = f"{(sum(layer_sizes(files)) // 8 + (56 << 20)) >> 20}MiB"  # an eighth of the layers, and buffers
+    more = {"exact": True, "draft": str(q4_drafter_path), "tree_budget": 24, "context": 512, "threads": 1}
+    slow = 1e6  # bytes a second, so that the worker is faster than the disk
+    ProfileStore().put(disk_key(smol_path), DiskProfile(slow, slow, 1 << 20, 1))
+    with (
+        LocalWorker("--threads", "1", "--memory", lent) as worker,
+        load_in_least_memory(smol_path, offload="auto", workers=[worker.address], **more) as engine,
+    ):
+        (note,) = [note for note in engine.notes if note.startswith("Layers:")]
+        assert f"on {worker.address}" in note
+        assert engine.target.model.weights.streamed_bytes
+        drafted = {}
+        for budget in (24, 1):
+            engine.set_tree_budget(budget)
+            drafted[budget] = engine.generate(PROMPT, SHORT)
+        assert drafted[24].exact
+        assert drafted[24].tokens == drafted[1].tokens
+        assert len(drafted[24].passes) < len(drafted[1].passes)
+        worker.kill()
+        with pytest.raises(WorkerError, match=f"The worker {worker.address} is gone"):
+            engine.generate(PROMPT, SHORT)
+
+
+def test_adapters_apply_to_layers_on_workers(smol_path: Path, has_rpc: None, tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf", "llama", smol_path)
+    lora = [str(write_adapter(tmp_path / "adapter.gguf"))]
+    options: dict[str, Any] = {"draft": "none", "context": 256, "threads": 1, "offload": "none"}
+    needed = least_memory(model, lora=lora, **options)
+    tight = needed - sum(layer_sizes(ModelFiles.of(read_header(model)))) // 2
+    texts = []
+    with LocalWorker("--threads", "1") as worker:
+        for more in ({}, {"lora": lora}, {"lora": lora, "workers": [worker.address], "memory": tight}):
+            with edgespec.load(model, **(options | more)) as engine:
+                texts.append(engine.generate(PROMPT, SHORT, raw=True).tokens)
+        assert any(f"on {worker.address}" in note for note in engine.notes), engine.notes
+    assert texts[0] != texts[1] == texts[2]
 
 
 def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
@@ -134,14 +181,16 @@ def test_a_plan_measures_workers(smol_path: Path, has_rpc: None) -> None:
     here = Curve.through([(1, 0.010), (32, 0.040)])
     with LocalWorker("--threads", "1") as worker:
         plan = CrewPlan.of([worker.address], files, threads=1)
-    holding = plan.holding([size], budget)
+    placed = plan.place([size], budget)
+    holding = placed.holding
     assert holding.streamed_bytes == 0
     assert holding.budget > budget
-    assert plan.notes[0].startswith("Layers:")
-    assert worker.address in plan.notes[0]
-    assert f"{worker.address} lends" in plan.notes[1]
-    assert plan.passes(here).rows == here.rows
-    assert plan.passes(here) != here
+    (layers,) = placed.notes
+    assert layers.startswith("Layers:")
+    assert worker.address in layers
+    assert f"{worker.address} lends" in plan.notes[0]
+    assert placed.passes(here).rows == here.rows
+    assert placed.passes(here) != here
 
 
 def test_a_killed_worker_ends_the_answer_and_the_next_goes_on(
@@ -326,6 +375,6 @@ def test_a_build_without_rpc_says_so(smol_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_does_not_go_together(smol_path: Path) -> None:
-    for more in ({"offload": "stream"}, {"gpu_layers": 1}, {"lora": ["a.gguf"]}):
-        with pytest.raises(UsageError, match="do not go together yet"):
+    for more in ({"offload": "stream"}, {"gpu_layers": 1}, {"draft_device": "CUDA0"}):
+        with pytest.raises(UsageError, match="do not go together"):
             edgespec.load(smol_path, workers=["127.0.0.1:1"], **more)  # type: ignore[arg-type]

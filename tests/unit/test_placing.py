@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from edgespec.cli.options.values import parse_gpu_layers
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError, UsageError
-from edgespec.loading.card_memory import OnCards
-from edgespec.loading.cards import Card, Cards
-from edgespec.loading.placing import MARGIN, Wish, drafter_card, place_on_cards, without
-from edgespec.loading.spreading import layer_sizes, output_bytes
+from edgespec.loading.devices.cards import Card, Cards
+from edgespec.loading.devices.on_cards import OnCards
+from edgespec.loading.devices.placing import MARGIN, Wish, drafter_card, place_on_cards, without
+from edgespec.loading.devices.spreading import layer_sizes, output_bytes
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
@@ -128,7 +128,7 @@ def test_fewer_layers_after_a_load_that_ran_out_of_memory() -> None:
 
 def test_what_is_left_for_memory() -> None:
     spread = place_on_cards(cards(card(0.1, 4)), needs(), files(), room(20), Wish())
-    left = OnCards(spread).left(needs())
+    left = OnCards(placed=spread).left(needs())
     assert left.footprints[0].weights == needs().footprints[0].weights - 4 * LAYER
     assert left.footprints[0].cache == pytest.approx(CACHE * 0.6)
     rest = files().first_layers(spread.here)

@@ -10,6 +10,8 @@ import pytest
 from edgespec.cli.batch.input_file import usual_tokens
 from edgespec.costs.curves import Curve
 from edgespec.errors import UsageError
+from edgespec.loading.devices.cards import Card, Cards
+from edgespec.loading.devices.spreading import usual_type
 from edgespec.loading.load import load
 from edgespec.loading.options import LoadOptions
 from edgespec.loading.state import LoadState
@@ -18,6 +20,7 @@ from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import SPARE_CELLS, cell_bytes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
 from edgespec.progress import no_progress
 
@@ -32,7 +35,12 @@ def model(smol_path: Path) -> ModelFiles:
 
 
 def planned(
-    model: ModelFiles, parallel: int | str | None, curve: Curve | None = None, rate: float = 0.0, **more: Any
+    model: ModelFiles,
+    parallel: int | str | None,
+    curve: Curve | None = None,
+    rate: float = 0.0,
+    cards: Cards | None = None,
+    **more: Any,
 ) -> TextPlan:
     """The plan, where passes were measured to take so long."""
     options: dict[str, Any] = dict.fromkeys(LoadOptions.__dataclass_fields__)
@@ -41,6 +49,7 @@ def planned(
     options |= {"lora": (), "learn": True, "parallel": parallel} | more
     state = LoadState(LoadOptions(**options), no_progress)
     state.options.check()
+    state.cards = cards
     store = ProfileStore()
     if curve is not None:
         fingerprint = model.headers[0].fingerprint
@@ -90,6 +99,17 @@ def test_a_streamed_model_gives_memory_for_texts_that_gain_more(model: ModelFile
     cells = cell_bytes(model.headers[0]) * unmeasured.more_cells
     assert cells <= small["memory"] / 8
     assert unmeasured.texts == 60
+
+
+def test_texts_have_cells_on_a_card_too(model: ModelFiles) -> None:
+    seconds = (1e-10, 2e-10, 4e-10)
+    way = Curve.through([(1 << 14, 1e-5), (1 << 24, 2e-3)])
+    profile = DeviceProfile(tuple(s / 10 for s in seconds), seconds, way)
+    alone = model.tensor_bytes + 400 * MIB
+    more = {"memory": alone, "gpu_layers": "auto", "draft_device": "none"}
+    for free, all_of_them in ((4 << 30, True), (64 * MIB, False)):
+        cards = Cards.of([Card("CUDA0", "a card", free, free, False, profile)], usual_type(model))
+        assert (planned(model, 60, FLAT, cards=cards, **more).more_cells == 59 * 512) == all_of_them
 
 
 def test_too_little_memory_is_left_to_loading(model: ModelFiles) -> None:

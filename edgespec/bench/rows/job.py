@@ -19,20 +19,21 @@ from edgespec.bench.rows.row_spec import BUDGET_SHARE, RowOptions, RowSpec, rows
 from edgespec.bench.rows.runner import CHILD, OtherProgram, RunConfig, why_it_failed
 from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
-from edgespec.errors import BackendError, UsageError
-from edgespec.loading.devices import AUTO, CardRequest, open_cards
+from edgespec.errors import BackendError, MemoryLimitError, UsageError
+from edgespec.loading.devices.card_plan import CardPlan
+from edgespec.loading.devices.finding import AUTO, NONE, CardRequest, open_cards
+from edgespec.loading.devices.placed import OnProcessor, Placement
 from edgespec.loading.load import DEFAULT_CONTEXT
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.experts import layer_weights
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
+from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import drafter_to_take
 from edgespec.offload.layout import round_up
-from edgespec.offload.planning.budget import bytes_needed
 from edgespec.progress import Progress
 from edgespec.units import readable
 
@@ -104,12 +105,17 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         programs = None
         if request.compare:
             programs = find_programs(request.compare, speculative=drafter is not None)
-        needed = _bytes_needed(header, files, drafter, load, request.trees)
+        wanted = _wanted_cards(load)
+        cards = open_cards(files, wanted)
+        placement = OnProcessor(files) if cards is None else CardPlan(cards, files, wanted)
+        prints = _footprints(header, files, drafter, load, request.trees)
+
+        def fits(budget: int) -> bool:
+            return _fits(placement, prints, budget, drafter)
+
         experts = bool(layer_weights(files).experts)
         shared = bool(load.get("workers"))  # with other machines, all weights are in some memory
-        specs = rows_for(
-            options, fits=shared or needed <= limit, fits_machine=needed <= room, experts=experts
-        )
+        specs = rows_for(options, fits=shared or fits(limit), fits_machine=fits(room), experts=experts)
         run_config = RunConfig(
             request.config,
             texts,
@@ -125,6 +131,7 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         if request.texts:
             others.append(_llama_cpp_batches(request, load, files, marks))
         about = _about(request, header, files, options, len(texts))
+        about["notes"] += wanted.notes
         about["draft"] = drafter.name if drafter else load.get("draft", "the text itself")
         yield Job(specs, run_config, others, about)
 
@@ -183,20 +190,29 @@ def _drafter(
     return found.path if found is not None else None
 
 
-def _bytes_needed(
+def _fits(placement: Placement, prints: list[Footprint], budget: int, drafter: Path | None) -> bool:
+    """Whether this memory and that of devices hold everything, so that nothing is streamed."""
+    drafts = None if drafter is None else ModelFiles.of(read_header(drafter))
+    try:
+        return not placement.place(prints, budget, drafts).holding.streamed_bytes
+    except MemoryLimitError:
+        return False
+
+
+def _footprints(
     header: GGUFHeader,
     files: ModelFiles,
     drafter: Path | None,
     load: dict[str, Any],
     trees: Sequence[int | str],
-) -> int:
-    """Memory for everything with all weights resident, as loading will count it."""
+) -> list[Footprint]:
+    """Memory of the target, and of the drafter if it is a model, as loading will count it."""
     n_cells, n_outputs = _sizes(load["context"], trees)
     target = footprint(header, n_cells=n_cells, n_outputs=n_outputs, kv=load.get("kv", "f16"))
     prints = [replace(target, weights=files.tensor_bytes)]
     if drafter is not None:
         prints.append(footprint(read_header(drafter), n_cells=n_cells, n_outputs=n_outputs))
-    return bytes_needed(prints)
+    return prints
 
 
 def _sizes(context: int, trees: Sequence[int | str]) -> tuple[int, int]:
@@ -248,13 +264,15 @@ def _llama_cpp_batches(
     )
 
 
-def _devices(files: ModelFiles, load: Mapping[str, Any]) -> list[str]:
-    """The graphics cards that could hold layers, in sentences."""
-    threads = load.get("threads") or default_threads()
-    layers = 0 if load.get("workers") else load.get("gpu_layers", AUTO)
-    cards = CardRequest(layers, tuple(load.get("device", ())), threads)
-    open_cards(files, cards)
-    return cards.notes
+def _wanted_cards(load: Mapping[str, Any]) -> CardRequest:
+    """The graphics cards that may hold layers, as loading will ask for them."""
+    workers = bool(load.get("workers"))
+    return CardRequest(
+        0 if workers else load.get("gpu_layers", AUTO),
+        tuple(load.get("device", ())),
+        load.get("threads") or default_threads(),
+        NONE if workers else load.get("draft_device", AUTO),
+    )
 
 
 def _about(
@@ -289,7 +307,6 @@ def _about(
             "of the small model computes that it was made from. Its router is synthetic, too, so how often "
             "experts are in memory says nothing about any real model."
         )
-    notes += _devices(files, options.load)
     config = request.config
     times = {1: "once", 2: "twice"}.get(request.repetitions, f"{request.repetitions} times")
     how = "greedy" if config.greedy else f"temperature {config.temperature:g}, seed {config.seed}"

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from edgespec.costs.planner import Prediction, PromptTime
     from edgespec.plans.plan import BatchPlan, Plan
 
-_LOADED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers", "gpu_layers", "device"}
+_LOADED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers"}
+_LOADED |= {"gpu_layers", "device", "draft_device"}
 _SAMPLED = {"temperature"}
 _LEFT_OUT = ({f.name for f in fields(LoadOptions)} - _LOADED) | (
     {f.name for f in fields(SamplingOptions)} - _SAMPLED
@@ -64,6 +65,7 @@ def plan(
         workers=tuple(load.get("workers", ())),
         gpu_layers=load.get("gpu_layers", "auto"),
         device=tuple(load.get("device", ())),
+        draft_device=load.get("draft_device", "auto"),
     )
     with terminal.working() as progress:
         found = plan_for(request, progress)

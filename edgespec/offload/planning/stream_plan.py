@@ -15,6 +15,7 @@ from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.device_layers import DeviceLayers
 from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.runtime.residency import Residency
 from edgespec.offload.layout import EXPERT_PIECE_BYTES, Store, plain_store
 from edgespec.offload.packing.choice import choose_store, packing_in_memory
 from edgespec.offload.packing.pack import gains_from_packing, record_places, tensor_places
@@ -60,8 +61,11 @@ class StreamPlan:
         """Whether different kernels run than for the same model in memory."""
         return not self.store.packed and gains_from_packing(self.files.layers())
 
-    def open(self, on_progress: Progress) -> StreamedWeights:
+    def open(self, on_progress: Progress, beside: Residency | None = None) -> StreamedWeights:
         """The weights, to be passed to a Model.
+
+        Args:
+            beside: as for StreamedWeights.
 
         Raises:
             StreamError, UnsupportedBuild: as StreamedWeights.
@@ -74,22 +78,30 @@ class StreamPlan:
             n_slots=self.placement.n_slots,
             expert_slots=self.placement.expert_slots,
             n_used=self.n_used,
+            beside=beside,
             on_progress=lambda fraction: on_progress(f"Loading {name}", fraction),
         )
 
 
-def open_streamed_model(path: Path, plan: StreamPlan, devices: DeviceLayers, on_progress: Progress) -> Model:
+def open_streamed_model(
+    path: Path,
+    plan: StreamPlan,
+    devices: DeviceLayers,
+    on_progress: Progress,
+    beside: Residency | None = None,
+) -> Model:
     """A model whose layers are held as planned.
 
     Args:
         devices: which layers are on devices, where the plan has none of them.
+        beside: as for StreamedWeights.
 
     Raises:
         ModelFileError: llama.cpp cannot load it.
         StreamError: its layers cannot be read, or its files have changed since it was planned.
     """
     on_progress(f"Loading {path.name}", 0.0)
-    weights = plan.open(on_progress)
+    weights = plan.open(on_progress, beside)
     try:
         model = Model(
             path,

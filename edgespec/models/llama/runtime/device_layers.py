@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,11 @@ class DeviceLayers:
     devices: tuple[Address, ...] = ()
     counts: tuple[int, ...] = ()
     output: bool = False
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[Address, int]], *, output: bool = False) -> DeviceLayers:
+        """So many layers on each of these devices."""
+        return cls(tuple(device for device, _ in pairs), tuple(count for _, count in pairs), output)
 
     @property
     def llama_count(self) -> int:

@@ -31,6 +31,11 @@ class Card:
     profile: DeviceProfile
 
     @property
+    def key(self) -> str:
+        """For keys of what depends on it."""
+        return f"{self.name} {self.description}"
+
+    @property
     def seconds(self) -> tuple[float, ...]:
         """For a byte of weights, for each of kernels.report.ROWS."""
         return self.profile.seconds

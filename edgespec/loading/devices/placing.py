@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.costs.spread import Place, fill_places, spread_layers
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.cards import Card, Cards
-from edgespec.loading.devices import ALL, AUTO
-from edgespec.loading.spreading import (
+from edgespec.loading.devices.cards import Card, Cards
+from edgespec.loading.devices.finding import ALL, AUTO, NONE
+from edgespec.loading.devices.spreading import (
     CLEARLY_FASTER,
     USUAL_ROWS,
     Spread,
@@ -23,7 +24,6 @@ from edgespec.loading.spreading import (
 )
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.llama.runtime.device_layers import DeviceLayers
 from edgespec.offload.planning.needs import Needs
 from edgespec.units import readable
 
@@ -32,17 +32,24 @@ MARGIN = 0.05  # of a card's free memory, left to other programs and to what dri
 
 @dataclass(frozen=True)
 class Wish:
-    """How layers are to be placed.
+    """How layers and the drafter are to be placed.
 
     Attributes:
         layers: "auto", "all" or a number.
         most: layers on devices at most, after a load has run out of their memory.
         read_rate: bytes of weights that the disk reads per second.
+        drafter: "auto", "none" or the name of a device.
     """
 
     layers: int | str = AUTO
     most: int | None = None
     read_rate: float = 1e9
+    drafter: str = NONE
+
+    @property
+    def places_drafters(self) -> bool:
+        """Whether a drafter may be on a device; without layers there, only if one was named for it."""
+        return self.drafter != NONE and (self.layers != 0 or self.drafter != AUTO)
 
 
 def place_on_cards(cards: Cards, needs: Needs, files: ModelFiles, room: int, wish: Wish) -> Spread:
@@ -90,8 +97,13 @@ def card_room(card: Card, target: Footprint, here: int) -> int:
         target: what it needs; a card computes in buffers about as large as the processor's.
         here: bytes of this machine's memory for layers.
     """
-    room = int(card.free * (1 - MARGIN)) - target.buffers
+    room = usable(card) - target.buffers
     return max(min(room, here) if card.shared else room, 0)
+
+
+def usable(card: Card) -> int:
+    """Bytes of a card's memory that may be used."""
+    return int(card.free * (1 - MARGIN))
 
 
 def drafter_card(cards: Cards, files: ModelFiles, size: Footprint, wanted: str) -> Card | None:
@@ -109,7 +121,7 @@ def drafter_card(cards: Cards, files: ModelFiles, size: Footprint, wanted: str) 
     needed = size.total
     if wanted != AUTO:
         (card,) = [card for card in cards.devices if card.name == wanted]
-        if card.free * (1 - MARGIN) < needed:
+        if usable(card) < needed:
             raise MemoryLimitError(
                 f"The drafter needs {readable(needed)}, and {card.name} has {readable(card.free)} free.",
                 "Leave out --draft-device, or take a smaller drafter.",
@@ -118,13 +130,13 @@ def drafter_card(cards: Cards, files: ModelFiles, size: Footprint, wanted: str) 
     own_s, *there_s = layer_seconds(cards, files)
     way_bytes = USUAL_ROWS * hidden_bytes(files)
     n_layers = len(layer_sizes(files))
-    fastest: tuple[float, Card] | None = None
-    for card, layer_s in zip(cards.devices, there_s, strict=True):
-        taken = n_layers * layer_s + way_seconds(card, way_bytes)
-        fits = needed <= card.free * (1 - MARGIN)
-        if fits and CLEARLY_FASTER * taken < n_layers * own_s and (fastest is None or taken < fastest[0]):
-            fastest = taken, card
-    return None if fastest is None else fastest[1]
+    steps = [
+        (n_layers * layer_s + way_seconds(card, way_bytes), card)
+        for card, layer_s in zip(cards.devices, there_s, strict=True)
+        if needed <= usable(card)
+    ]
+    step_s, fastest = min(steps, key=lambda step: step[0], default=(math.inf, None))
+    return fastest if CLEARLY_FASTER * step_s < n_layers * own_s else None
 
 
 def without(cards: Cards, card: Card, n_bytes: int) -> Cards:
@@ -157,35 +169,21 @@ def _spread(
     """The spread with these counts; the output is on the last card if it is wanted there and fits."""
     sizes = layer_sizes(files)
     here = len(sizes) - sum(counts)
-    used = [
-        (card, count, place.room - count * layer_bytes)
-        for card, count, place in zip(cards.devices, counts, places, strict=True)
-        if count
-    ]
-    names = [card.name for card in cards.devices]
-    where = in_words(here, counts, names)
+    spread = Spread(here, tuple(counts), sum(sizes[here:]))
+    where = in_words(here, counts, [card.name for card in cards.devices])
+    used = spread.used(list(zip(cards.devices, places, strict=True)))
     if not used:
-        return Spread(here, tuple(counts), 0, where)
-    fits = output and here == 0 and used[-1][2] >= output_bytes(files)
-    where += f", the output on {used[-1][0].name}" if fits else ""
-    described = ", ".join(card.description for card, _, _ in used)
-    return Spread(here, tuple(counts), sum(sizes[here:]), where, f"{where} ({described})", fits)
-
-
-def card_layers(cards: Cards, spread: Spread) -> DeviceLayers:
-    """The target's layers on cards, for llama.cpp."""
-    used = [(card, n) for card, n in zip(cards.devices, spread.counts, strict=True) if n]
-    return DeviceLayers(tuple(card.pointer for card, _ in used), tuple(n for _, n in used), spread.output)
-
-
-def drafter_layers(card: Card, files: ModelFiles) -> DeviceLayers:
-    """All of a drafter on a card."""
-    return DeviceLayers((card.pointer,), (len(layer_sizes(files)),), output=True)
+        return replace(spread, where=where)
+    (last, place), count = used[-1]
+    fits = output and here == 0 and place.room - count * layer_bytes >= output_bytes(files)
+    where += f", the output on {last.name}" if fits else ""
+    described = ", ".join(card.description for (card, _), _ in used)
+    return replace(spread, where=where, key=f"{where} ({described})", output=fits)
 
 
 def _no_room(cards: Sequence[Card], layer_bytes: int, places: Sequence[Place]) -> MemoryLimitError:
     free = ", ".join(f"{card.name} has {readable(card.free)} free" for card in cards)
-    beside = min(int(c.free * (1 - MARGIN)) - p.room for c, p in zip(cards, places, strict=True))
+    beside = min(usable(c) - p.room for c, p in zip(cards, places, strict=True))
     return MemoryLimitError(
         f"No layer fits on a device: one takes {readable(layer_bytes)} with its keys and values, buffers "
         f"take {readable(max(beside, 0))}, and {free}.",

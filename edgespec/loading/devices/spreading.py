@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.spread import RemotePart
@@ -13,12 +13,16 @@ from edgespec.kernels.report_store import stored_report
 from edgespec.kernels.setting import PLAIN
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.needs import Needs
+from edgespec.profiles.store import ProfileStore, disk_key
 
 CLEARLY_FASTER = 1.15  # than the processor a device must be, to get layers that there is room for in memory
 USUAL_ROWS = 8  # of the passes for which layers are spread
 
+_USUAL_RATE = 2e9  # bytes per second that a disk reads, until that is measured
 _LAYER_DESCRIPTION = 11 << 10  # bytes that tell a worker what to compute for a layer
 _ROW_MASK = 1 << 10  # bytes that tell a device which cells a row sees, in a text of usual length
+
+_Device = TypeVar("_Device")
 
 
 class LayerDevice(Protocol):
@@ -87,6 +91,21 @@ class Spread:
         """Layers on devices."""
         return sum(self.counts)
 
+    def left(self, needs: Needs) -> Needs:
+        """What is needed of this machine's memory.
+
+        Args:
+            needs: as if everything were on this machine's processor.
+        """
+        target, *drafters = needs.footprints
+        cache = round(target.cache * self.here / max(self.here + self.elsewhere, 1))
+        target = replace(target, weights=target.weights - self.lent_bytes, cache=cache)
+        return replace(needs, footprints=[target, *drafters])
+
+    def used(self, devices: Sequence[_Device]) -> list[tuple[_Device, int]]:
+        """The devices that hold layers, each with how many."""
+        return [(device, count) for device, count in zip(devices, self.counts, strict=True) if count]
+
 
 def in_words(here: int, counts: Sequence[int], names: Sequence[str]) -> str:
     """Which layers are where."""
@@ -119,15 +138,12 @@ def remote_parts(spread: Spread, crew: LayerDevices, files: ModelFiles) -> list[
     sizes, total = layer_sizes(files), files.tensor_bytes
     own = [seconds * _kernel_share(usual_type(files), at) for at, seconds in enumerate(crew.own_seconds)]
     parts, start = [], spread.here
-    for count, device in zip(spread.counts, crew.devices, strict=True):
-        if count:
-            slowness = {
-                rows: there / here for rows, there, here in zip(ROWS, device.seconds, own, strict=True)
-            }
-            share = sum(sizes[start : start + count]) / total
-            row = hidden_bytes(files) + _ROW_MASK
-            described = count * _LAYER_DESCRIPTION if crew.remote else 0
-            parts.append(RemotePart(share, slowness, device.way, described, row))
+    for device, count in spread.used(crew.devices):
+        slowness = {rows: there / here for rows, there, here in zip(ROWS, device.seconds, own, strict=True)}
+        share = sum(sizes[start : start + count]) / total
+        row = hidden_bytes(files) + _ROW_MASK
+        described = count * _LAYER_DESCRIPTION if crew.remote else 0
+        parts.append(RemotePart(share, slowness, device.way, described, row))
         start += count
     return parts
 
@@ -181,3 +197,11 @@ def hidden_bytes(files: ModelFiles) -> int:
     header = files.headers[0]
     width = header.metadata.get(f"{header.architecture}.embedding_length")
     return 4 * width if isinstance(width, int) else 0
+
+
+def read_rate(files: ModelFiles, store: ProfileStore | None = None) -> float:
+    """Bytes that the disk of a model reads per second, as far as that is known."""
+    if not files.paths[0].exists():  # planned from its header on the Hub
+        return _USUAL_RATE
+    disk = (store or ProfileStore()).disk(disk_key(files.paths[0]))
+    return disk.speed if disk is not None and disk.speed else _USUAL_RATE

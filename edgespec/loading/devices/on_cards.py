@@ -1,0 +1,155 @@
+"""What of target and drafter is on this machine's devices, and what that leaves for its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgespec.costs.spread import RemotePart
+from edgespec.loading.devices.cards import Card, Cards
+from edgespec.loading.devices.finding import ALL, AUTO, CardRequest, with_type
+from edgespec.loading.devices.placing import Wish, drafter_card, place_on_cards, without
+from edgespec.loading.devices.spreading import Spread, layer_sizes, remote_parts, usual_type
+from edgespec.models.gguf.footprint import Footprint
+from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
+from edgespec.offload.planning.needs import Needs
+from edgespec.units import readable
+
+
+@dataclass(frozen=True)
+class OnCards:
+    """What is on devices of this machine.
+
+    Attributes:
+        cards: with the memory that the drafter leaves; None if there are none.
+        placed: where the target's layers are; None if none were to be on devices.
+        drafter_card: that the drafter is on; None if it is on the processor.
+        drafter_layers: how many layers the drafter has.
+        drafter_bytes: of its weights there.
+        shared_bytes: of layers on devices that use this machine's memory.
+    """
+
+    cards: Cards | None = None
+    placed: Spread | None = None
+    drafter_card: Card | None = None
+    drafter_layers: int = 0
+    drafter_bytes: int = 0
+    shared_bytes: int = 0
+
+    @property
+    def spread(self) -> Spread | None:
+        """Where the target's layers are; None if none are on devices."""
+        return self.placed if self.placed is not None and self.placed.elsewhere else None
+
+    @property
+    def target(self) -> DeviceLayers:
+        """The target's layers there, for llama.cpp."""
+        if self.cards is None or self.spread is None:
+            return ON_PROCESSOR
+        used = self.spread.used(self.cards.devices)
+        return DeviceLayers.of([(card.pointer, count) for card, count in used], output=self.spread.output)
+
+    @property
+    def drafter(self) -> DeviceLayers:
+        """All of the drafter, if it is there, for llama.cpp."""
+        card = self.drafter_card
+        if card is None:
+            return ON_PROCESSOR
+        return DeviceLayers.of([(card.pointer, self.drafter_layers)], output=True)
+
+    @property
+    def drafter_name(self) -> str:
+        """The device that the drafter is on, for keys; empty if it is on the processor."""
+        return "" if self.drafter_card is None else self.drafter_card.key
+
+    @property
+    def n_layers(self) -> int:
+        """Of the target."""
+        return 0 if self.spread is None else self.spread.elsewhere
+
+    @property
+    def notes(self) -> list[str]:
+        """What is where."""
+        notes = [] if self.drafter_card is None else [f"The drafter is on {self.drafter_card.name}."]
+        return notes if self.placed is None else [*notes, f"Layers: {self.placed.where}."]
+
+    def shortfall(self, wish: Wish) -> list[str]:
+        """A warning if fewer layers are there than were asked for."""
+        if self.cards is None or self.placed is None or wish.layers == AUTO:
+            return []
+        total = self.placed.here + self.placed.elsewhere
+        wanted = total if wish.layers == ALL else min(int(wish.layers), total)
+        if self.placed.elsewhere >= wanted:
+            return []
+        free = " and ".join(f"{card.name} ({readable(card.free)} free)" for card in self.cards.devices)
+        return [f"{self.placed.elsewhere} of {total} layers fit on {free}."]
+
+    def left(self, needs: Needs) -> Needs:
+        """What is needed of this machine's memory.
+
+        Args:
+            needs: as if everything were on the processor.
+        """
+        target, *drafters = (needs if self.spread is None else self.spread.left(needs)).footprints
+        if self.drafter_card is not None:  # its logits come here
+            drafters = [replace(size, weights=0, cache=0) for size in drafters]
+        return replace(needs, footprints=[target, *drafters], process=needs.process + self.shared_bytes)
+
+
+NO_CARDS = OnCards()
+
+
+def place_models(
+    cards: Cards,
+    needs: Needs,
+    target: ModelFiles,
+    drafter: ModelFiles | None,
+    room: int,
+    wish: Wish,
+    request: CardRequest,
+) -> OnCards:
+    """What goes to the devices: the drafter, if its steps are faster there, and then layers of the target.
+
+    Args:
+        needs: as if everything were on the processor.
+        room: bytes of this machine's memory.
+        request: by which the cards were found, to measure them with the drafter's weights.
+
+    Raises:
+        MemoryLimitError: something was asked for that no device has room for.
+    """
+    on = OnCards(cards)
+    if drafter is not None and wish.places_drafters and not is_head(drafter.headers[0]):
+        size = needs.footprints[1]
+        card = drafter_card(with_type(cards, drafter, request), drafter, size, wish.drafter)
+        if card is not None:
+            cards = without(cards, card, size.total)
+            on = OnCards(
+                cards,
+                drafter_card=card,
+                drafter_layers=len(layer_sizes(drafter)),
+                drafter_bytes=size.weights,
+                shared_bytes=size.weights + size.cache if card.shared else 0,
+            )
+    if wish.layers == 0:
+        return on
+    spread = place_on_cards(cards, on.left(needs), target, room, wish)
+    shared = _shared_bytes(cards, spread, needs.footprints[0]) if spread.elsewhere else 0
+    return replace(on, placed=spread, shared_bytes=on.shared_bytes + shared)
+
+
+def drafter_parts(on: OnCards, drafter: ModelFiles) -> tuple[RemotePart, ...]:
+    """What draft steps take on the device that the drafter is on; nothing if it is on the processor."""
+    if on.drafter_card is None:
+        return ()
+    cards = Cards.of([on.drafter_card], usual_type(drafter))
+    (layers,) = remote_parts(Spread(0, (on.drafter_layers,), 0), cards, drafter)
+    return (replace(layers, share=1.0),)  # with its output
+
+
+def _shared_bytes(cards: Cards, spread: Spread, target: Footprint) -> int:
+    """Bytes of this machine's memory that layers on devices without memory of their own take."""
+    shared = sum(count for card, count in spread.used(cards.devices) if card.shared)
+    cells = target.cache / (spread.here + spread.elsewhere)
+    return round(shared * (spread.lent_bytes / spread.elsewhere + cells))
