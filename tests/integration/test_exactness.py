@@ -63,7 +63,7 @@ def generate(engine: Engine, config: GenerationConfig, prompt: str = STORY) -> G
 
 @pytest.mark.parametrize(
     ("draft", "budget", "temperature"),
-    [("q4_0", 60, 0.0), ("dropped", 40, 0.0), ("lookup", 32, 0.0), ("q4_0", 32, 1.0), ("dropped", 32, 0.8)],
+    [("q4_0", 60, 0.0), ("lookup", 32, 0.0), ("dropped", 32, 0.8)],
 )
 def test_text_does_not_depend_on_the_tree(
     smol_path: Path,
@@ -127,7 +127,7 @@ def test_a_second_architecture_with_sliding_windows_is_exact_too(gemma_path: Pat
     config = GenerationConfig(max_tokens=100)
     repeating = "The quick brown fox jumps over the lazy dog. " * 6 + "The quick"
     # Mixed quantizations round differently by row count for some inputs only: one prompt is too few.
-    prompts = [repeating, "Explain recursion to a ten year old.", "Write a Python function."]
+    prompts = [repeating, "Explain recursion to a ten year old."]
     answers = []
     for draft in ("none", "lookup"):
         with edgespec.load(gemma_path, draft=draft, tree_budget=24, exact=True, context=512) as engine:

@@ -62,7 +62,7 @@ def together(engine: Engine, wanted: list[Request], parallel: int | None) -> lis
 
 def test_company_changes_no_bit(q4_drafter_path: Path) -> None:
     """With room for all, and with so few cells that texts are moved, set aside and taken up again."""
-    wanted = requests(14)
+    wanted = requests(9)
     with edgespec.load(draft=str(q4_drafter_path), tree_budget=8, exact=True, context=1024) as engine:
         expected = alone(engine, wanted)
         assert together(engine, wanted, None) == expected
