@@ -122,7 +122,7 @@ def test_only_what_was_written_in_the_editor_is_sent(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("moment", ["typing", "answering"])
 def test_ctrl_z_suspends_and_fg_goes_on(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PS1", "ready$ ")
-    chat = shlex.join([*EDGESPEC, *QUICK, "--max-tokens", "400"])
+    chat = shlex.join([*EDGESPEC, *QUICK, "--max-tokens", "200"])
     with contextlib.closing(Desk(program=SHELL)) as desk:
         desk.wait_for("ready$")
         desk.type(f"{chat}\r")

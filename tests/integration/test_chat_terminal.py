@@ -185,6 +185,7 @@ def test_ctrl_c_while_drafting_or_streaming(held: list[str]) -> None:
         desk.ask(STORY, until=" and ")
         desk.type("\x03")
         desk.wait_for("Stopped; what was said so far is kept.")
+        desk.ask("/set max_tokens 8", until="from now on")
         desk.ask("Hi", until=" tokens, ")
         desk.wait_for(">>>")
         desk.type("\x04")

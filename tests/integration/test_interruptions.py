@@ -32,10 +32,10 @@ TOKENS = 24
 GREEDY = GenerationConfig(max_tokens=TOKENS)
 SAMPLED = GenerationConfig(max_tokens=TOKENS, temperature=0.8, seed=3)
 POINTS = {
-    "clear": 18,
-    "recurrent": 18,
-    "short": 9,
-    "headed": 18,
+    "clear": 12,
+    "recurrent": 12,
+    "short": 7,
+    "headed": 12,
 }  # lines at which the engines of a model are interrupted
 
 # How engines differ in what an interruption can leave behind: the model, and how it is loaded. Where decoding

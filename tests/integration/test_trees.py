@@ -28,9 +28,9 @@ from tests.unit.strategies import texts_of
 
 PROMPT = "Write about a fox that lives in the forest, and a crow that lives in the tall tree by the lake."
 CONFIGS = [
-    GenerationConfig(max_tokens=28),
-    GenerationConfig(max_tokens=28, temperature=0.8, seed=3),
-    GenerationConfig(max_tokens=28, temperature=0.8, top_p=0.9, top_k=40, min_p=0.02, seed=4),
+    GenerationConfig(max_tokens=20),
+    GenerationConfig(max_tokens=20, temperature=0.8, seed=3),
+    GenerationConfig(max_tokens=20, temperature=0.8, top_p=0.9, top_k=40, min_p=0.02, seed=4),
 ]
 
 
