@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import pytest
 
 import edgespec
 from edgespec import GenerationConfig
