@@ -227,7 +227,6 @@ with edgespec.load(model, draft=draft, memory=memory, **options) as engine:
     ("draft", "options"),
     [
         ("lookup", {"exact": None, "offload": "stream"}),  # trees are sized by measured costs
-        ("lookup", {"exact": False, "offload": "stream", "tree_budget": 16}),
         ("model", {"exact": None, "offload": "stream", "tree_budget": 16}),
         ("lookup", {"exact": False, "offload": "none", "tree_budget": 16}),
     ],

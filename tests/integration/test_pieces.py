@@ -21,7 +21,7 @@ PROMPT = "The river was high that spring, and nobody crossed it without a reason
 CONTEXT = 768
 
 
-@pytest.fixture(scope="module", params=["q4_drafter_path", "smol_path", "gemma_path"])
+@pytest.fixture(scope="module", params=["q4_drafter_path", "gemma_path"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     path: Path = request.getfixturevalue(request.param)
     with pytest.MonkeyPatch.context() as patch:
