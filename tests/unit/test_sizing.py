@@ -77,19 +77,23 @@ _tree = cache(_Tree)
 
 @dataclass
 class _Machine:
-    """A target whose pass over n nodes takes cost(n) plain passes, and a drafter."""
+    """A target whose pass over n nodes takes cost(n) plain passes, and a drafter.
+
+    The first pass over any number of nodes takes `setup_s` more.
+    """
 
     cost: Cost
     chances: tuple[float, ...] = _SURE
     right: float = 1.0
     step_s: float = 0.0
     tells: bool = True
+    setup_s: float = 0.0
 
     def decode(self, sizer: AdaptiveSizer, passes: int, seed: int = 0, texts: int = 1) -> list[PassRecord]:
         """Passes of one text, or of several with trees alike; the records are of all of them together."""
         rng = np.random.default_rng(seed)
         tree = _tree(self.chances)
-        records = []
+        records: list[PassRecord] = []
         for _ in range(passes):
             limits = sizer.limits() if texts == 1 else sizer.limits(texts, PassRoom(_MOST.budget))
             each = tree.size(replace(limits, budget=limits.budget // texts))
@@ -97,11 +101,13 @@ class _Machine:
             # A step even where it finds nothing good enough, and one for every further layer.
             steps = max(tree.depths[:each]) or int(limits.budget > texts)
             disturbed = 1 + 0.05 * rng.exponential()
+            setup_s = 0.0 if nodes in {r.nodes for r in records} else self.setup_s
             record = PassRecord(
                 nodes=nodes,
                 accepted=sum(tree.accepted(each, self.right, rng) for _ in range(texts)),
                 draft_s=self.step_s * steps,
-                verify_s=self.cost(nodes) * disturbed,
+                verify_s=self.cost(nodes) * disturbed + setup_s,
+                setup_s=setup_s,
                 accept_s=0.0,
                 promised=texts * sum(math.exp(s) for s in tree.scores[1:each]) if self.tells else 0.0,
             )
@@ -287,6 +293,18 @@ def test_draft_steps_cost_nothing_while_the_disk_reads_for_the_pass(
 def test_steps_during_waits_do_not_end_what_is_read_between_passes() -> None:
     """Steps ahead fill the waits of a pass, which is bound by the disk nevertheless."""
     assert replace(_drafted(0.4, 0.2, 0.0), ahead_s=0.5).hidden_draft_s == 0.2
+
+
+def test_what_is_needed_once_for_a_number_of_rows_does_not_end_drafting() -> None:
+    """As on workers behind a slow network, which are asked about memory when a tree has a new size."""
+    curve = Curve.through([(1, 1.0), (8, 2.2), (32, 6.0), (64, 13.0)])
+    machine = _Machine(curve.at, _SURE, step_s=0.1, setup_s=1.5)
+    drafted = [
+        record.nodes > 1
+        for seed in range(24)
+        for record in machine.decode(AdaptiveSizer(_MOST, Costs(curve, step_s=0.1)), 100, seed)
+    ]
+    assert np.mean(drafted) > 0.6
 
 
 def test_the_first_step_is_always_taken() -> None:

@@ -118,6 +118,8 @@ class AdaptiveSizer:
             record: of all trees together.
             other_rows: rows that were no nodes.
         """
+        # What is needed once for a number of rows says nothing about the next pass over as many.
+        record = replace(record, verify_s=record.verify_s - record.setup_s)
         seconds, judgement = record.seconds, self._judgement(texts)
         # Draft steps that are counted have a cost of their own; others are part of the nodes' cost.
         rows = record.nodes + other_rows
