@@ -27,7 +27,7 @@ from edgespec.speculation.tree import TokenTree
 _TEXT = 32  # tokens before the rows that are timed
 _QUICK_ROWS = (1, 8, 32, 56)
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
-_FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # if there is no time for several passes of each size
+_FEW_ROWS = (1, 4, 8, 16, 32, 56, 128, 512)  # if there is no time for several passes of each size
 _LEAST_SIZES = 2  # of a full profile: one size alone does not say what more rows cost
 
 
