@@ -307,6 +307,18 @@ def test_what_is_needed_once_for_a_number_of_rows_does_not_end_drafting() -> Non
     assert np.mean(drafted) > 0.6
 
 
+def test_a_drafter_that_promises_too_much_is_used_where_small_trees_pay() -> None:
+    """A first large tree that fails must not end what smaller ones would yield."""
+    curve = Curve.through([(1, 1.0), (8, 2.2), (32, 6.0), (64, 13.0)])
+    machine = _Machine(curve.at, _SURE, right=0.8, step_s=0.1)
+    drafted = [
+        record.nodes > 1
+        for seed in range(24)
+        for record in machine.decode(AdaptiveSizer(_MOST, Costs(curve, step_s=0.1)), 140, seed)
+    ]
+    assert np.mean(drafted) > 0.65
+
+
 def test_the_first_step_is_always_taken() -> None:
     sizer = AdaptiveSizer(_MOST, Costs(Curve.through([(1, 1.0), (16, 1.1)]), step_s=45.0))
     assert 0 < sizer.limits().min_gain < 1
@@ -314,11 +326,15 @@ def test_the_first_step_is_always_taken() -> None:
 
 def test_what_is_known_of_the_machine_sizes_the_first_tree() -> None:
     curve = Curve.through([(1, 1.0), (16, 1.0), (32, 1.0), (64, 3.0)])
-    limits = AdaptiveSizer(_MOST, Costs(curve, step_s=0.1)).limits()
-    assert limits.budget == _MOST.budget
+    sizer = AdaptiveSizer(_MOST, Costs(curve, step_s=0.1))
+    limits = sizer.limits()
+    assert limits.budget == 32 + int(0.3 / (2 / 32)), "no single tree may cost much before several were seen"
     assert limits.free == 32 + int(0.05 / (2 / 32)), "up to the knee nodes are free"
     assert math.exp(limits.min_logprob) == pytest.approx(2 / 32), "beyond it they cost"
     assert limits.min_gain == pytest.approx(0.1)
+    for _ in range(4):
+        sizer.record(PassRecord(36, 4, 0.1, 1.25, 0.0, promised=4.0, draft_steps=1))
+    assert sizer.limits().budget == _MOST.budget
 
 
 def test_a_known_cost_that_was_wrong_is_corrected() -> None:
