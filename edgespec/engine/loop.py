@@ -176,6 +176,7 @@ class Loop:
             verify_s=verify_end - draft_end,
             accept_s=time.perf_counter() - verify_end,
             wait_s=result.waited_s,
+            setup_s=result.setup_s,
             draft_read_s=draft_read_s,
             experts=result.experts,
             draft_steps=self.drafter.steps if places else 0,

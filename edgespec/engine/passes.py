@@ -68,8 +68,10 @@ class TargetPass:
         verified: the result for each tree, in the given order.
         waited_s: seconds that the pass waited for streamed weights.
         experts: what it needed of those that are streamed one by one; None if none are.
+        setup_s: seconds of the pass for what is needed once for its number of rows.
     """
 
     verified: tuple[Verified, ...]
     waited_s: float
     experts: ExpertUse | None = None
+    setup_s: float = 0.0

@@ -152,6 +152,7 @@ class Target(CachedTexts):
         """
         self._begin()
         waited, experts = self.context.waited_s, self.model.weights.expert_use
+        setup = self.context.setup_s
         nodes = [len(text_tree.tree) for text_tree in trees]
         total = sum(nodes) + sum(len(chunk.tokens) for chunk in chunks)
         rows = self._padded(total)
@@ -194,7 +195,7 @@ class Target(CachedTexts):
         self._changing = False
         now = self.model.weights.expert_use
         used = now - experts if now is not None and experts is not None else None
-        return TargetPass(tuple(verified), self.context.waited_s - waited, used)
+        return TargetPass(tuple(verified), self.context.waited_s - waited, used, self.context.setup_s - setup)
 
     def commit(self, trees: Sequence[TextTree], paths: Sequence[Sequence[int]]) -> None:
         """Keep the accepted nodes of the trees that were verified last, and discard the others.

@@ -26,6 +26,8 @@ class PassRecord:
         verify_s: seconds of the target pass.
         accept_s: seconds spent choosing tokens and updating the caches.
         wait_s: seconds of the pass spent waiting for weights to arrive from disk.
+        setup_s: seconds of the pass for what is needed once for its number of rows, such as asking workers
+            how much memory it takes there. The next pass over as many rows does not take them.
         draft_read_s: seconds of `draft_s` during which weights for the pass were being read.
         promised: drafted tokens that were expected to be accepted, the sum of the nodes' path
             probabilities; 0 if unknown.
@@ -49,6 +51,7 @@ class PassRecord:
     ahead_steps: int = 0
     ahead_s: float = 0.0
     experts: ExpertUse | None = None
+    setup_s: float = 0.0
 
     @property
     def seconds(self) -> float:

@@ -49,4 +49,6 @@ def borrow_layers(spread: Spread, crew: Crew, state: LoadState) -> tuple[DeviceL
         WorkerError: one was lost meanwhile.
     """
     borrowed = crew.borrow(lambda: state.abort.is_set)
-    return DeviceLayers.of(spread.used(borrowed)), RemoteLayers(lost=crew.lost, release=crew.close)
+    return DeviceLayers.of(spread.used(borrowed)), RemoteLayers(
+        lost=crew.lost, release=crew.close, setup_s=crew.sizing_s
+    )

@@ -27,7 +27,7 @@ from edgespec.speculation.tree import TokenTree
 _TEXT = 32  # tokens before the rows that are timed
 _QUICK_ROWS = (1, 8, 32, 56)
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
-_FEW_ROWS = (1, 8, 16, 32, 56, 128, 512)  # if there is no time for several passes of each size
+_FEW_ROWS = (1, 4, 8, 16, 32, 56, 128, 512)  # if there is no time for several passes of each size
 _LEAST_SIZES = 2  # of a full profile: one size alone does not say what more rows cost
 
 
@@ -124,12 +124,14 @@ def _expected(whole: TimingSamples, size: int) -> float:
 def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, float]:
     """Seconds of a pass, and how many of them were spent waiting for the disk.
 
+    What is needed only once for a number of rows is left out.
+
     Args:
         tokens: the text before the rows, and then at least this many rows.
     """
     text = tokens[:_TEXT]
     target.prefill(text)
-    waited = target.context.waited_s
+    waited, setup = target.context.waited_s, target.context.setup_s
     begun = time.perf_counter()
     if rows <= target.max_nodes:
         trees = [TextTree(tokens[:_TEXT], TokenTree.chain(tokens[_TEXT - 1 : _TEXT - 1 + rows]))]
@@ -139,9 +141,9 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
     else:  # only prompts are read in pieces this long
         target.prefill(tokens[: _TEXT + rows])
         taken = time.perf_counter() - begun
-    waited = target.context.waited_s - waited
+    waited, setup = target.context.waited_s - waited, target.context.setup_s - setup
     target.rewind(_TEXT)
-    return taken, waited
+    return taken - setup, waited
 
 
 def _profile(target: Target, timed: TimingSamples, whole: TimingSamples, read_rate: float) -> PassProfile:

@@ -35,6 +35,7 @@ class PagedWeights:
 
     Attributes:
         waited_s: 0; time spent on page faults cannot be told apart from computing.
+        setup_s: 0; nothing is needed once.
         read_bytes: total bytes read ahead.
 
     Raises:
@@ -43,7 +44,7 @@ class PagedWeights:
     """
 
     resident_bytes = streamed_bytes = 0
-    waited_s = reading_s = 0.0
+    waited_s = setup_s = reading_s = 0.0
     expert_use: ExpertUse | None = None
     experts_held = 1.0
 

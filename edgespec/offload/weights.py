@@ -129,6 +129,11 @@ class StreamedWeights:
         return sum(slots.waited_s for slots in self._slots)
 
     @property
+    def setup_s(self) -> float:
+        """Total seconds that passes have spent on what is needed once for their number of rows."""
+        return 0.0 if self._beside is None else self._beside.setup_s
+
+    @property
     def read_bytes(self) -> int:
         """Bytes that the ring and the pool have read."""
         return sum(slots.meter.n_bytes for slots in self._slots)

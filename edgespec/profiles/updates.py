@@ -121,7 +121,7 @@ class ProfileUpdates:
             self._watch = ContentionWatch(threads)  # too late for the pass that is already over
             return
         latest = self._seconds.setdefault(record.nodes, deque(maxlen=_MOST_PASSES))
-        latest.append(max(record.verify_s - record.wait_s, 0.0))
+        latest.append(max(record.verify_s - record.wait_s - record.setup_s, 0.0))
 
     def add_tree(self, tree: TokenTree, path: Sequence[int], steps: int, temperature: float) -> None:
         """Count the accepted path of a tree, for a text that was sampled at this temperature.

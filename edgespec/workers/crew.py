@@ -138,6 +138,10 @@ class Crew:
         """An error if a worker is gone."""
         return next((e for relay in self._relays.values() if (e := relay.failure()) is not None), None)
 
+    def sizing_s(self) -> float:
+        """Total seconds that ggml has waited for workers to say what tensors take there."""
+        return sum(relay.traffic.sizing_s for relay in self._relays.values())
+
     @property
     def relays(self) -> tuple[Relay, ...]:
         """What ggml's requests go through, for measurements."""

@@ -35,11 +35,13 @@ class Traffic:
     Attributes:
         sent, received: bytes to the worker and from it.
         answers: how many requests were waited for.
+        sizing_s: seconds spent waiting for what tensors take there. ggml asks once for every number of rows.
     """
 
     sent: int = 0
     received: int = 0
     answers: int = 0
+    sizing_s: float = 0.0
 
 
 class Relay:
@@ -127,7 +129,11 @@ class Relay:
             self._stream(client, length)
         if not protocol.is_answered(command):
             return
-        if not self._answer(client):
+        asked_at = time.perf_counter()
+        is_answered = self._answer(client)
+        if command == Command.ALLOCATED_SIZE:
+            self.traffic.sizing_s += time.perf_counter() - asked_at
+        if not is_answered:
             answer = protocol.stand_in(command, content)
             client.sendall(LENGTH.pack(len(answer)) + answer)
 

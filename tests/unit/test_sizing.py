@@ -77,19 +77,23 @@ _tree = cache(_Tree)
 
 @dataclass
 class _Machine:
-    """A target whose pass over n nodes takes cost(n) plain passes, and a drafter."""
+    """A target whose pass over n nodes takes cost(n) plain passes, and a drafter.
+
+    The first pass over any number of nodes takes `setup_s` more.
+    """
 
     cost: Cost
     chances: tuple[float, ...] = _SURE
     right: float = 1.0
     step_s: float = 0.0
     tells: bool = True
+    setup_s: float = 0.0
 
     def decode(self, sizer: AdaptiveSizer, passes: int, seed: int = 0, texts: int = 1) -> list[PassRecord]:
         """Passes of one text, or of several with trees alike; the records are of all of them together."""
         rng = np.random.default_rng(seed)
         tree = _tree(self.chances)
-        records = []
+        records: list[PassRecord] = []
         for _ in range(passes):
             limits = sizer.limits() if texts == 1 else sizer.limits(texts, PassRoom(_MOST.budget))
             each = tree.size(replace(limits, budget=limits.budget // texts))
@@ -97,11 +101,13 @@ class _Machine:
             # A step even where it finds nothing good enough, and one for every further layer.
             steps = max(tree.depths[:each]) or int(limits.budget > texts)
             disturbed = 1 + 0.05 * rng.exponential()
+            setup_s = 0.0 if nodes in {r.nodes for r in records} else self.setup_s
             record = PassRecord(
                 nodes=nodes,
                 accepted=sum(tree.accepted(each, self.right, rng) for _ in range(texts)),
                 draft_s=self.step_s * steps,
-                verify_s=self.cost(nodes) * disturbed,
+                verify_s=self.cost(nodes) * disturbed + setup_s,
+                setup_s=setup_s,
                 accept_s=0.0,
                 promised=texts * sum(math.exp(s) for s in tree.scores[1:each]) if self.tells else 0.0,
             )
@@ -289,6 +295,30 @@ def test_steps_during_waits_do_not_end_what_is_read_between_passes() -> None:
     assert replace(_drafted(0.4, 0.2, 0.0), ahead_s=0.5).hidden_draft_s == 0.2
 
 
+def test_what_is_needed_once_for_a_number_of_rows_does_not_end_drafting() -> None:
+    """As on workers behind a slow network, which are asked about memory when a tree has a new size."""
+    curve = Curve.through([(1, 1.0), (8, 2.2), (32, 6.0), (64, 13.0)])
+    machine = _Machine(curve.at, _SURE, step_s=0.1, setup_s=1.5)
+    drafted = [
+        record.nodes > 1
+        for seed in range(24)
+        for record in machine.decode(AdaptiveSizer(_MOST, Costs(curve, step_s=0.1)), 100, seed)
+    ]
+    assert np.mean(drafted) > 0.6
+
+
+def test_a_drafter_that_promises_too_much_is_used_where_small_trees_pay() -> None:
+    """A first large tree that fails must not end what smaller ones would yield."""
+    curve = Curve.through([(1, 1.0), (8, 2.2), (32, 6.0), (64, 13.0)])
+    machine = _Machine(curve.at, _SURE, right=0.8, step_s=0.1)
+    drafted = [
+        record.nodes > 1
+        for seed in range(24)
+        for record in machine.decode(AdaptiveSizer(_MOST, Costs(curve, step_s=0.1)), 140, seed)
+    ]
+    assert np.mean(drafted) > 0.65
+
+
 def test_the_first_step_is_always_taken() -> None:
     sizer = AdaptiveSizer(_MOST, Costs(Curve.through([(1, 1.0), (16, 1.1)]), step_s=45.0))
     assert 0 < sizer.limits().min_gain < 1
@@ -296,11 +326,15 @@ def test_the_first_step_is_always_taken() -> None:
 
 def test_what_is_known_of_the_machine_sizes_the_first_tree() -> None:
     curve = Curve.through([(1, 1.0), (16, 1.0), (32, 1.0), (64, 3.0)])
-    limits = AdaptiveSizer(_MOST, Costs(curve, step_s=0.1)).limits()
-    assert limits.budget == _MOST.budget
+    sizer = AdaptiveSizer(_MOST, Costs(curve, step_s=0.1))
+    limits = sizer.limits()
+    assert limits.budget == 32 + int(0.3 / (2 / 32)), "no single tree may cost much before several were seen"
     assert limits.free == 32 + int(0.05 / (2 / 32)), "up to the knee nodes are free"
     assert math.exp(limits.min_logprob) == pytest.approx(2 / 32), "beyond it they cost"
     assert limits.min_gain == pytest.approx(0.1)
+    for _ in range(4):
+        sizer.record(PassRecord(36, 4, 0.1, 1.25, 0.0, promised=4.0, draft_steps=1))
+    assert sizer.limits().budget == _MOST.budget
 
 
 def test_a_known_cost_that_was_wrong_is_corrected() -> None:

@@ -7,6 +7,8 @@ tree.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import even_draft_seconds
 from edgespec.generation.result import PassRecord
@@ -32,6 +34,11 @@ class MovingCurve:
     def free(self) -> int:
         """Nodes that cost nothing."""
         return self._curve.knee()
+
+    def nodes_within(self, nodes: int, more: float) -> int:
+        """Most nodes of a pass that takes longer than one of `nodes` by no more than this share."""
+        longest = (1 + more) * self._curve.at(nodes)
+        return nodes - 1 + bisect_right(range(nodes, self._most + 1), longest, key=self._curve.at)
 
     @property
     def slope(self) -> float | None:

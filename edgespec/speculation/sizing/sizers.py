@@ -30,6 +30,7 @@ _TRUST_PRIOR = 2.0  # tokens of prior evidence that those probabilities are righ
 _PATIENCE = 4  # rounds with a tree before their mean is judged
 _MOST_GAIN = 0.9  # upper limit of the gain demanded of a step: the first shows whether drafting pays
 _DEAREST_TRIAL = 1.5  # time that one trial may lose, in plain passes
+_TRIAL_PASS = 0.3  # how much longer than a plain pass those of a trial may take, until it can be judged
 _LOST_SHARE = 0.015  # share of all time that trials may have lost before the next one
 _MOST_CREDIT = 4.0  # most time that earlier gains may offset, in plain passes
 _FADE = 0.999  # of the time lost and spent, per pass, because texts change
@@ -98,6 +99,9 @@ class AdaptiveSizer:
         per_node = self._cost.slope
         if per_node is None:
             return replace(self._most, budget=min(self._first * texts, most))
+        if judgement.is_trial and isinstance(self._cost, MovingCurve):
+            # A single large tree that fails would end the trial, whatever smaller ones would yield.
+            most = min(most, max(self._cost.nodes_within(texts, _TRIAL_PASS), texts + 1))
         trust = (self._kept + _TRUST_PRIOR) / (self._promised + _TRUST_PRIOR)
         worth = judgement.token_s(texts) * trust  # seconds that a promised token saves
         chance = min(max(per_node / worth, 1e-6), 1.0)
@@ -118,6 +122,8 @@ class AdaptiveSizer:
             record: of all trees together.
             other_rows: rows that were no nodes.
         """
+        # What is needed once for a number of rows says nothing about the next pass over as many.
+        record = replace(record, verify_s=record.verify_s - record.setup_s)
         seconds, judgement = record.seconds, self._judgement(texts)
         # Draft steps that are counted have a cost of their own; others are part of the nodes' cost.
         rows = record.nodes + other_rows
@@ -161,11 +167,16 @@ class _Judgement:
         self._trial = _Trial()
         self._lost_s = self._spent_s = 0.0
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether there were too few rounds with drafts to judge them."""
+        return self._trial.rounds < _PATIENCE
+
     def token_s(self, texts: int) -> float:
         """Seconds a token takes, by the better of both ways."""
         assert self.plain_s is not None
         plain = self.plain_s / texts
-        return min(plain, self._trial.pace) if self._trial.rounds >= _PATIENCE else plain
+        return min(plain, self._trial.pace) if not self.is_trial else plain
 
     def add(self, record: PassRecord, texts: int, drafted_s: float) -> None:
         """Learn from a round.

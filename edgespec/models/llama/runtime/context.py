@@ -223,6 +223,11 @@ class Context:
         """Total seconds that decodes have waited for weights from disk."""
         return self.model.weights.waited_s
 
+    @property
+    def setup_s(self) -> float:
+        """Total seconds that decodes have spent on what is needed once for their number of rows."""
+        return self.model.weights.setup_s
+
     def _stopped(self) -> bool:
         return self._abort is not None and self._abort.is_set
 

@@ -14,11 +14,24 @@ class RemoteLayers(AllInMemory):
     Args:
         lost: gives an error if a machine is gone; called around every decode.
         release: ends the connections, once the model is freed.
+        setup_s: total seconds that passes have spent on what is needed once for their number of rows.
     """
 
-    def __init__(self, *, lost: Callable[[], EdgeSpecError | None], release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        lost: Callable[[], EdgeSpecError | None],
+        release: Callable[[], None],
+        setup_s: Callable[[], float],
+    ) -> None:
         self._lost = lost
         self._release = release
+        self._setup_s = setup_s
+
+    @property
+    def setup_s(self) -> float:
+        """Total seconds that passes have spent on what is needed once for their number of rows."""
+        return self._setup_s()
 
     def failure(self) -> EdgeSpecError | None:
         """An error if a machine is gone."""

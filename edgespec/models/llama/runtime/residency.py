@@ -29,6 +29,7 @@ class Residency(Protocol):
         resident_bytes: memory for the weights that this holds itself.
         streamed_bytes: read from disk in every pass.
         waited_s: total seconds that passes have waited for weights.
+        setup_s: total seconds that passes have spent on what is needed once for their number of rows.
         read_bytes, reading_s: total bytes read for passes, and total seconds during which reads were under
             way.
         expert_use: hits and misses of experts so far; None if no single experts are streamed.
@@ -44,6 +45,8 @@ class Residency(Protocol):
     def streamed_bytes(self) -> int: ...
     @property
     def waited_s(self) -> float: ...
+    @property
+    def setup_s(self) -> float: ...
     @property
     def read_bytes(self) -> int: ...
     @property
@@ -103,6 +106,11 @@ class AllInMemory:
             params.tensor_buft_overrides = ctypes.cast(table, ctypes.c_void_p)
         yield path
         params.tensor_buft_overrides = None
+
+    @property
+    def setup_s(self) -> float:
+        """Nothing is needed once."""
+        return 0.0
 
     def loaded(self) -> None:
         """Nothing to do."""
