@@ -168,8 +168,10 @@ class _Cells:
 
     def of_tokens(self, tokens: IntArray) -> IntArray:
         """The cells of tokens."""
-        return self._of_token[tokens % _CELLS]
+        cells: IntArray = self._of_token[tokens % _CELLS]
+        return cells
 
     def of_pairs(self, tokens: IntArray, after: IntArray) -> IntArray:
         """The cells of tokens after other tokens."""
-        return self._of_second[tokens % _CELLS] ^ self._of_first[after % _CELLS]
+        cells: IntArray = self._of_second[tokens % _CELLS] ^ self._of_first[after % _CELLS]
+        return cells
