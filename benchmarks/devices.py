@@ -113,7 +113,7 @@ def compare(model: str | None, draft: str, name: str | None, n_tokens: int) -> N
 
 def answered(path: Any, n_tokens: int, more: dict[str, Any]) -> tuple[edgespec.Generation, list[str]]:
     """An answer, and what is said of layers. Streamed weights get as little memory as they need."""
-    options: dict[str, Any] = {"draft": "none", "context": CONTEXT} | more
+    options: dict[str, Any] = {"draft": "none", "context": CONTEXT, "learn": False} | more
     if options.get("offload") == "stream":
         options["memory"] = 1 << 20
     while True:

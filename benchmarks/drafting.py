@@ -47,6 +47,7 @@ def main() -> None:
             exact=False,
             tree_width=options.budget,
             threads=options.threads,
+            learn=False,
         ) as engine:
             for temperature in options.temperatures:
                 for policy, figures in _measured(engine, options, temperature).items():

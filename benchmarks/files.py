@@ -79,7 +79,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--folder", type=Path, default=Path("edgespec"))
     parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--every", type=int, default=9, help="take every so manieth file")
+    parser.add_argument("--every", type=int, default=9, help="files from one to the next")
     parser.add_argument("--prompt-tokens", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--tree-budget", type=int, default=32)

@@ -45,7 +45,7 @@ _SEQUENCES = 256
 class Contexts:
     """What a drafter says after contexts along one text; each is read once."""
 
-    def __init__(self, model: Model, *, n_cells: int, n_threads: int) -> None:
+    def __init__(self, model: Model, *, n_cells: int, n_threads: int, kv: str = "f16") -> None:
         self._context = Context(
             model,
             n_cells=n_cells,
@@ -53,6 +53,7 @@ class Contexts:
             n_outputs=64,
             n_sequences=_SEQUENCES,
             n_threads=n_threads,
+            kv=kv,
         )
         self.n_vocab = model.vocabulary.n_tokens
         # By probability; and the values and tokens that the pair's correction begins with.

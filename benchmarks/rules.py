@@ -53,6 +53,7 @@ def main() -> None:
             exact=False,
             context=512,
             threads=options.threads,
+            learn=False,
         ) as engine:
             for temperature in options.temperatures:
                 found = measured(engine, options, temperature)

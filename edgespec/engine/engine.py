@@ -56,7 +56,7 @@ class Engine(ManyAnswers):
         policy: how trees grow.
         load_s: seconds that loading took.
         keys: the keys under which measurements of this pair on this machine are stored; None stores none.
-        profile_updates: what this run measures, which corrects them for the next one.
+        profile_updates: what this run measures, which corrects them for the next one if it may learn.
         notes: explanations of decisions, in plain sentences.
         warnings: what users must know, for example that something other than requested is done.
         last_generation: the latest answer.
@@ -80,6 +80,7 @@ class Engine(ManyAnswers):
         policy: TreePolicy | None = None,
         costs: Costs | None = None,
         keys: Keys | None = None,
+        learn: bool = True,
         notes: Sequence[str] = (),
         warnings: Sequence[str] = (),
         load_s: float = 0.0,
@@ -97,7 +98,7 @@ class Engine(ManyAnswers):
         self.limits = limits_for(target, limits, tree_budget)
         self.policy = policy or tree_policy()
         self.keys = keys
-        self.profile_updates = ProfileUpdates(keys)
+        self.profile_updates = ProfileUpdates(keys if learn else None)
         self._costs = costs
         if texts is None:
             texts = knee_of_texts(costs.verify, target.max_texts) if costs else target.max_texts

@@ -9,6 +9,7 @@ from edgespec.costs.pass_time import Costs
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.engine.target import Target
 from edgespec.files.kept import Kept
+from edgespec.files.secret import user_secret
 from edgespec.loading.memory import MemoryDecision
 from edgespec.loading.models import open_model
 from edgespec.loading.state import LoadState
@@ -44,7 +45,8 @@ def drafter_name(files: ModelFiles | None, state: LoadState) -> str:
 def open_policy(target: ModelFiles, drafter: str, state: LoadState) -> TreePolicy:
     """The tree policy, with what it learned of this pair in earlier runs, if that may be used."""
     pair = [target.headers[0].fingerprint + state.variant, drafter]
-    store = TableFile.for_pair(Kept.LEARNED.folder, pair) if state.options.learn else TableStore()
+    secret = user_secret() if state.options.learn else None
+    store = TableStore() if secret is None else TableFile.for_pair(Kept.LEARNED.folder, pair, secret)
     return tree_policy(state.options.tree, store)
 
 

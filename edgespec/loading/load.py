@@ -201,6 +201,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         policy=policy,
         costs=pair_costs(target, drafter, limits, keys, state),
         keys=keys,
+        learn=options.learn,
         notes=state.notes,
         warnings=state.warnings + memory.plan.warnings,
         load_s=time.perf_counter() - start,

@@ -29,16 +29,20 @@ _MOST_CELLS = 1 << 24  # of a table; larger ones were not written by this progra
 class TableFile(TableStore):
     """A table store that is backed by a file."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
+    def __init__(self, path: Path, secret: int = 0) -> None:
+        super().__init__(secret)
         self._path = path
         self._tables = _read(path)
 
     @classmethod
-    def for_pair(cls, folder: Path, fingerprints: Iterable[str]) -> TableFile:
-        """The file of a target and its drafter, by the fingerprints of their headers."""
-        key = hashlib.blake2b(" ".join(fingerprints).encode(), digest_size=16).hexdigest()
-        return cls(folder / f"{key}.npz")
+    def for_pair(cls, folder: Path, fingerprints: Iterable[str], secret: bytes) -> TableFile:
+        """The file of a target and its drafter, by the fingerprints of their headers.
+
+        Args:
+            secret: what is learned under one secret means nothing under another, so its file is another one.
+        """
+        key = hashlib.blake2b(" ".join(fingerprints).encode(), key=secret, digest_size=16).hexdigest()
+        return cls(folder / f"{key}.npz", int.from_bytes(secret, "little"))
 
     def keep(self) -> None:
         """Write the tables; if that fails, they are learned again next time."""

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 import edgespec
+from edgespec.bench.rows.shared_rows import measure_texts
 from edgespec.cli.main import main
+from edgespec.costs.yields import Yields
 from edgespec.drafters.folder_index import open_corpus
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.files.kept import Kept
 from edgespec.generation.config import GenerationConfig
+from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.policies import tree_policy
@@ -133,13 +136,29 @@ def test_an_answer_that_was_given_before_is_forgotten_if_asked(engine: Engine) -
     assert len(engine.generate(PROMPT, CONFIGS[0]).passes) == first > again
 
 
+def test_a_benchmark_that_repeats_its_questions_forgets_them(engine: Engine) -> None:
+    engine.drafter = ProposingDrafter([TextSource(), RecycledSource()])
+    once, twice = (
+        measure_texts(engine, CONFIGS[0], [PROMPT], 1, repetitions=count, seconds=1e6, report=no_progress)[
+            "tokens_per_pass"
+        ]
+        for count in (1, 2)
+    )
+    assert once == twice > 1
+
+
 @pytest.mark.parametrize("learn", [True, False])
 def test_nothing_is_kept_of_a_text_unless_it_may_be(
     smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learn: bool
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store, known = ProfileStore(), Yields(passes=4, tokens={1: 1.0, 8: 3.0}, steps={8: 4.0})
     with edgespec.load(smol_path, draft="lookup", tree_budget=8, context=128, learn=learn) as engine:
+        assert engine.keys is not None
+        key = engine.keys.yields(0.0)
+        store.put(key, known)
         engine.generate("Name three colours.", GenerationConfig(max_tokens=12))
+    assert (store.yields(key) == known) is not learn, "what trees yield depends on what was asked"
     kept = {kind: list(kind.folder.glob("*")) for kind in Kept}
     assert [bool(kept[kind]) for kind in (Kept.LEARNED, Kept.FILES, Kept.PROMPTS)] == [learn, False, False]
 

@@ -280,10 +280,11 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 def test_pairs_have_files_of_their_own(tmp_path: Path) -> None:
     for pair in (("a", "b"), ("a", "c"), ("b", "a")):
-        store = TableFile.for_pair(tmp_path, pair)
-        store.put("x", np.ones(1))
-        store.keep()
-    assert len(list(tmp_path.iterdir())) == 3
+        for secret in (b"one", b"another"):
+            store = TableFile.for_pair(tmp_path, pair, secret)
+            store.put("x", np.ones(1))
+            store.keep()
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 @settings(max_examples=4)

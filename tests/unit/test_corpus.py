@@ -20,6 +20,7 @@ from edgespec.drafters import folder_index
 from edgespec.drafters.folder_index import open_corpus
 from edgespec.errors import UsageError
 from edgespec.files.kept import Kept
+from edgespec.files.secret import user_secret
 from edgespec.progress import no_progress
 from edgespec.speculation.drafters.proposing import ProposingDrafter
 from edgespec.speculation.growth import TreeLimits
@@ -294,10 +295,12 @@ def test_everything_that_is_kept_can_be_deleted(folder: Path, capsys: pytest.Cap
         kind.folder.mkdir(parents=True, exist_ok=True)
         (kind.folder / name).write_bytes(b"x")
     (Kept.FILES.folder / "killed.partial").write_bytes(b"x")
+    secret = user_secret()
     assert main(["config", "--forget"]) == 0
     assert capsys.readouterr().out == (
         "Forgotten: what was learned of 1 pair of models, 1 index of files, 2 states of prompts, "
         "and what 1 run collected.\n"
     )
     assert not any(path.is_file() for kind in Kept for path in kind.folder.glob("*"))
+    assert user_secret() != secret, "older copies of the cache folder say nothing any more"
     assert main(["config", "--forget"]) == 0, "there is nothing left to delete, which is no error"

@@ -107,6 +107,21 @@ def test_it_is_the_same_in_the_next_run(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.logprobs, known.logprobs, atol=1e-4)
 
 
+def test_without_the_secret_the_file_does_not_say_which_tokens_were_written(tmp_path: Path) -> None:
+    store = TableFile(tmp_path / "pair.npz", secret=1)
+    pair = Pair(store)
+    for after, token in ((2, 7), (7, 4), (4, 9)) * 5:
+        pair.learn(_candidates(pair, np.zeros(_VOCABULARY), after), after, token)
+    pair.keep()
+    store.keep()
+    for secret, knows in ((1, True), (2, False), (1 << 100, False)):
+        reader = Pair(TableFile(tmp_path / "pair.npz", secret))
+        for after, token in ((2, 7), (7, 4), (4, 9)):
+            found = _candidates(reader, np.zeros(_VOCABULARY), after, count=_VOCABULARY)
+            assert (found.tokens[0, 0] == token and found.logprobs[0, 0] > found.logprobs[0, 1]) == knows
+            assert knows or np.ptp(found.logprobs) == 0
+
+
 def test_nothing_is_written_where_nothing_was_learned(tmp_path: Path) -> None:
     store = TableFile(tmp_path / "pair.npz")
     Pair(store).keep()

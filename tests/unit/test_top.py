@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,6 +47,19 @@ def test_equal_entries_never_change_the_order(
     expected, order = sorted_top(values, count)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(indices, order)
+
+
+@pytest.mark.parametrize("count", [8, 64])
+@pytest.mark.parametrize("n_vocab", [49_152, 49_999])
+def test_no_copy_of_the_rows_is_made(count: int, n_vocab: int) -> None:
+    logits = np.random.default_rng(0).normal(size=(16, 50_000)).astype(np.float32)[:, :n_vocab]
+    tracemalloc.start()
+    try:
+        top(logits, count)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < logits.size * logits.itemsize / 4
 
 
 def test_rows_may_be_part_of_longer_ones() -> None:

@@ -214,12 +214,13 @@ class _Measurement:
 
     def run(self, repetitions: int) -> None:
         """Measure; whatever is not done in time is left out."""
+        self._engine.forget_texts()  # from here on, what is learned from these questions is kept nowhere
         self._warm_up()
         end = time.monotonic() + self._seconds
         for number in range(repetitions):
             made: list[Generation] = []
             self._repetitions.append(made)
-            self._engine.forget_texts()  # what was learned from these very questions must not count
+            self._engine.forget_texts()  # what was learned from them must not count either
             for index, prompt in enumerate(self._prompts):
                 done = (number + index / len(self._prompts)) / repetitions
                 _report("Answering", max(done, 1 - (end - time.monotonic()) / self._seconds))

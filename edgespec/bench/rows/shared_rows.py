@@ -71,6 +71,7 @@ def measure_texts(
         seconds: most time to measure.
     """
     report("Warming up", 0.0)
+    engine.forget_texts()  # from here on, what is learned from these very questions is kept nowhere
     engine.generate(prompts[0], config.with_(max_tokens=_WARM_UP_TOKENS))
     runs: list[_Run] = []
     end = time.monotonic() + seconds
@@ -78,6 +79,7 @@ def measure_texts(
     for number in range(repetitions):
         report("Answering", number / repetitions)
         engine.target.rewind(0)
+        engine.forget_texts()
         run = _Run()
         cut = not _answer_all(engine, config, texts_of(prompts, texts), run, end)
         if run.passes:

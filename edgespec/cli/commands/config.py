@@ -17,6 +17,7 @@ from edgespec.cli.options.sampling import RECOMMENDABLE
 from edgespec.cli.screen.formatting import count, table
 from edgespec.errors import EdgeSpecError, OutputError
 from edgespec.files.kept import Kept
+from edgespec.files.secret import forget_secret
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.hub.elsewhere import own_folders
 
@@ -180,6 +181,7 @@ def _forgotten() -> str:
     try:
         kinds = (Kept.LEARNED, Kept.FILES, Kept.PROMPTS, Kept.COLLECTED)
         learned, indexes, prompts, collected = (kind.forget() for kind in kinds)
+        forget_secret()
     except OSError as error:
         raise OutputError(
             f"{error.filename} cannot be deleted: {error.strerror}.", "Delete it by hand."

@@ -30,7 +30,7 @@ from edgespec.units import readable
 # The interpreter and its libraries. In another program, what exceeds this is that program's own.
 PROCESS_BYTES = 96 << 20
 
-LEARNED_BYTES = 20 << 20  # for what is learned of a pair with a model as drafter, including while it is saved
+LEARNED_BYTES = 22 << 20  # for what is learned of a pair with a model as drafter, including while it is saved
 _LATER_BYTES = 64 << 20  # vocabularies, noise and so on, if they were not measured
 _MARGIN = 0.05  # of available memory, left for other programs
 

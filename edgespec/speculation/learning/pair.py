@@ -9,6 +9,10 @@ Three things, all fitted online by maximizing the likelihood of the target's cho
 - a *bias* for each token: what this drafter proposes too often or too rarely for this target;
 - the same for each token after each other token, in a hashed table.
 
+Where a token has its number in these tables follows from a secret, so that a reader of the tables alone
+cannot tell what was written. Without that, half of the pairs of tokens in a single answer could be read out
+of them.
+
 This corrects what a drafter gets wrong repeatedly, without changing the drafter.
 """
 
@@ -22,7 +26,6 @@ from edgespec.speculation.learning.tables import Table, TableStore
 from edgespec.speculation.tree import IntArray
 
 _CELLS = 1 << 18
-_SPREAD, _MIX = 1_000_003, 7_919  # hash of a pair of tokens to its cell
 
 # Prior standard deviations of the biases, in units of the disagreement.
 _SPREAD_OF_TOKENS = 0.5
@@ -45,6 +48,7 @@ class Pair:
         self.nats = nats
         self._store = store or TableStore()
         self._information = _FIRST_INFORMATION
+        self._cells = _Cells(self._store.secret)
         known = self._store.get("disagreement", (2,))
         if known is not None and _LEAST_NATS <= known[0] <= _MOST_NATS:
             self.nats = float(known[0])
@@ -61,8 +65,8 @@ class Pair:
             values: (rows, candidates) the drafter's logits plus the noise of the position.
             after: (rows,) the token that each row's candidates follow.
         """
-        scores = values + self._of_token.nats[tokens % _CELLS]
-        scores += self._after_token.nats[_cells(tokens, after)]
+        scores = values + self._of_token.nats[self._cells.of_tokens(tokens)]
+        scores += self._after_token.nats[self._cells.of_pairs(tokens, after[:, None])]
         scores /= self.nats
         scores -= scores.max(axis=1, keepdims=True)
         logprobs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
@@ -93,9 +97,9 @@ class Pair:
         else:
             tokens = np.append(tokens, [[token]], axis=1)
             chances, taken = np.append(chances, 0.0), np.append(taken, True)
-        of_token, after_token = tokens[0] % _CELLS, _cells(tokens, np.array([after]))[0]
-        self._of_token.learn(of_token, taken - chances, chances, self.nats)
-        self._after_token.learn(after_token, taken - chances, chances, self.nats)
+        of_pairs = self._cells.of_pairs(tokens[0], np.array(after))
+        self._of_token.learn(self._cells.of_tokens(tokens[0]), taken - chances, chances, self.nats)
+        self._after_token.learn(of_pairs, taken - chances, chances, self.nats)
 
     def keep(self) -> None:
         """Hand what was learned to the store, if anything is new."""
@@ -139,7 +143,7 @@ class _Biases:
             np.clip(self.nats, -_MOST_BIAS, _MOST_BIAS, out=self.nats)
             np.clip(self._information, 0, None, out=self._information)
 
-    def learn(self, cells: NDArray[np.int64], missed: Table, chances: Table, disagreement: float) -> None:
+    def learn(self, cells: IntArray, missed: Table, chances: Table, disagreement: float) -> None:
         """A natural-gradient step, which is longer the less is known about a cell."""
         self._information[cells] += chances * (1 - chances) / disagreement**2
         weight = self._information[cells] + (self._spread * disagreement) ** -2
@@ -150,7 +154,24 @@ class _Biases:
         self._store.put(self._name, self._table)
 
 
-def _cells(tokens: IntArray, after: IntArray) -> NDArray[np.int64]:
-    """Cells of the table of tokens after other tokens."""
-    mixed = tokens.astype(np.int64) * _SPREAD + after.astype(np.int64)[:, None] * _MIX
-    return mixed % _CELLS
+class _Cells:
+    """The cells of tokens, and of pairs of tokens: tabulation hashing (Zobrist 1970).
+
+    Args:
+        secret: the random tables follow from it.
+    """
+
+    def __init__(self, secret: int) -> None:
+        rng = np.random.Generator(np.random.Philox(key=secret))
+        self._of_token = rng.permutation(np.arange(_CELLS, dtype=np.int32))  # each has one of its own
+        self._of_second, self._of_first = rng.integers(0, _CELLS, (2, _CELLS), dtype=np.int32)
+
+    def of_tokens(self, tokens: IntArray) -> IntArray:
+        """The cells of tokens."""
+        cells: IntArray = self._of_token[tokens % _CELLS]
+        return cells
+
+    def of_pairs(self, tokens: IntArray, after: IntArray) -> IntArray:
+        """The cells of tokens after other tokens."""
+        cells: IntArray = self._of_second[tokens % _CELLS] ^ self._of_first[after % _CELLS]
+        return cells

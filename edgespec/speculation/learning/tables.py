@@ -11,9 +11,14 @@ Table = NDArray[np.float64]
 
 
 class TableStore:
-    """Tables of finite numbers by name, in memory; `profiles.table_file` saves them for the next run."""
+    """Tables of finite numbers by name, in memory; `profiles.table_file` saves them for the next run.
 
-    def __init__(self) -> None:
+    Args:
+        secret: by which those who fill the tables hide what cells are of, at most 128 bits.
+    """
+
+    def __init__(self, secret: int = 0) -> None:
+        self.secret = secret
         self._tables: dict[str, NDArray[np.floating]] = {}
         self._changed = False
 
