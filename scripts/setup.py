@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import backends
-import tile_config
+import build_fixes
 
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 10)
@@ -245,7 +245,7 @@ class Environment:
     def has_build(self) -> bool:
         """Whether llama.cpp was compiled with the CMAKE_ARGS in force, if any are, and works here."""
         mark = self._read_mark()
-        works = not tile_config.matters() or mark.get("tile_config") == tile_config.digest()
+        works = not build_fixes.are_needed() or mark.get("build_fixes") == build_fixes.digest()
         return works and CMAKE_ARGS in ("", mark.get("cmake_args"))
 
     def mark_current(self, *, dev: bool, compiled: bool) -> None:
@@ -259,7 +259,7 @@ class Environment:
             "inputs": inputs_digest(),
             "dev": dev,
             "cmake_args": CMAKE_ARGS or before.get("cmake_args", ""),
-            "tile_config": tile_config.digest() if compiled else before.get("tile_config", ""),
+            "build_fixes": build_fixes.digest() if compiled else before.get("build_fixes", ""),
             "packages": self.installed(),
         }
         self._mark.write_text(json.dumps(mark, indent=1), "utf-8")
@@ -357,8 +357,8 @@ def install_llama_cpp(
     elif not arguments and has_nvidia():
         print(f"llama.cpp: without the graphics card. {backends.missing('cuda', sys.platform)}", flush=True)
     # A build with options of its own must neither come from pip's cache nor go there, and a build that
-    # was made without the remedy must not come from there to a processor that needs it.
-    fresh = bool(arguments) or tile_config.matters() or rebuild
+    # was made without the fixes must not come from there to a processor that needs them.
+    fresh = bool(arguments) or build_fixes.are_needed() or rebuild
     # The part that reads images and sound is not used, and takes long to compile. The one that lets several
     # machines hold one model is two files.
     variables = {"CMAKE_ARGS": f"-DLLAVA_BUILD=OFF -DGGML_RPC=ON {arguments}".strip()}
@@ -368,7 +368,7 @@ def install_llama_cpp(
         f"llama-cpp-python=={version}",
         extra={
             **variables,
-            **tile_config.compiling({**os.environ, **variables}),
+            **build_fixes.with_fixes({**os.environ, **variables}),
             "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
         },
     )

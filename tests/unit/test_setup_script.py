@@ -30,8 +30,8 @@ def setup_module() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def setup(setup_module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script on a processor without matrix units, whatever this one has."""
-    monkeypatch.setattr(setup_module.tile_config, "matters", lambda: False)
+    """The script on a processor that needs no fixes, whatever this one needs."""
+    monkeypatch.setattr(setup_module.build_fixes, "are_needed", lambda: False)
     return setup_module
 
 
@@ -174,27 +174,27 @@ def test_other_cmake_arguments_ask_for_a_new_build(
         assert environment.has_build() is built
 
 
-def test_matrix_units_ask_for_a_build_that_knows_them(
+def test_some_processors_need_a_build_with_fixes(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = setup.Environment(tmp_path)
     environment.mark_current(dev=False, compiled=False)  # a build of unknown origin
     assert environment.has_build()
-    monkeypatch.setattr(setup.tile_config, "matters", lambda: True)
+    monkeypatch.setattr(setup.build_fixes, "are_needed", lambda: True)
     assert not environment.has_build()
     environment.mark_current(dev=False, compiled=True)
     assert environment.has_build()
     environment.mark_current(dev=False, compiled=False)  # another package was added
     assert environment.has_build()
-    monkeypatch.setattr(setup.tile_config, "digest", lambda: "a better remedy")
+    monkeypatch.setattr(setup.build_fixes, "digest", lambda: "better fixes")
     assert not environment.has_build()
 
 
 @pytest.mark.parametrize("matters", [False, True])
-def test_a_cached_build_does_not_come_to_matrix_units(
+def test_a_cached_build_does_not_come_to_a_processor_that_needs_fixes(
     matters: bool, setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup.tile_config, "matters", lambda: matters)
+    monkeypatch.setattr(setup.build_fixes, "are_needed", lambda: matters)
     environment = setup.Environment(tmp_path)
     runs: list[tuple[str, ...]] = []
     monkeypatch.setattr(environment, "run", lambda *a, extra: runs.append(a) or True)

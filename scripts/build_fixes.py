@@ -1,4 +1,4 @@
-"""A remedy for compilers that get Intel's matrix units (AMX) wrong; tile_config.h says what is wrong.
+"""Fixes for what compilers and llama.cpp get wrong on some processors; build_fixes.h says what that is.
 
 The header is put in front of every C++ file of llama.cpp. It changes nothing where the compiler does not
 compile for such a processor, and is right with any compiler that knows GCC's options.
@@ -17,30 +17,34 @@ from pathlib import Path
 HEADER = Path(__file__).resolve().with_suffix(".h")
 CPU_INFO = Path("/proc/cpuinfo")
 
+# Matrix units, on which a build without the fixes may crash, and arithmetic in half precision, with which
+# attention in one takes several times as long.
+_CONCERNED = {"amx_int8", "avx512_fp16"}
+
 
 def applies() -> bool:
-    """Whether ggml has AMX kernels on such a system, compiled by GCC, Clang or one of their kin."""
+    """Whether ggml has the faulty kernels on such a system, compiled by GCC, Clang or one of their kin."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
 
 
-def matters(cpu_info: Path = CPU_INFO) -> bool:
-    """Whether this processor has the units, so that a build without the remedy may crash."""
+def are_needed(cpu_info: Path = CPU_INFO) -> bool:
+    """Whether this processor is one of those that a build without the fixes does not suit."""
     if not applies():
         return False
     try:
         lines = cpu_info.read_text("utf-8", "replace").splitlines()
     except OSError:
         return False
-    return any(re.match(r"flags\s*:.*\bamx_int8\b", line) for line in lines)
+    return any(re.match(r"flags\s*:", line) and not _CONCERNED.isdisjoint(line.split()) for line in lines)
 
 
 def digest() -> str:
-    """Changes when the remedy does."""
+    """Changes when the fixes do."""
     return hashlib.sha256(HEADER.read_bytes()).hexdigest()
 
 
-def compiling(variables: Mapping[str, str]) -> dict[str, str]:
-    """CMAKE_ARGS and CXXFLAGS for a build with the remedy, which keep what `variables` has of them."""
+def with_fixes(variables: Mapping[str, str]) -> dict[str, str]:
+    """CMAKE_ARGS and CXXFLAGS for a build with the fixes, which keep what `variables` has of them."""
     if not applies():
         return {}
     option = f"-include {shlex.quote(str(HEADER))}"

@@ -1,4 +1,4 @@
-"""The remedy for compilers that drop stores before ldtilecfg, with this machine's compiler."""
+"""The fixes of llama.cpp's build, with this machine's compiler."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ EXPECTED = bytes([1, *[0] * 15]) + b"".join(n.to_bytes(2, "little") for n in WID
 
 
 @pytest.fixture(scope="module")
-def tile_config() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tile_config", SCRIPTS / "tile_config.py")
+def build_fixes() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_fixes", SCRIPTS / "build_fixes.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -61,10 +61,10 @@ def tile_config() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory, tile_config: ModuleType) -> str:
+def compiler(tmp_path_factory: pytest.TempPathFactory, build_fixes: ModuleType) -> str:
     """A C++ compiler that can compile for matrix units."""
     program = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if not tile_config.applies() or program is None:
+    if not build_fixes.applies() or program is None:
         pytest.skip("no C++ compiler for x86-64 Linux")
     source = tmp_path_factory.mktemp("probe") / "empty.cpp"
     source.write_text("#include <immintrin.h>\nvoid f() { _tile_release(); }\n")
@@ -96,8 +96,8 @@ def read_by_ldtilecfg(compiler: str, folder: Path, options: list[str]) -> bytes:
     return bytes(map(int, done.stdout.split()))
 
 
-def test_all_of_the_configuration_is_stored(compiler: str, tmp_path: Path, tile_config: ModuleType) -> None:
-    options = shlex.split(tile_config.compiling({})["CXXFLAGS"])
+def test_all_of_the_configuration_is_stored(compiler: str, tmp_path: Path, build_fixes: ModuleType) -> None:
+    options = shlex.split(build_fixes.with_fixes({})["CXXFLAGS"])
     assert read_by_ldtilecfg(compiler, tmp_path, options) == EXPECTED
 
 
@@ -113,19 +113,21 @@ def test_the_test_sees_stores_that_are_missing(compiler: str, tmp_path: Path) ->
 
 
 def test_builds_for_such_a_processor_and_for_others(
-    compiler: str, tmp_path: Path, tile_config: ModuleType
+    compiler: str, tmp_path: Path, build_fixes: ModuleType
 ) -> None:
     source = tmp_path / "any.cpp"
-    source.write_text("int main() {}\n")
-    options = shlex.split(tile_config.compiling({})["CXXFLAGS"])
-    for target in ["-march=x86-64", "-mamx-tile"]:
+    source.write_text(
+        "#ifdef __AVX512FP16__\n#error ggml would add in half precision\n#endif\nint main() {}\n"
+    )
+    options = shlex.split(build_fixes.with_fixes({})["CXXFLAGS"])
+    for target in ["-march=x86-64", "-mamx-tile", "-march=sapphirerapids"]:
         subprocess.run(
             [compiler, target, "-Wall", "-Werror", *options, "-c", source, "-o", tmp_path / "any.o"],
             check=True,
         )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the remedy is for Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="the fixes are for Linux")
 @pytest.mark.parametrize(
     ("variables", "flags", "arguments"),
     [
@@ -144,27 +146,32 @@ def test_options_of_ones_own_are_kept(
     variables: dict[str, str],
     flags: str,
     arguments: str,
-    tile_config: ModuleType,
+    build_fixes: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tile_config, "applies", lambda: True)
-    option = f"-include {shlex.quote(str(tile_config.HEADER))}"
-    found = tile_config.compiling(variables)
+    monkeypatch.setattr(build_fixes, "applies", lambda: True)
+    option = f"-include {shlex.quote(str(build_fixes.HEADER))}"
+    found = build_fixes.with_fixes(variables)
     assert found["CXXFLAGS"] == flags.format(option)
     assert shlex.split(found["CMAKE_ARGS"]) == shlex.split(arguments.format(option))
 
 
 @pytest.mark.parametrize(
-    ("line", "matters"),
-    [("flags\t\t: fpu amx_tile amx_int8 avx2", True), ("flags\t\t: fpu avx2", False), ("", False)],
+    ("line", "needed"),
+    [
+        ("flags\t\t: fpu amx_tile amx_int8 avx2", True),
+        ("flags\t\t: fpu avx512f avx512_fp16", True),
+        ("flags\t\t: fpu avx2", False),
+        ("", False),
+    ],
 )
-def test_it_matters_where_the_processor_has_the_units(
-    line: str, matters: bool, tile_config: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_they_are_needed_by_the_processors_concerned(
+    line: str, needed: bool, build_fixes: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text(f"model name\t: some processor\n{line}\n")
-    monkeypatch.setattr(tile_config, "applies", lambda: True)
-    assert tile_config.matters(file) is matters
-    assert not tile_config.matters(tmp_path / "missing")
-    monkeypatch.setattr(tile_config, "applies", lambda: False)
-    assert not tile_config.matters(file)
+    monkeypatch.setattr(build_fixes, "applies", lambda: True)
+    assert build_fixes.are_needed(file) is needed
+    assert not build_fixes.are_needed(tmp_path / "missing")
+    monkeypatch.setattr(build_fixes, "applies", lambda: False)
+    assert not build_fixes.are_needed(file)
