@@ -17,8 +17,8 @@ from pathlib import Path
 HEADER = Path(__file__).resolve().with_suffix(".h")
 CPU_INFO = Path("/proc/cpuinfo")
 
-# Matrix units, on which a build without the fixes may crash, and arithmetic in half precision, with which
-# attention in one takes several times as long.
+# Matrix units, on which a build without the fixes may crash, and arithmetic in half precision, with which its
+# attention takes several times as long.
 _CONCERNED = {"amx_int8", "avx512_fp16"}
 
 

@@ -59,6 +59,11 @@ class PassRecord:
         return self.draft_s + self.verify_s + self.accept_s
 
     @property
+    def recurring_s(self) -> float:
+        """Seconds of the round without what is needed once, which say what the next one like it takes."""
+        return self.seconds - self.setup_s
+
+    @property
     def hidden_draft_s(self) -> float:
         """Seconds of the draft that did not make the round longer.
 

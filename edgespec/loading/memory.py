@@ -82,18 +82,18 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
         name = drafter.headers[0].path.name
         state.notes.append(f"The drafter {name} is larger than its target: it is unlikely to pay off.")
     state.needed_bytes = bytes_needed(needs.footprints, needs.process)
-    on_cards, spread = NO_CARDS, None
+    on_cards, spread, left = NO_CARDS, None, needs
     if state.crew is not None:
         needs, spread = _spread_on_workers(state.crew, needs, target, drafter, state)
-        room = memory_room(state.options.memory)
-        if _fits(spread.left(needs), room):
+        left, room = spread.left(needs), memory_room(state.options.memory)
+        if _fits(left, room):
             return MemoryDecision(needs, MemoryPlan(room, memory_map=False), spread)
     elif state.cards is not None:
         on_cards = _place_on_cards(state.cards, needs, target, drafter, state)
         spread = on_cards.spread
         if spread is not None:  # exact passes are shorter then
             needs = _needs(target, drafter, state, lent=spread.lent_bytes, devices=True)
-    left = on_cards.left(needs) if state.crew is None or spread is None else spread.left(needs)
+        left = on_cards.left(needs)
     plan = plan_memory(
         state.options.for_memory,
         left.footprints,

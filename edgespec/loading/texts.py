@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from edgespec.costs.batches import SIZES, TextCells, fewest_texts, predict_batch
 from edgespec.costs.planner import Passes
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.devices.card_plan import CardPlan
+from edgespec.loading.devices.card_plan import placement_here
 from edgespec.loading.devices.crew_plan import CrewPlan
-from edgespec.loading.devices.placed import OnProcessor, Placed, Placement
+from edgespec.loading.devices.placed import Placed, Placement
 from edgespec.loading.state import LoadState
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes, footprint
@@ -124,12 +124,10 @@ def _possible(
 
 
 def _placement(target: ModelFiles, state: LoadState) -> Placement:
-    """What may hold layers: workers, this machine's devices, or the processor alone."""
+    """What may hold layers: workers, or this machine alone."""
     if state.crew is not None:
         return CrewPlan(state.crew, target)
-    if state.cards is not None:
-        return CardPlan(state.cards, target, state.card_request)
-    return OnProcessor(target)
+    return placement_here(state.cards, target, state.card_request)
 
 
 def _known_passes(
@@ -149,8 +147,7 @@ def _chosen(possible: Mapping[int, Placed], passes: Passes | None, asked: int | 
     if passes is None:
         return most if asked is not None else min(most, _UNMEASURED)
     predictions = [
-        predict_batch(placed.holding, replace(passes, compute=placed.passes(passes.compute)), texts)
-        for texts, placed in possible.items()
+        predict_batch(placed.holding, placed.over(passes), texts) for texts, placed in possible.items()
     ]
     if asked is None:
         return fewest_texts(predictions).texts

@@ -20,11 +20,11 @@ from edgespec.costs.planner import (
 )
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.adapters import read_adapters, refuse_streaming
-from edgespec.loading.devices.card_plan import CardPlan
+from edgespec.loading.devices.card_plan import placement_here
 from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.crew_plan import CrewPlan
 from edgespec.loading.devices.finding import CardRequest, open_cards
-from edgespec.loading.devices.placed import OnProcessor, Placed, Placement
+from edgespec.loading.devices.placed import Placed, Placement
 from edgespec.loading.options import check_cache
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import (
@@ -146,7 +146,7 @@ class _Planning:
         # What prompt lookup will draft is anybody's guess until it was measured.
         chosen = best(way.fastest for way in ways if way.drafting.step is not None or way.drafting.measured)
         way = next(way for way in ways if way.fastest is chosen)
-        drafting, chosen_passes = way.drafting, _over(way.placed, passes)
+        drafting, chosen_passes = way.drafting, way.placed.over(passes)
         self._notes += way.placed.notes
         if drafting.yields is not None:
             self._notes.append(f"Tokens a pass with {drafting.name}: {drafting.source}.")
@@ -193,8 +193,7 @@ class _Planning:
         wanted = CardRequest(
             request.gpu_layers, request.device, threads, request.draft_device, self._on_progress, self._notes
         )
-        cards = self._cards or open_cards(files, wanted)
-        return OnProcessor(files) if cards is None else CardPlan(cards, files, wanted, self._store)
+        return placement_here(self._cards or open_cards(files, wanted), files, wanted, self._store)
 
     def _placed(
         self,
@@ -223,7 +222,7 @@ class _Planning:
         """
 
         def way(drafting: Drafting, placed: Placed, drafter: InspectedModel | None = None) -> _Way:
-            sizes = alternatives(placed.holding, _over(placed, passes), drafting, most)
+            sizes = alternatives(placed.holding, placed.over(passes), drafting, most)
             return _Way(drafting, placed, drafter, sizes)
 
         ways = [way(Drafting("none"), without_drafter)]
@@ -287,7 +286,7 @@ class _Planning:
                 break
             if sizes and placed.holding.streamed_bytes > 0 and not streams:
                 break
-            sizes.append(predict_batch(placed.holding, _over(placed, passes), texts))
+            sizes.append(predict_batch(placed.holding, placed.over(passes), texts))
         least = alone.needed
         if streams:
             try:
@@ -326,12 +325,3 @@ class _Planning:
             (name, self._placed(placement, prints, budget, way.drafter).holding)
             for name, budget in more.items()
         ]
-
-
-def _over(placed: Placed, passes: Passes) -> Passes:
-    """The passes of a target some of whose layers are on devices.
-
-    Args:
-        passes: of the whole target on the processor.
-    """
-    return replace(passes, compute=placed.passes(passes.compute))

@@ -190,16 +190,16 @@ def test_some_processors_need_a_build_with_fixes(
     assert not environment.has_build()
 
 
-@pytest.mark.parametrize("matters", [False, True])
+@pytest.mark.parametrize("needed", [False, True])
 def test_a_cached_build_does_not_come_to_a_processor_that_needs_fixes(
-    matters: bool, setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    needed: bool, setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup.build_fixes, "are_needed", lambda: matters)
+    monkeypatch.setattr(setup.build_fixes, "are_needed", lambda: needed)
     environment = setup.Environment(tmp_path)
     runs: list[tuple[str, ...]] = []
     monkeypatch.setattr(environment, "run", lambda *a, extra: runs.append(a) or True)
-    assert setup.install_llama_cpp(environment, {}, "1.0") is matters
-    assert ("--no-cache-dir" in runs[0]) is matters
+    assert setup.install_llama_cpp(environment, {}, "1.0") is needed
+    assert ("--no-cache-dir" in runs[0]) is needed
 
 
 def test_it_ends_by_trying_the_kernels(

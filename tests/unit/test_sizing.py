@@ -295,28 +295,26 @@ def test_steps_during_waits_do_not_end_what_is_read_between_passes() -> None:
     assert replace(_drafted(0.4, 0.2, 0.0), ahead_s=0.5).hidden_draft_s == 0.2
 
 
+def _share_drafted(passes: int, **machine: float) -> float:
+    """The share of passes with drafts, where rows cost time from the second on, and costs are known."""
+    curve = Curve.through([(1, 1.0), (8, 2.2), (32, 6.0), (64, 13.0)])
+    made = _Machine(curve.at, step_s=0.1, **machine)  # type: ignore[arg-type]
+    records = [
+        record
+        for seed in range(24)
+        for record in made.decode(AdaptiveSizer(_MOST, Costs(curve, step_s=0.1)), passes, seed)
+    ]
+    return float(np.mean([record.nodes > 1 for record in records]))
+
+
 def test_what_is_needed_once_for_a_number_of_rows_does_not_end_drafting() -> None:
     """As on workers behind a slow network, which are asked about memory when a tree has a new size."""
-    curve = Curve.through([(1, 1.0), (8, 2.2), (32, 6.0), (64, 13.0)])
-    machine = _Machine(curve.at, _SURE, step_s=0.1, setup_s=1.5)
-    drafted = [
-        record.nodes > 1
-        for seed in range(24)
-        for record in machine.decode(AdaptiveSizer(_MOST, Costs(curve, step_s=0.1)), 100, seed)
-    ]
-    assert np.mean(drafted) > 0.6
+    assert _share_drafted(100, setup_s=1.5) > 0.6
 
 
 def test_a_drafter_that_promises_too_much_is_used_where_small_trees_pay() -> None:
     """A first large tree that fails must not end what smaller ones would yield."""
-    curve = Curve.through([(1, 1.0), (8, 2.2), (32, 6.0), (64, 13.0)])
-    machine = _Machine(curve.at, _SURE, right=0.8, step_s=0.1)
-    drafted = [
-        record.nodes > 1
-        for seed in range(24)
-        for record in machine.decode(AdaptiveSizer(_MOST, Costs(curve, step_s=0.1)), 140, seed)
-    ]
-    assert np.mean(drafted) > 0.65
+    assert _share_drafted(140, right=0.8) > 0.65
 
 
 def test_the_first_step_is_always_taken() -> None:

@@ -20,9 +20,9 @@ from edgespec.bench.rows.runner import CHILD, OtherProgram, RunConfig, why_it_fa
 from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
-from edgespec.loading.devices.card_plan import CardPlan
+from edgespec.loading.devices.card_plan import placement_here
 from edgespec.loading.devices.finding import AUTO, NONE, CardRequest, open_cards
-from edgespec.loading.devices.placed import OnProcessor, Placement
+from edgespec.loading.devices.placed import Placement
 from edgespec.loading.load import DEFAULT_CONTEXT
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
@@ -106,8 +106,7 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         if request.compare:
             programs = find_programs(request.compare, speculative=drafter is not None)
         wanted = _wanted_cards(load)
-        cards = open_cards(files, wanted)
-        placement = OnProcessor(files) if cards is None else CardPlan(cards, files, wanted)
+        placement = placement_here(open_cards(files, wanted), files, wanted)
         prints = _footprints(header, files, drafter, load, request.trees)
 
         def fits(budget: int) -> bool:

@@ -6,7 +6,7 @@ from edgespec.costs.planned_memory import HitRates
 from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.finding import CardRequest
 from edgespec.loading.devices.on_cards import drafter_parts, place_models
-from edgespec.loading.devices.placed import Placed
+from edgespec.loading.devices.placed import OnProcessor, Placed, Placement
 from edgespec.loading.devices.placing import Wish
 from edgespec.loading.devices.spreading import read_rate, remote_parts
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint
@@ -60,3 +60,14 @@ class CardPlan:
         parts = () if spread is None else remote_parts(spread, self._cards, self._files)
         drafts = () if drafter is None else drafter_parts(on, drafter)
         return Placed(holding, tuple(parts), drafts, on.drafter_name, tuple(on.notes))
+
+
+def placement_here(
+    cards: Cards | None, files: ModelFiles, request: CardRequest, store: ProfileStore | None = None
+) -> Placement:
+    """A model on this machine: on its cards, if there are any, and its processor.
+
+    Args:
+        request: by which the cards were found.
+    """
+    return OnProcessor(files) if cards is None else CardPlan(cards, files, request, store)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.planned_memory import HitRates, PlannedMemory
+from edgespec.costs.planner import Passes
 from edgespec.costs.spread import RemotePart, curve_over_machines
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
@@ -34,6 +35,10 @@ class Placed:
     def passes(self, here: Curve) -> Curve:
         """Seconds of passes by rows, from those of the whole model on the processor."""
         return curve_over_machines(here, self.parts)
+
+    def over(self, passes: Passes) -> Passes:
+        """The target's passes, from those of the whole model on the processor."""
+        return replace(passes, compute=self.passes(passes.compute))
 
     def draft_steps(self, here: Curve) -> Curve:
         """Seconds of draft steps by rows, from those on the processor."""

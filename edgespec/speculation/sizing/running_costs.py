@@ -7,6 +7,7 @@ tree.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 
 from edgespec.costs.curves import Curve
@@ -70,6 +71,10 @@ class FadingLine:
         if spread < self._n:
             return None
         return max((self._n * self._xy - self._x * self._y) / spread, 0.0)
+
+    def nodes_within(self, nodes: int, more: float) -> int:
+        """No limit: a line says too little of passes that are a little longer."""
+        return sys.maxsize
 
     def add(self, nodes: int, seconds: float) -> None:
         """Learn from a round."""

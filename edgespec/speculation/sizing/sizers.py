@@ -99,7 +99,7 @@ class AdaptiveSizer:
         per_node = self._cost.slope
         if per_node is None:
             return replace(self._most, budget=min(self._first * texts, most))
-        if judgement.is_trial and isinstance(self._cost, MovingCurve):
+        if judgement.on_trial:
             # A single large tree that fails would end the trial, whatever smaller ones would yield.
             most = min(most, max(self._cost.nodes_within(texts, _TRIAL_PASS), texts + 1))
         trust = (self._kept + _TRUST_PRIOR) / (self._promised + _TRUST_PRIOR)
@@ -122,9 +122,7 @@ class AdaptiveSizer:
             record: of all trees together.
             other_rows: rows that were no nodes.
         """
-        # What is needed once for a number of rows says nothing about the next pass over as many.
-        record = replace(record, verify_s=record.verify_s - record.setup_s)
-        seconds, judgement = record.seconds, self._judgement(texts)
+        seconds, judgement = record.recurring_s, self._judgement(texts)
         # Draft steps that are counted have a cost of their own; others are part of the nodes' cost.
         rows = record.nodes + other_rows
         self._cost.add(rows, seconds - record.draft_s if record.draft_steps else seconds)
@@ -168,15 +166,15 @@ class _Judgement:
         self._lost_s = self._spent_s = 0.0
 
     @property
-    def is_trial(self) -> bool:
-        """Whether there were too few rounds with drafts to judge them."""
-        return self._trial.rounds < _PATIENCE
+    def on_trial(self) -> bool:
+        """Whether there were too few rounds with drafts to judge them by their mean."""
+        return self._trial.is_short
 
     def token_s(self, texts: int) -> float:
         """Seconds a token takes, by the better of both ways."""
         assert self.plain_s is not None
         plain = self.plain_s / texts
-        return min(plain, self._trial.pace) if not self.is_trial else plain
+        return plain if self.on_trial else min(plain, self._trial.pace)
 
     def add(self, record: PassRecord, texts: int, drafted_s: float) -> None:
         """Learn from a round.
@@ -184,7 +182,7 @@ class _Judgement:
         Args:
             drafted_s: its seconds, without what was spent on reading text that was new to the drafter.
         """
-        seconds = record.seconds
+        seconds = record.recurring_s
         self._lost_s *= _FADE
         self._spent_s = _FADE * self._spent_s + seconds
         if record.nodes == texts:
@@ -218,6 +216,11 @@ class _Trial:
         self._seconds = self._tokens = 0.0
 
     @property
+    def is_short(self) -> bool:
+        """Whether there were too few to judge them by their mean."""
+        return self.rounds < _PATIENCE
+
+    @property
     def pace(self) -> float:
         """Seconds per token, as a running mean."""
         return self._seconds / self._tokens
@@ -240,6 +243,4 @@ class _Trial:
 
     def failed(self, plain_s: float, texts: int) -> bool:
         """Whether plain decoding is the better choice, judging by these rounds."""
-        if self.rounds >= _PATIENCE and self.pace > plain_s / texts:
-            return True
-        return self.rounds < _PATIENCE and self.lost_s > _DEAREST_TRIAL * plain_s
+        return self.lost_s > _DEAREST_TRIAL * plain_s if self.is_short else self.pace > plain_s / texts
