@@ -44,15 +44,18 @@ class DraftingAhead:
         self._spare_s: float | None = None  # that a pass waits, or would without these steps
         self._step_s: float | None = None
 
-    def begin(self, drafter: Drafter) -> Meanwhile | None:
+    def begin(self, drafter: Drafter, *, resting: bool = False) -> Meanwhile | None:
         """A pass of its own begins, over a tree that was just drafted.
+
+        Args:
+            resting: the drafter was not asked for this tree, which has only its root.
 
         Returns:
             What the pass may do while it waits.
         """
         self.steps, self.seconds = 0, 0.0
         self._drafter = drafter
-        if not self.enabled or self._spare_s is None or self._step_s is None:
+        if not self.enabled or resting or self._spare_s is None or self._step_s is None:
             return None
         return self._use
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgespec.engine.drafting_ahead import DraftingAhead
+from edgespec.engine.observing import Observing
 from edgespec.engine.passes import CachedText, PromptChunk, TargetPass, TextTree, Verified
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import PassRecord
@@ -98,6 +99,7 @@ class Loop:
         self.sizer = sizer
         self.plain_s = plain_s
         self.last_round: tuple[TokenTree, Acceptance] | None = None
+        self._observing = Observing()
         self.ahead = DraftingAhead(enabled=False)  # no gain was measured; see docs/benchmarks.md
 
     def next_pass(self, text: DecodingText) -> PassRecord:
@@ -147,23 +149,28 @@ class Loop:
         alone = len(texts) == 1 and not chunks
         drafted: list[DraftedTree]
         if alone:
-            drafted, places = [self._draft(texts[0])], [0]
+            drafted, places = self._draft(texts[0])
         else:
             nodes = min((most_rows or 0) - other_rows, self._target.max_nodes)
             room = PassRoom(nodes, other_rows)
             drafted, places = self._draft_together(texts, room)
 
         draft_end, draft_read_s = time.perf_counter(), self._target.reading_s - reading_s
+        for text in texts:
+            text.proposed_by = []
         for place, index in enumerate(places):
             if texts[index].traced:
                 texts[index].proposed_by = self.drafter.proposed_by(drafted[index].tree, place)
         trees = [TextTree(text.tokens, d.tree, text.cached) for text, d in zip(texts, drafted, strict=True)]
-        meanwhile = self.ahead.begin(self.drafter) if alone else None
+        meanwhile = self.ahead.begin(self.drafter, resting=not places) if alone else None
         result = self._target.verify(trees, chunks, meanwhile)
 
         verify_end = time.perf_counter()
-        paths = []
+        paths, observe_s = [], 0.0
+        resting_pass_s = self.plain_s if alone and not places else None
         for index, text in enumerate(texts):
+            tree, logits = drafted[index].tree, result.verified[index].logits
+            observe_s += self._observing.show(self.drafter, text.tokens, tree, logits, resting_pass_s)
             paths.append(self._accept(text, drafted[index], result.verified[index]))
             if text.error is None and index in places:
                 self.drafter.learn(text.tokens, places.index(index))
@@ -183,12 +190,13 @@ class Loop:
             draft_rows=self.drafter.rows if places else 0,
             ahead_steps=self.ahead.steps if alone else 0,
             ahead_s=self.ahead.seconds if alone else 0.0,
+            observe_s=observe_s,
         )
         if alone:
             self.ahead.end(whole)
             texts[0].sizer.record(whole)
             if whole.nodes == 1:
-                self.plain_s = min(whole.seconds, 1.05 * (self.plain_s or math.inf))
+                self.plain_s = min(whole.target_s, 1.05 * (self.plain_s or math.inf))
             return [whole]
         if texts:
             self.sizer.record(whole, len(texts), other_rows)
@@ -204,9 +212,17 @@ class Loop:
             for d, path, share in zip(drafted, paths, experts, strict=True)
         ]
 
-    def _draft(self, text: DecodingText) -> DraftedTree:
-        """The tree of a text that has a pass to itself."""
-        return text.method.drafting.draft(self.drafter, text.tokens, text.within(text.sizer.limits()))
+    def _draft(self, text: DecodingText) -> tuple[list[DraftedTree], list[int]]:
+        """The tree of a text that has a pass to itself.
+
+        Returns:
+            See `_draft_together`.
+        """
+        limits = text.within(text.sizer.limits())
+        if not limits.allows_drafting and not self.drafter.reads_target:
+            # Where a pass takes a few milliseconds, it would show what a drafter does to draft nothing.
+            return [DraftedTree(TokenTree.root_only(text.tokens[-1]))], []
+        return [text.method.drafting.draft(self.drafter, text.tokens, limits)], [0]
 
     def _draft_together(
         self, texts: Sequence[DecodingText], room: PassRoom
@@ -244,7 +260,6 @@ class Loop:
     def _accept(self, text: DecodingText, drafted: DraftedTree, verified: Verified) -> Sequence[int]:
         """The accepted path; the accepted tokens and the bonus token are appended to the text."""
         length = len(text.tokens)
-        self.drafter.observe(text.tokens, drafted.tree, verified.logits)
         try:
             accepted = text.method.accept(drafted, verified.logits, text.tokens)
         except EdgeSpecError as error:

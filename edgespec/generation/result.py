@@ -36,6 +36,7 @@ class PassRecord:
         ahead_steps, ahead_s: decodes that it took for the next tree while this pass waited for the disk, and
             their seconds, which are part of `verify_s` and not of `wait_s`.
         experts: what the pass needed of a mixture's experts that are read one by one; None if none are.
+        observe_s: seconds of `accept_s` in which the drafter looked at what the target said.
     """
 
     nodes: int
@@ -52,6 +53,7 @@ class PassRecord:
     ahead_s: float = 0.0
     experts: ExpertUse | None = None
     setup_s: float = 0.0
+    observe_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -62,6 +64,11 @@ class PassRecord:
     def recurring_s(self) -> float:
         """Seconds of the round without what is needed once, which say what the next one like it takes."""
         return self.seconds - self.setup_s
+
+    @property
+    def target_s(self) -> float:
+        """Those of them that are not the drafter's: what the round would have taken without one."""
+        return self.recurring_s - self.draft_s - self.observe_s
 
     @property
     def hidden_draft_s(self) -> float:

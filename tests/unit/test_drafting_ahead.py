@@ -154,5 +154,7 @@ def test_what_is_read_while_the_drafter_works_is_noted() -> None:
     target.on_pass = read_ahead
     target.waits = 1
     answer = engine.generate([1, 2, 3], GenerationConfig(max_tokens=20))
-    assert [record.draft_read_s for record in answer.passes] == [0.25] * len(answer.passes)
-    assert [record.hidden_draft_s for record in answer.passes] == [0.25] * len(answer.passes)
+    drafted = [record for record in answer.passes if record.nodes > 1]
+    assert len(drafted) >= len(answer.passes) - 1  # nothing can follow the last token
+    assert [record.draft_read_s for record in drafted] == [0.25] * len(drafted)
+    assert [record.hidden_draft_s for record in drafted] == [0.25] * len(drafted)

@@ -247,6 +247,23 @@ def test_a_drafter_that_finds_nothing_at_no_cost_is_always_asked() -> None:
         assert sizer.limits().budget > 1
 
 
+@pytest.mark.parametrize(("draft_s", "observe_s"), [(0.1, 0.0), (0.05, 0.05)])
+def test_a_drafter_that_takes_its_time_to_find_nothing_is_not_asked_for_long(
+    draft_s: float, observe_s: float
+) -> None:
+    sizer = AdaptiveSizer(_MOST)
+    passes, asked = 500, 0
+    for _ in range(passes):
+        is_asked = sizer.limits().budget > 1
+        asked += is_asked
+        sizer.record(
+            PassRecord(1, 0, draft_s, 1.0, observe_s, observe_s=observe_s)
+            if is_asked
+            else PassRecord(1, 0, 0.0, 1.0, 0.0)
+        )
+    assert asked / passes < 0.25, "a tenth of a pass each, and a fortieth of all passes in all"
+
+
 def test_a_draft_step_must_be_worth_its_seconds() -> None:
     sizer = AdaptiveSizer(_MOST)
     sizer.record(PassRecord(1, 0, 0.0, 1.0, 0.0))

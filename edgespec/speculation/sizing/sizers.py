@@ -187,7 +187,7 @@ class _Judgement:
         self._spent_s = _FADE * self._spent_s + seconds
         if record.nodes == texts:
             # The shortest pass is the least disturbed by other programs; passes slow down only gradually.
-            self.plain_s = min(seconds, 1.05 * (self.plain_s or math.inf))
+            self.plain_s = min(record.target_s, 1.05 * (self.plain_s or math.inf))
             if record.draft_s < 0.01 * seconds:
                 self.pausing = self.pausing and self._lost_s > _LOST_SHARE * self._spent_s
                 return
