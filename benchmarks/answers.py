@@ -31,17 +31,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
-
 import edgespec
-from benchmarks.workload import PROMPTS, q4_0, smollm2
+from benchmarks.workload import FOLDER, PROMPTS, q4_0, smollm2, widened
 from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.engine.loop import Sizer
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.measure.throughput import forget_cached
-from edgespec.models.gguf.widen import widen
 from edgespec.offload.layout import Piece
 from edgespec.offload.store_reader import StoreReader
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
@@ -67,7 +64,7 @@ def main() -> None:
     )
     parser.add_argument("--cap", type=int, default=1200, help="megabytes (10^6 bytes) of the control group")
     parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
-    parser.add_argument("--folder", type=Path, default=user_cache_path("edgespec") / "bench-models")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--budgets", type=int, nargs="*", default=[8, 16, 32], help="of fixed trees")
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
@@ -84,13 +81,10 @@ def main() -> None:
     )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    target = options.folder / f"smollm2-q4_0-widened-{options.target_bytes}.gguf"
+    target = widened(q4_0(), options.target_bytes, options.folder)
     if options.one:
         print(json.dumps((alternating if options.alternate else answers)(target, options)))
         return
-    if not target.exists():
-        options.folder.mkdir(parents=True, exist_ok=True)
-        widen(q4_0(), target, options.target_bytes)
     if options.alternate:
         show_alternating(ours(options.alternate, options.alternate, options))
         return
@@ -114,7 +108,7 @@ def main() -> None:
 def ours(name: str, budget: str, options: argparse.Namespace) -> dict[str, Any]:
     """One setting of EdgeSpec in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.answers", *sys.argv[1:], "--one", budget]
-    forget_cached(options.folder / f"smollm2-q4_0-widened-{options.target_bytes}.gguf")
+    forget_cached(widened(q4_0(), options.target_bytes, options.folder))
     child = run_capped(command, options.cap * 10**6)
     if child.status:
         raise SystemExit(f"{name} ended with status {child.status}")
@@ -254,7 +248,7 @@ def theirs(target: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
 def _their_row(name: str, command: list[str], speed: str, options: argparse.Namespace) -> dict[str, Any]:
     speeds = []
     for prompt in PROMPTS[: options.prompts]:
-        forget_cached(options.folder / f"smollm2-q4_0-widened-{options.target_bytes}.gguf")
+        forget_cached(widened(q4_0(), options.target_bytes, options.folder))
         child = run_capped([*command, "-p", CHAT.format(prompt)], options.cap * 10**6, with_errors=True)
         found = re.findall(speed, child.output)
         if child.status or not found:

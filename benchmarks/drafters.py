@@ -26,23 +26,19 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 import edgespec
 from benchmarks.along_texts import Yield, tables, write_answers, yields_along
+from benchmarks.workload import FOLDER, smollm2, widened
 from benchmarks.workload import PROMPTS as OTHER_PROMPTS
-from benchmarks.workload import smollm2
 from edgespec.drafting.agreement import PROMPTS, Reader, write_texts
 from edgespec.drafting.make import MakeOptions, make_for
 from edgespec.drafting.tuning.options import TuneOptions
 from edgespec.drafting.tuning.tune import tune
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
-from edgespec.models.gguf.widen import widen
 from edgespec.models.llama.quantize import make_drafter
 
 _PASS_S = 0.7  # of the target, by which drafters are compared while they are made
-FOLDER = user_cache_path("edgespec") / "bench-models"
 
 
 def main() -> None:
@@ -62,9 +58,7 @@ def main() -> None:
     if options.workload:
         _print_yields(target, picked, options)
     if options.widened_bytes:
-        wide = FOLDER / f"{target.stem}-widened-{options.widened_bytes}.gguf"
-        if not wide.exists():
-            widen(target, wide, options.widened_bytes)
+        wide = widened(target, options.widened_bytes)
         heads = {name: Path(path) for name, _, path in (pair.partition("=") for pair in options.heads)}
         rows += [{"drafter": name, "bytes": path.stat().st_size} for name, path in heads.items()]
         for temperature in options.temperatures:

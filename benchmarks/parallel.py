@@ -22,15 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
-from platformdirs import user_cache_path
 
 import edgespec
-from benchmarks.workload import PROMPTS, q4_0, smollm2
+from benchmarks.workload import FOLDER, PROMPTS, q4_0, smollm2, widened
 from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.shared_rows import measure_texts, texts_of
 from edgespec.generation.config import GenerationConfig
 from edgespec.machine.cores import default_threads
-from edgespec.models.gguf.widen import widen
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.progress import no_progress
 
@@ -43,7 +41,7 @@ def main() -> None:
     )
     parser.add_argument("--cap", type=int, default=1300, help="megabytes (10^6 bytes) of the control group")
     parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
-    parser.add_argument("--folder", type=Path, default=user_cache_path("edgespec") / "bench-models")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--texts", type=int, nargs="*", default=[1, 4, 16, 48])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
@@ -51,14 +49,11 @@ def main() -> None:
     parser.add_argument("--only", choices=["streamed", "resident"])
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    target = options.folder / f"smollm2-q4_0-widened-{options.target_bytes}.gguf"
+    target = widened(q4_0(), options.target_bytes, options.folder)
     if options.one:
         place, draft, texts = options.one.split(",")
         print(json.dumps(measure(target if place == "streamed" else smollm2(), draft, int(texts), options)))
         return
-    if not target.exists():
-        options.folder.mkdir(parents=True, exist_ok=True)
-        widen(q4_0(), target, options.target_bytes)
     rows: list[dict[str, Any]] = []
     for place in [options.only] if options.only else ["streamed", "resident"]:
         if place == "streamed":

@@ -27,14 +27,13 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 import edgespec
-from benchmarks.workload import PROMPTS, dropped_four, q4_0, smollm2
+from benchmarks.workload import FOLDER, PROMPTS, dropped_four, q4_0, smollm2, widened
 from edgespec.engine.engine import Engine
 from edgespec.files.kept import Kept
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import PassRecord
 from edgespec.machine.probe import usable_cores
 from edgespec.measure.full_profile import measure_full_profile
-from edgespec.models.gguf.widen import widen
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import Plan, PlanRequest
 from edgespec.profiles.stream_rate import StreamRate
@@ -76,10 +75,7 @@ class Row:
 
 def main() -> None:
     options = _parse()
-    target = options.folder / f"smollm2-q4_0-widened-{options.target_bytes}.gguf"
-    if not target.exists():
-        options.folder.mkdir(parents=True, exist_ok=True)
-        widen(q4_0(), target, options.target_bytes)
+    target = widened(q4_0(), options.target_bytes, options.folder)
     drafters = {"none": "none", "Q4_1": str(smollm2()), "four layers dropped": str(dropped_four())}
     with _knowing_nothing():
         for name, draft in drafters.items():
@@ -248,7 +244,7 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
-    parser.add_argument("--folder", type=Path, default=user_cache_path("edgespec") / "bench-models")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--profile-memory", type=int, default=1140, help="megabytes while profiling")
     parser.add_argument("--memories", type=int, nargs="+", default=[900, 1140, 1500])
     parser.add_argument("--budgets", type=int, nargs="+", default=[8, 24])

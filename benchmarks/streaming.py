@@ -25,7 +25,7 @@ import numpy as np
 from platformdirs import user_cache_path
 
 import edgespec
-from benchmarks.workload import q4_0
+from benchmarks.workload import FOLDER, q4_0, widened
 from edgespec.bench.rows.capped import run_capped
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
@@ -33,7 +33,6 @@ from edgespec.machine.probe import usable_cores
 from edgespec.measure.throughput import sequential_speed
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.widen import widen
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
@@ -55,22 +54,19 @@ def main() -> None:
     parser.add_argument("--cap", type=int, default=1200, help="megabytes (10^6 bytes) of the control group")
     parser.add_argument("--budget", type=int, help="megabytes given to --memory; default: the cap less 5%%")
     parser.add_argument("--target-bytes", type=int, default=1_840_000_000)
-    parser.add_argument("--folder", type=Path, default=user_cache_path("edgespec") / "bench-models")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--skip-llama", action="store_true", help="leave out llama.cpp, which is slow here")
     parser.add_argument("--try-slots", type=int, nargs="*", default=[2, 3, 4, 6], help="sizes of the ring")
     parser.add_argument("--try-budgets", type=int, nargs="*", default=[760, 950, 1520], help="megabytes")
     parser.add_argument("--slots", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--role", choices=sorted(ROLES), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    target = options.folder / f"smollm2-q4_0-widened-{options.target_bytes}.gguf"
+    target = widened(q4_0(), options.target_bytes, options.folder)
     budget = (options.budget or int(options.cap * 0.95)) * 10**6
     if options.role:
         role = partial(streamed, slots=options.slots) if options.slots else ROLES[options.role]
         print(json.dumps(role(target, budget)))
         return
-    if not target.exists():
-        options.folder.mkdir(parents=True, exist_ok=True)
-        widen(q4_0(), target, options.target_bytes)
     arguments = [*sys.argv[1:], "--role"]
     packs = user_cache_path("edgespec") / "packs"
     for old in packs.glob(f"{target.stem}-*.pack"):

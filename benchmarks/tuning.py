@@ -33,8 +33,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 
 import edgespec
-from benchmarks.drafters import FOLDER
-from benchmarks.workload import smollm2
+from benchmarks.workload import FOLDER, smollm2
 from edgespec.drafting.agreement import Text
 from edgespec.drafting.tuning.answers import Answer, AnswerFile, Rows, harvest
 from edgespec.drafting.tuning.batches import batch_of

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import edgespec
 from benchmarks.slow_network import DelayedPort
-from benchmarks.workload import PROMPTS, dropped, q4_0
+from benchmarks.workload import PROMPTS, dropped, q4_0, widened
 from edgespec.costs.planner import Prediction
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
@@ -30,7 +30,6 @@ from edgespec.loading.devices.spreading import layer_sizes
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.widen import widen
 from edgespec.offload.planning.budget import bytes_needed
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import PlanRequest
@@ -90,14 +89,6 @@ def _with_drafter(sizes: Sequence[Prediction], draft: Path, nodes: int) -> Predi
     """Trees of this size from the drafter that is loaded; the plan may think that another way is faster."""
     (found,) = [size for size in sizes if (size.drafter, size.nodes) == (draft.name, nodes)]
     return found
-
-
-def _widened(n_bytes: int) -> Path:
-    """The target, which is kept in the cache folder."""
-    path = q4_0().with_name(f"smollm2-q4_0-widened-{n_bytes}.gguf")
-    if not path.exists():
-        widen(q4_0(), path, n_bytes)
-    return path
 
 
 def _learn(options: argparse.Namespace) -> None:
@@ -186,7 +177,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args()
-    options.model = _widened(options.target_bytes)
+    options.model = widened(q4_0(), options.target_bytes)
     return options
 
 

@@ -11,8 +11,12 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from edgespec.models.gguf.widen import widen
 from edgespec.models.hub import catalog
 from edgespec.models.llama.quantize import make_drafter
+
+FOLDER = Path(os.environ.get("EDGESPEC_BENCH_MODELS", user_cache_path("edgespec") / "bench-models"))
+"""Where models that are made for measuring are kept."""
 
 PROMPTS = (
     "Why is the sky blue?",
@@ -49,10 +53,9 @@ def smollm2() -> Path:
 
 def drafter(name: str, quantization: str, drop_layers: tuple[int, ...] = ()) -> Path:
     """A drafter made from the default model, kept in the cache folder."""
-    folder = Path(os.environ.get("EDGESPEC_BENCH_MODELS", user_cache_path("edgespec") / "bench-models"))
-    path = folder / f"smollm2-{name}.gguf"
+    path = FOLDER / f"smollm2-{name}.gguf"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        FOLDER.mkdir(parents=True, exist_ok=True)
         make_drafter(smollm2(), path, quantization=quantization, drop_layers=drop_layers)
     return path
 
@@ -70,6 +73,15 @@ def dropped() -> Path:
 def dropped_four() -> Path:
     """Layers 14, 17, 20 and 23 dropped: agrees on about 0.5."""
     return drafter("drop-14-17-20-23", "keep", (14, 17, 20, 23))
+
+
+def widened(source: Path, target_bytes: int, folder: Path = FOLDER) -> Path:
+    """A model of about `target_bytes` with the tokens of `source`, made once and kept in the folder."""
+    path = folder / f"{source.stem}-widened-{target_bytes}.gguf"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        widen(source, path, target_bytes)
+    return path
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
