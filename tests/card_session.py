@@ -89,9 +89,9 @@ def become_card(address: str, models: list[str]) -> None:
     (known,) = current_build().gpus
     types = {usual_type(ModelFiles.of(read_header(model))) for model in models}
     own, there = measure_speeds(min(types), 1, endpoints=[address])
-    way = Curve.through([(1 << 14, 1e-4), (1 << 20, 1e-3)])
+    transfer = Curve.through([(1 << 14, 1e-4), (1 << 20, 1e-3)])
     for type_id in types:
-        remember(known, type_id, 1, DeviceProfile(there.seconds, own.seconds, way))
+        remember(known, type_id, 1, DeviceProfile(there.seconds, own.seconds, transfer))
 
 
 def case(model: str, **options: Any) -> dict[str, Any]:

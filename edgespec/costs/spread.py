@@ -2,8 +2,8 @@
 
 Devices are this machine's processor, its graphics cards, other machines, and the disk behind the processor.
 A pass goes through them one after another, so its time is the sum of what its layers take wherever
-they are, and of the way to each device and back. Whichever machine is fastest therefore gets as many layers
-as it holds; and a machine that is not needed and not faster gets none, as its way costs time.
+they are, and of transfers to each device and back. Whichever machine is fastest therefore gets as many layers
+as it holds; and a machine that is not needed and not faster gets none, as transfers cost time.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ class RemotePart:
     Attributes:
         share: of the model's bytes.
         slowness: the time that products take there relative to this machine, by rows.
-        way: seconds in which so many bytes get there and back.
+        transfer: seconds in which so many bytes get there and back.
         pass_bytes: that describe a pass of another shape than the last one. Trees vary; single rows do not.
-        row_bytes: that every row adds, each way.
+        row_bytes: that every row adds, in each direction.
     """
 
     share: float
     slowness: Mapping[int, float]
-    way: Curve
+    transfer: Curve
     pass_bytes: float
     row_bytes: float
 
@@ -99,9 +99,9 @@ class RemotePart:
             here_s: seconds of the whole pass, if all of it were computed on this machine.
         """
         slower = float(np.interp(rows, list(self.slowness), list(self.slowness.values())))
-        # The way was measured with as many bytes in both directions; what describes the pass goes in one.
+        # Transfers were measured with as many bytes in both directions; what describes the pass goes in one.
         described = self.pass_bytes / 2 if rows > 1 else 0.0
-        return self.share * here_s * slower + self.way.at(described + rows * self.row_bytes)
+        return self.share * here_s * slower + self.transfer.at(described + rows * self.row_bytes)
 
 
 def curve_over_machines(here: Curve, parts: Sequence[RemotePart]) -> Curve:

@@ -147,34 +147,33 @@ class Loop:
         start, reading_s = time.perf_counter(), self._target.reading_s
         other_rows = sum(len(chunk.tokens) for chunk in chunks)
         alone = len(texts) == 1 and not chunks
-        drafted: list[DraftedTree]
         if alone:
-            drafted, places = self._draft(texts[0])
+            drafted, asked = self._draft(texts[0])
         else:
             nodes = min((most_rows or 0) - other_rows, self._target.max_nodes)
-            room = PassRoom(nodes, other_rows)
-            drafted, places = self._draft_together(texts, room)
+            drafted, asked = self._draft_together(texts, PassRoom(nodes, other_rows))
 
         draft_end, draft_read_s = time.perf_counter(), self._target.reading_s - reading_s
-        for text in texts:
-            text.proposed_by = []
-        for place, index in enumerate(places):
-            if texts[index].traced:
-                texts[index].proposed_by = self.drafter.proposed_by(drafted[index].tree, place)
+        self._note_proposers(texts, drafted, asked)
         trees = [TextTree(text.tokens, d.tree, text.cached) for text, d in zip(texts, drafted, strict=True)]
-        meanwhile = self.ahead.begin(self.drafter, resting=not places) if alone else None
+        meanwhile = self.ahead.begin(self.drafter, resting=not asked) if alone else None
         result = self._target.verify(trees, chunks, meanwhile)
 
         verify_end = time.perf_counter()
-        paths, observe_s = [], 0.0
-        resting_pass_s = self.plain_s if alone and not places else None
-        for index, text in enumerate(texts):
-            tree, logits = drafted[index].tree, result.verified[index].logits
-            observe_s += self._observing.show(self.drafter, text.tokens, tree, logits, resting_pass_s)
-            paths.append(self._accept(text, drafted[index], result.verified[index]))
-            if text.error is None and index in places:
-                self.drafter.learn(text.tokens, places.index(index))
+        resting_s = None if asked or not texts else (verify_end - draft_end) / len(texts)
+        observe_s = sum(
+            self._observing.show(self.drafter, text.tokens, d.tree, verified.logits, resting_s)
+            for text, d, verified in zip(texts, drafted, result.verified, strict=True)
+        )
+        paths = [
+            self._accept(text, d, verified)
+            for text, d, verified in zip(texts, drafted, result.verified, strict=True)
+        ]
+        for place, index in enumerate(asked):
+            if texts[index].error is None:
+                self.drafter.learn(texts[index].tokens, place)
         self._target.commit(trees, paths)
+
         whole = PassRecord(
             nodes=sum(len(d.tree) for d in drafted),
             accepted=sum(max(len(path) - 1, 0) for path in paths),
@@ -186,8 +185,8 @@ class Loop:
             setup_s=result.setup_s,
             draft_read_s=draft_read_s,
             experts=result.experts,
-            draft_steps=self.drafter.steps if places else 0,
-            draft_rows=self.drafter.rows if places else 0,
+            draft_steps=self.drafter.steps if asked else 0,
+            draft_rows=self.drafter.rows if asked else 0,
             ahead_steps=self.ahead.steps if alone else 0,
             ahead_s=self.ahead.seconds if alone else 0.0,
             observe_s=observe_s,
@@ -213,11 +212,7 @@ class Loop:
         ]
 
     def _draft(self, text: DecodingText) -> tuple[list[DraftedTree], list[int]]:
-        """The tree of a text that has a pass to itself.
-
-        Returns:
-            See `_draft_together`.
-        """
+        """The tree of a text that has a pass to itself; see `_draft_together`."""
         limits = text.within(text.sizer.limits())
         if not limits.allows_drafting and not self.drafter.reads_target:
             # Where a pass takes a few milliseconds, it would show what a drafter does to draft nothing.
@@ -256,6 +251,16 @@ class Loop:
         for index, tree in zip(asked, trees, strict=True):
             drafted[index] = texts[index].method.drafting.drafted(tree, texts[index].tokens)
         return drafted, list(asked)
+
+    def _note_proposers(
+        self, texts: Sequence[DecodingText], drafted: Sequence[DraftedTree], asked: Sequence[int]
+    ) -> None:
+        """Note who proposed the nodes of the trees, before the drafter learns from them and forgets it."""
+        for text in texts:
+            text.proposed_by = []
+        for place, index in enumerate(asked):
+            if texts[index].traced:
+                texts[index].proposed_by = self.drafter.proposed_by(drafted[index].tree, place)
 
     def _accept(self, text: DecodingText, drafted: DraftedTree, verified: Verified) -> Sequence[int]:
         """The accepted path; the accepted tokens and the bonus token are appended to the text."""

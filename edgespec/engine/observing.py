@@ -40,8 +40,8 @@ class Observing:
         Args:
             text: the text that the pass extended.
             logits: (nodes, n_vocab) the target's.
-            resting_pass_s: seconds that such a pass takes, if the drafter was not asked for its tree; None if
-                it was.
+            resting_pass_s: if the drafter was asked for no tree of the pass, its seconds divided by the texts
+                that shared it; None if it was asked.
 
         Returns:
             Seconds that the drafter took.

@@ -38,11 +38,11 @@ class DeviceSpeed:
 
     Attributes:
         seconds: for a byte of weights of a type as in files, for each of ROWS.
-        way: seconds in which so many bytes get there and back; empty for what is not on this machine.
+        transfer: seconds in which so many bytes get there and back; empty for what is not on this machine.
     """
 
     seconds: tuple[float, ...]
-    way: Mapping[int, float] = field(default_factory=dict)
+    transfer: Mapping[int, float] = field(default_factory=dict)
 
 
 def measure_speeds(
@@ -74,7 +74,7 @@ def measure_speeds(
     if missing := verdict.answer.get("missing"):
         raise DeviceFailed(f"there is no {missing}")
     return [
-        DeviceSpeed(tuple(each["seconds"]), {int(n): s for n, s in each["way"].items()})
+        DeviceSpeed(tuple(each["seconds"]), {int(n): s for n, s in each["transfer"].items()})
         for each in verdict.answer["devices"]
     ]
 
@@ -96,12 +96,12 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         if device == own:
             f["ggml_backend_cpu_set_n_threads"](backend, request["threads"])
         seconds = _seconds(device, backend, request["type"])
-        found.append({"seconds": seconds, "way": _way(device) if device in near else {}})
+        found.append({"seconds": seconds, "transfer": _transfer_times(device) if device in near else {}})
         f["ggml_backend_free"](backend)
     return {"devices": found}
 
 
-def _way(device: Address) -> dict[int, float]:
+def _transfer_times(device: Address) -> dict[int, float]:
     """Seconds in which so many bytes get to a device and back: the median of a few tries."""
     f = ggml.functions()
     kind = f["ggml_backend_dev_buffer_type"](device)
@@ -126,7 +126,7 @@ def _way(device: Address) -> dict[int, float]:
 
 
 def _seconds(device: Address, backend: Address, type_id: int) -> list[float]:
-    """Seconds for each byte of weights, for each of ROWS: the best of a few tries, without the way."""
+    """Seconds for each byte of weights, for each of ROWS: the best of a few tries, without the transfers."""
     f = ggml.functions()
     kind = f["ggml_backend_dev_buffer_type"](device)
     step = f["ggml_backend_buft_get_alignment"](kind)
@@ -171,7 +171,7 @@ def _best(
         def finish() -> None:
             f["ggml_backend_tensor_get"](values, ctypes.addressof(first), 0, ctypes.sizeof(first))
 
-        whole, way = [], []
+        whole, transfers = [], []
         for _ in range(_PRODUCT_TRIES):
             begun = time.perf_counter()
             f["ggml_backend_graph_compute"](backend, graph)
@@ -179,6 +179,6 @@ def _best(
             computed = time.perf_counter()
             finish()
             whole.append(computed - begun)
-            way.append(time.perf_counter() - computed)
-        # Each the best of its own: a way that took long by chance would make the products look fast.
-        return max(min(whole) - min(way), 1e-9)
+            transfers.append(time.perf_counter() - computed)
+        # Each the best of its own: a transfer that took long by chance would make the products look fast.
+        return max(min(whole) - min(transfers), 1e-9)

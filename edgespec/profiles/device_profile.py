@@ -12,29 +12,29 @@ from edgespec.profiles.curve_json import curve_from_json, curve_to_json
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """Measured products on a device of this machine, and the way there.
+    """Measured products and transfers on a device of this machine.
 
     Attributes:
         seconds: for a byte of weights as they are in files, for each of kernels.report.ROWS.
         own_seconds: the same on the processor.
-        way: seconds in which so many bytes get there and back.
+        transfer: seconds in which so many bytes get there and back.
     """
 
     seconds: tuple[float, ...]
     own_seconds: tuple[float, ...]
-    way: Curve
+    transfer: Curve
 
     @property
-    def link(self) -> float:
+    def bandwidth(self) -> float:
         """Bytes per second between memory and the device, one way, for large transfers."""
-        return 2 * self.way.rows[-1] / max(self.way.seconds[-1], 1e-9)
+        return 2 * self.transfer.rows[-1] / max(self.transfer.seconds[-1], 1e-9)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
         return {
             "seconds": list(self.seconds),
             "own_seconds": list(self.own_seconds),
-            "way": curve_to_json(self.way),
+            "transfer": curve_to_json(self.transfer),
         }
 
     @classmethod
@@ -43,5 +43,5 @@ class DeviceProfile:
         return cls(
             tuple(float(s) for s in record["seconds"]),
             tuple(float(s) for s in record["own_seconds"]),
-            curve_from_json(record["way"]),
+            curve_from_json(record["transfer"]),
         )

@@ -25,7 +25,7 @@ class LentDevice:
         index: among those of its worker.
         free: bytes of memory that may be used.
         ping_s: seconds of a round trip to the worker.
-        way: seconds in which so many bytes get there and back.
+        transfer: seconds in which so many bytes get there and back.
         seconds: for a byte of weights, for each of kernels.report.ROWS.
     """
 
@@ -33,7 +33,7 @@ class LentDevice:
     index: int
     free: int
     ping_s: float
-    way: Curve
+    transfer: Curve
     seconds: tuple[float, ...] = ()
 
     @property
@@ -170,13 +170,13 @@ def _measured(endpoints: Sequence[str], type_id: int, n_threads: int) -> list[tu
 
 
 def _opened(address: Address) -> tuple[Connection, list[LentDevice]]:
-    """A connection to a worker, its devices, and the way there."""
+    """A connection to a worker, its devices, and what transfers to it take."""
     connection = Connection(address)
     try:
         count = connection.devices()
         ping_s = connection.ping_s()
-        way = Curve.through(connection.transfers().items())
-        first = LentDevice(address, 0, 0, ping_s, way)
+        transfer = Curve.through(connection.transfers().items())
+        first = LentDevice(address, 0, 0, ping_s, transfer)
         return connection, [replace(first, index=i, free=connection.memory(i)[0]) for i in range(count)]
     except BaseException:
         connection.close()

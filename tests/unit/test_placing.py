@@ -167,7 +167,7 @@ def test_measurements_are_kept_by_device(tmp_path: Path) -> None:
     store.put({"device": "CUDA0 a"}, profile)
     assert store.device({"device": "CUDA0 a"}) == profile
     assert store.device({"device": "CUDA0 b"}) is None
-    assert profile.link == pytest.approx(2 * (1 << 24) / 2e-3)
+    assert profile.bandwidth == pytest.approx(2 * (1 << 24) / 2e-3)
     plain, on_card = (
         Keys.of("t", "d", threads=1, mode="", drafter_device=device) for device in ("", "CUDA0")
     )

@@ -103,8 +103,8 @@ def test_a_streamed_model_gives_memory_for_texts_that_gain_more(model: ModelFile
 
 def test_texts_have_cells_on_a_card_too(model: ModelFiles) -> None:
     seconds = (1e-10, 2e-10, 4e-10)
-    way = Curve.through([(1 << 14, 1e-5), (1 << 24, 2e-3)])
-    profile = DeviceProfile(tuple(s / 10 for s in seconds), seconds, way)
+    transfer = Curve.through([(1 << 14, 1e-5), (1 << 24, 2e-3)])
+    profile = DeviceProfile(tuple(s / 10 for s in seconds), seconds, transfer)
     alone = model.tensor_bytes + 400 * MIB
     more = {"memory": alone, "gpu_layers": "auto", "draft_device": "none"}
     for free, all_of_them in ((4 << 30, True), (64 * MIB, False)):

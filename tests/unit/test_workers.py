@@ -83,17 +83,17 @@ def test_a_machine_that_is_not_needed_and_not_faster_gets_nothing() -> None:
 
 def test_a_pass_over_machines_takes_the_time_of_its_parts_and_the_way() -> None:
     here = Curve.through([(1, 0.010), (32, 0.040)])
-    way = Curve.through([(1 << 10, 0.020), (1 << 20, 0.030)])
+    transfer = Curve.through([(1 << 10, 0.020), (1 << 20, 0.030)])
     assert curve_over_machines(here, []) == here
-    half = RemotePart(0.5, {1: 2.0, 32: 1.0}, way, 0.0, 32.0)
+    half = RemotePart(0.5, {1: 2.0, 32: 1.0}, transfer, 0.0, 32.0)
     found = curve_over_machines(here, [half])
-    assert found.at(1) == pytest.approx(0.005 + 0.5 * 0.010 * 2.0 + way.at(32))
-    assert found.at(32) == pytest.approx(0.020 + 0.020 + way.at(1024))
+    assert found.at(1) == pytest.approx(0.005 + 0.5 * 0.010 * 2.0 + transfer.at(32))
+    assert found.at(32) == pytest.approx(0.020 + 0.020 + transfer.at(1024))
     described = curve_over_machines(here, [replace(half, pass_bytes=1 << 20)])
     assert described.at(1) == found.at(1)
-    assert described.at(32) == pytest.approx(0.040 + way.at((1 << 19) + 1024))
+    assert described.at(32) == pytest.approx(0.040 + transfer.at((1 << 19) + 1024))
     two = curve_over_machines(here, [replace(half, share=0.25), replace(half, share=0.25)])
-    assert two.at(1) == pytest.approx(found.at(1) + way.at(32))
+    assert two.at(1) == pytest.approx(found.at(1) + transfer.at(32))
 
 
 def test_passes_on_workers_are_not_taken_for_those_of_this_machine(tmp_path: Path) -> None:

@@ -41,14 +41,14 @@ class Card:
         return self.profile.seconds
 
     @property
-    def way(self) -> Curve:
+    def transfer(self) -> Curve:
         """Seconds in which so many bytes get there and back."""
-        return self.profile.way
+        return self.profile.transfer
 
     @property
     def ping_s(self) -> float:
-        """Seconds of the shortest way there and back."""
-        return self.way.seconds[0]
+        """Seconds of the shortest transfer there and back."""
+        return self.transfer.seconds[0]
 
     @property
     def pointer(self) -> Address:

@@ -19,8 +19,8 @@ from edgespec.loading.devices.spreading import (
     read_rate,
     remote_parts,
     room_here,
+    transfer_seconds,
     usual_type,
-    way_seconds,
 )
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint
 from edgespec.models.gguf.layers import ModelFiles
@@ -117,7 +117,7 @@ def spread_over(
     hidden = hidden_bytes(files)
     for device, layer_s in zip(crew.devices, (CLEARLY_FASTER * s for s in there_s), strict=True):
         lent = int(device.free * (1 - _MARGIN)) - first.buffers
-        places.append(Place(lent, layer_s, way_seconds(device, USUAL_ROWS * hidden)))
+        places.append(Place(lent, layer_s, transfer_seconds(device, USUAL_ROWS * hidden)))
     counts = spread_layers(len(sizes), layer_bytes, places)
     if counts is None and disk_rate is not None:
         disk = Place(layer_bytes * len(sizes), max(own_s, layer_bytes / disk_rate))

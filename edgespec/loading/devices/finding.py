@@ -124,7 +124,7 @@ def measure_device(name: str, type_id: int, n_threads: int) -> DeviceProfile:
         DeviceFailed: llama.cpp cannot compute on it.
     """
     own, there = measure_speeds(type_id, n_threads, names=[name])
-    return DeviceProfile(there.seconds, own.seconds, Curve.through(there.way.items()))
+    return DeviceProfile(there.seconds, own.seconds, Curve.through(there.transfer.items()))
 
 
 def describe(card: Card) -> str:
@@ -133,7 +133,7 @@ def describe(card: Card) -> str:
     return (
         f"{card.name} ({card.description}) has {readable(card.free)} free of {readable(card.total)}. "
         f"Products take {ratios[0]:.2g} times as long there as on the processor with one row, and "
-        f"{ratios[-1]:.2g} times with many; the way there carries {readable(card.profile.link)}/s."
+        f"{ratios[-1]:.2g} times with many; transfers run at {readable(card.profile.bandwidth)}/s."
     )
 
 

@@ -20,7 +20,7 @@ from edgespec.loading.devices.spreading import (
     layer_sizes,
     output_bytes,
     room_here,
-    way_seconds,
+    transfer_seconds,
 )
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
@@ -68,9 +68,9 @@ def place_on_cards(cards: Cards, needs: Needs, files: ModelFiles, room: int, wis
     sizes = layer_sizes(files)
     layer_bytes, here = room_here(needs, files, room)
     own_s, *there_s = layer_seconds(cards, files)
-    way_bytes = USUAL_ROWS * hidden_bytes(files)
+    transferred_bytes = USUAL_ROWS * hidden_bytes(files)
     places = [
-        Place(card_room(card, needs.footprints[0], here), layer_s, way_seconds(card, way_bytes))
+        Place(card_room(card, needs.footprints[0], here), layer_s, transfer_seconds(card, transferred_bytes))
         for card, layer_s in zip(cards.devices, there_s, strict=True)
     ]
     if wish.layers == AUTO:
@@ -128,10 +128,10 @@ def drafter_card(cards: Cards, files: ModelFiles, size: Footprint, wanted: str) 
             )
         return card
     own_s, *there_s = layer_seconds(cards, files)
-    way_bytes = USUAL_ROWS * hidden_bytes(files)
+    transferred_bytes = USUAL_ROWS * hidden_bytes(files)
     n_layers = len(layer_sizes(files))
     steps = [
-        (n_layers * layer_s + way_seconds(card, way_bytes), card)
+        (n_layers * layer_s + transfer_seconds(card, transferred_bytes), card)
         for card, layer_s in zip(cards.devices, there_s, strict=True)
         if needed <= usable(card)
     ]

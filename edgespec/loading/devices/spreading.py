@@ -31,8 +31,8 @@ class LayerDevice(Protocol):
     Attributes:
         name: for people.
         free: bytes of memory that may be used.
-        ping_s: seconds of the shortest way there and back.
-        way: seconds in which so many bytes get there and back.
+        ping_s: seconds of the shortest transfer there and back.
+        transfer: seconds in which so many bytes get there and back.
         seconds: for a byte of weights, for each of kernels.report.ROWS.
     """
 
@@ -43,7 +43,7 @@ class LayerDevice(Protocol):
     @property
     def ping_s(self) -> float: ...
     @property
-    def way(self) -> Curve: ...
+    def transfer(self) -> Curve: ...
     @property
     def seconds(self) -> tuple[float, ...]: ...
 
@@ -128,9 +128,9 @@ def room_here(needs: Needs, files: ModelFiles, room: int) -> tuple[int, int]:
     return max(sizes, default=0) + cells, room - others - first.buffers - beside
 
 
-def way_seconds(device: LayerDevice, n_bytes: float) -> float:
+def transfer_seconds(device: LayerDevice, n_bytes: float) -> float:
     """Seconds in which activations of so many bytes get to a device and back."""
-    return max(device.way.at(n_bytes), device.ping_s)
+    return max(device.transfer.at(n_bytes), device.ping_s)
 
 
 def remote_parts(spread: Spread, crew: LayerDevices, files: ModelFiles) -> list[RemotePart]:
@@ -143,7 +143,7 @@ def remote_parts(spread: Spread, crew: LayerDevices, files: ModelFiles) -> list[
         share = sum(sizes[start : start + count]) / total
         row = hidden_bytes(files) + _ROW_MASK
         described = count * _LAYER_DESCRIPTION if crew.remote else 0
-        parts.append(RemotePart(share, slowness, device.way, described, row))
+        parts.append(RemotePart(share, slowness, device.transfer, described, row))
         start += count
     return parts
 
