@@ -117,7 +117,9 @@ class Always(DraftingAhead):
         super().__init__()
         self._on_step = on_step
 
-    def begin(self, drafter: Drafter) -> Meanwhile:
+    def begin(self, drafter: Drafter, *, resting: bool = False) -> Meanwhile:
+        del resting
+
         def use(read_ahead_s: float, left: float) -> bool:
             assert read_ahead_s >= 0
             assert 0 < left <= 1

@@ -17,6 +17,7 @@ from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method, method_for
 from edgespec.speculation.ranking import Ranking
+from edgespec.speculation.sizing.sizers import FixedSizer
 from edgespec.speculation.tree import TokenTree
 from tests.tiny_mamba import write_mamba
 
@@ -72,7 +73,8 @@ def test_a_pass_of_one_node_saves_no_state(engine: Engine, monkeypatch: pytest.M
     answer = engine.generate(PROMPT, GenerationConfig(max_tokens=20), raw=True)
     assert len(answer.passes) == 20
     assert saved == [], "nothing of one node can be rejected"
-    list(engine.loop.passes([*engine.encoder.encode(PROMPT, raw=True)], _guessing(engine), 6))
+    sizer = FixedSizer(TreeLimits(budget=3, leaves=1))
+    list(engine.loop.passes([*engine.encoder.encode(PROMPT, raw=True)], _guessing(engine), 6, sizer))
     assert saved, "a guess can"
 
 
