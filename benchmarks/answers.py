@@ -1,7 +1,7 @@
 """Tokens per second of a target that does not fit, with a drafter, against llama.cpp in the same memory.
 
     python -m benchmarks.answers [--cap 1200] [--budgets 8 16 32] [--llama-cpp DIR]
-    python -m benchmarks.answers --alternate ahead|lookup [--drafter FILE] [--disk GB/s]
+    python -m benchmarks.answers --alternate ahead|lookup|drafter [--drafter FILE] [--disk GB/s]
 
 The target is the widened SmolLM2-135M-Instruct (Q4_0) of benchmarks.streaming, the drafter the model it
 was requantized from, which agrees with it on about 3 of 4 tokens. Every answer is made in a process of its
@@ -12,10 +12,11 @@ llama-speculative-simple with its own speculative decoding, both with the target
 
 With `--alternate`, two ways to draft take turns in one process, prompt by prompt of `bench`'s own workload or
 of a file in its format, such as benchmarks/quoting.jsonl: `ahead` compares drafting while passes wait for the
-disk with not doing so, and `lookup` compares everything that needs no drafter with plain decoding. Each way
-learns by itself, beginning with an answer that is not counted, so that no question is easier for having been
-asked before. What was kept of texts is forgotten before each answer; with `--session`, sources go on from
-question to question as they do in use.
+disk with not doing so, `lookup` compares everything that needs no drafter with plain decoding, and `drafter`
+compares the drafter with it, whose trees are sized while running. Each way learns by itself, beginning with
+an answer that is not counted, so that no question is easier for having been asked before. What was kept of
+texts is forgotten before each answer; with `--session`, sources go on from question to question as they do in
+use.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ _SUMMED = (  # of passes
     "wait_s",
     "verify_s",
 )
+_WAYS = {  # of --alternate
+    "ahead": ("between passes", "ahead"),
+    "lookup": ("plain", "lookup"),
+    "drafter": ("plain", "drafter"),
+}
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -72,8 +78,8 @@ def main() -> None:
     parser.add_argument("--llama-cpp", type=Path, help="folder of llama.cpp's programs")
     parser.add_argument("--llama-tokens", type=int, default=24, help="its answers' length: it is slow here")
     parser.add_argument("--llama-drafts", type=int, nargs="*", default=[4, 8, 16], help="its draft lengths")
-    parser.add_argument("--alternate", choices=["ahead", "lookup"], help="compare two ways only")
-    parser.add_argument("--drafter", type=Path, help="the drafter of --alternate ahead")
+    parser.add_argument("--alternate", choices=_WAYS, help="compare two ways only")
+    parser.add_argument("--drafter", type=Path, help="the drafter of --alternate ahead and drafter")
     parser.add_argument("--workload", type=Path, help="questions of --alternate, as JSON lines")
     parser.add_argument("--session", action="store_true", help="forget nothing between different questions")
     parser.add_argument(
@@ -139,14 +145,13 @@ def answers(target: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The same questions answered in two ways in turn, which begin alternately."""
-    ways = ("plain", "lookup") if options.alternate == "lookup" else ("between passes", "ahead")
-    lookup = options.alternate == "lookup"
+    ways = _WAYS[options.alternate]
     if options.disk:
         slow_down(options.disk * 1e9)
     made: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     with edgespec.load(
         target,
-        draft="lookup" if lookup else options.drafter or smollm2(),
+        draft="lookup" if options.alternate == "lookup" else options.drafter or smollm2(),
         context=2 * CONTEXT,
         memory=int(options.cap * 10**6 * 0.95),
         learn=False,
