@@ -63,6 +63,18 @@ def test_outcomes_are_remembered_and_a_damaged_file_is_as_good_as_none(tmp_path:
         assert PrefillChunks(RULE, 512, file).longest == 512
 
 
+@pytest.mark.parametrize("rule", [RowRule(1, 2), RowRule(4, 8), RowRule(8, 8, 56)])
+def test_of_row_counts_with_one_size_the_largest_is_tried(rule: RowRule) -> None:
+    from edgespec.models.llama.row_rule import distinct_counts
+
+    counts = (1, 2, 3, 5, 8, 9, 31, 32, 59)
+    tried = distinct_counts(rule, counts)
+    sizes = [rule.padded(rows) for rows in tried]
+    assert sizes == sorted({rule.padded(rows) for rows in counts})
+    for rows in counts:
+        assert tried[sizes.index(rule.padded(rows))] >= rows
+
+
 def test_a_rule_found_with_layers_on_a_gpu_is_not_used_without(tmp_path: Path) -> None:
     from edgespec.models.llama.row_rule import THOROUGH
 

@@ -78,7 +78,7 @@ def find_row_rule(context: Context, search: Search = THOROUGH) -> RowRule | None
 def _holds(context: Context, rule: RowRule, search: Search, tokens: np.ndarray) -> bool:
     """Whether a chain decoded in batches of any row count gives the logits of one large batch."""
     (reference,) = _digests(context, tokens[: rule.maximum], rule.maximum, rule)
-    for rows in search.row_counts:
+    for rows in distinct_counts(rule, search.row_counts):
         chain = tokens[: min(rows * search.batches, rule.maximum)]
         start = 0
         for digests in _digests(context, chain, rows, rule):
@@ -86,6 +86,11 @@ def _holds(context: Context, rule: RowRule, search: Search, tokens: np.ndarray) 
                 return False
             start += len(digests)
     return True
+
+
+def distinct_counts(rule: RowRule, row_counts: tuple[int, ...]) -> list[int]:
+    """Of the row counts that a rule pads to the same size, the largest: it fills the places of all others."""
+    return sorted({rule.padded(rows): rows for rows in sorted(row_counts)}.values())
 
 
 def _digests(context: Context, tokens: np.ndarray, rows: int, rule: RowRule) -> Iterator[list[bytes]]:
