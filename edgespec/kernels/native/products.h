@@ -48,8 +48,6 @@ size_t edgespec_panel_bytes(int type, int64_t k);
 size_t edgespec_packed_bytes(int type, int64_t k, int64_t n);
 /* Packs the panels [panel0, panel1) of a matrix whose first row is at `file`; `packed` is the whole packed matrix. */
 void edgespec_pack(int type, const void * file, int64_t k, int64_t n, int64_t panel0, int64_t panel1, void * packed);
-/* Restores the GGUF bytes of the panels [panel0, panel1): the inverse of edgespec_pack. */
-void edgespec_unpack(int type, const void * packed, int64_t k, int64_t n, int64_t panel0, int64_t panel1, void * file);
 /* Writes row `row` as floats (for embeddings). */
 void edgespec_unpack_row(int type, const void * packed, int64_t k, int64_t row, float * out);
 

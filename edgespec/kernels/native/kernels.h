@@ -1,0 +1,309 @@
+// Products by any instruction set: I gives its vectors and dot products, T the type of the weights.
+//
+// A strip is as many of a panel's rows as a vector of 32-bit numbers has lanes (I::LANES). W strips are computed at once; their
+// weights are decoded into registers, a step of 32 values at a time, and all rows of activations pass by.
+//
+// The order of additions, which no instruction set and no number of rows changes:
+// - Super: per 256 values, the sum of scale * quant * activation and that of min * activation are exact integers; then
+//   total = fma(activation scale, d * sum - dmin * mins, total), the difference fused as well.
+// - Small: per 32 values, the sum of quant * activation is an exact integer; then
+//   total = fma(sum, d * activation scale, total), and where there is an m, total = fma(m, scaled sum of activations, total).
+// - Float: even and odd values go to totals of their own, each fused, which are added at the end.
+#pragma once
+#include <type_traits>
+
+#include "activations.h"
+#include "types.h"
+
+namespace edgespec {
+
+// What a translation unit offers: one instruction set's functions.
+struct Work {
+    const uint8_t * packed;
+    int64_t k, n, panel0, panel1;
+    const void * activations;
+    int64_t rows;
+    float * out;
+    size_t out_stride;
+    const int64_t * out_rows;
+};
+struct Kernels {
+    int isa;
+    void (*quantize)(int kind, const float * x, size_t stride, int64_t k, int64_t rows, int64_t row0, int64_t row1,
+                     void * activations);
+    bool (*multiply)(int type, const Work & work);
+};
+void add_kernels(const Kernels & kernels);  // called by constructors of static objects
+struct Registered {
+    explicit Registered(const Kernels & kernels) { add_kernels(kernels); }
+};
+
+namespace {
+
+#define EACH(w) _Pragma("GCC unroll 4") for (int w = 0; w < W; w++)
+
+// Where strips read and what they add up.
+template <class I, class T, int W> struct Strips {
+    const uint8_t * steps[W];   // of quants
+    const uint8_t * scales[W];  // of blocks
+    int part[W];                // strip of the panel
+
+    Strips(const Work & work, int64_t first) {
+        EACH(w) {
+            const int64_t panel = (first + w) / I::PARTS;
+            part[w] = (int) ((first + w) % I::PARTS);
+            steps[w] = work.packed + panel * panel_bytes<T>(work.k) + part[w] * I::BYTES;
+            if constexpr (!is_float<T>) scales[w] = steps[w] + work.k / STEP * T::BITS * 64 - part[w] * I::BYTES;
+        }
+    }
+};
+
+template <class I, class T, int P> inline void add_plane(const uint8_t * step, typename I::Bytes * quants) {
+    constexpr Plane plane = Planes<T::BITS>::LIST[P];
+    constexpr int w = plane.bits;
+    typename I::Bytes v[w];
+#pragma GCC unroll 8
+    for (int i = 0; i < w; i++) v[i] = I::load(step + plane.at + i * VECTOR_BYTES);
+    if constexpr (w == 8) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) quants[i] = v[i];
+    } else {
+        const auto mask = I::bytes(((1 << w) - 1) << plane.shift);
+#define FIELD(f)                                                                             \
+    if constexpr ((f) < 8 / w) {                                                             \
+        _Pragma("GCC unroll 4") for (int i = 0; i < w; i++) {                                \
+            const auto moved = I::template shift<plane.shift - (f) * w>(v[i]);               \
+            quants[(f) * w + i] = P ? I::or_masked(quants[(f) * w + i], moved, mask) : I::both(moved, mask); \
+        }                                                                                    \
+    }
+        FIELD(0) FIELD(1) FIELD(2) FIELD(3) FIELD(4) FIELD(5) FIELD(6) FIELD(7)
+#undef FIELD
+    }
+}
+
+// A step's quants as the dot products want them.
+template <class I, class T> inline void decode(const uint8_t * step, typename I::Bytes * quants) {
+    add_plane<I, T, 0>(step, quants);
+    if constexpr (sizeof(Planes<T::BITS>::LIST) > sizeof(Plane)) add_plane<I, T, 1>(step, quants);
+    if constexpr (T::VALUES != nullptr) {
+#pragma GCC unroll 8
+        for (int i = 0; i < VECTORS; i++) quants[i] = I::lookup(T::VALUES, quants[i]);
+    }
+    if constexpr (I::template is_signed<T>) {
+#pragma GCC unroll 8
+        for (int i = 0; i < VECTORS; i++) quants[i] = I::subtract(quants[i], I::bytes(T::OFFSET));
+    }
+}
+
+template <class I, int W>
+inline void write_rows(const Work & work, const float * totals, int64_t first, int64_t row0, int rows) {
+    for (int r = 0; r < rows; r++) {
+        float * out = work.out + (work.out_rows ? work.out_rows[row0 + r] : row0 + r) * (int64_t) work.out_stride;
+        EACH(w) {
+            const int64_t column = (first + w) * I::LANES;
+            const float * from = totals + (r * W + w) * I::LANES;
+            if (column + I::LANES <= work.n) I::store(out + column, I::floats(from));
+            else
+                for (int64_t c = column; c < work.n; c++) out[c] = from[c - column];
+        }
+    }
+}
+
+// W strips of a Super type by at most CHUNK rows.
+template <class I, class T, int W, class Rows>
+inline void multiply_super(const Work & work, const Activations & a, int64_t first, int64_t row0, Rows rows) {
+    using Ints = typename I::Ints;
+    constexpr bool OFFSET = T::OFFSET != 0 && !I::template is_signed<T>;
+    alignas(64) int32_t sums[Rows::MOST * W * I::LANES];
+    alignas(64) float totals[Rows::MOST * W * I::LANES];
+    Strips<I, T, W> s(work, first);
+    for (int i = 0; i < rows * W; i++) I::store(totals + i * I::LANES, I::zeros());
+    for (int64_t block = 0; block < work.k / 256; block++) {
+        Ints pairs[W][T::PAIRS], mins[W][T::PAIRS];
+        EACH(w) {
+            for (int p = 0; p < T::PAIRS; p++) {
+                pairs[w][p] = I::pairs(s.scales[w] + p * 32 + s.part[w] * I::LANES * 2);
+                if constexpr (T::SHARED) {
+                    mins[w][p] = I::high_nibbles(pairs[w][p]);
+                    pairs[w][p] = I::low_nibbles(pairs[w][p]);
+                } else if constexpr (T::MIN) {
+                    mins[w][p] = I::pairs(s.scales[w] + T::MINS_AT + p * 32 + s.part[w] * I::LANES * 2);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int step = 0; step < 8; step++) {
+            typename I::Bytes quants[W][VECTORS];
+            typename I::Scale scale[W], second[W];
+            EACH(w) {
+                decode<I, T>(s.steps[w], quants[w]);
+                for (int i = 0; i < T::BITS; i += 64 / I::BYTES)
+                    I::prefetch(s.steps[w] + I::AHEAD + (i * 64 + s.part[w] * T::BITS * I::BYTES / 64 * 64 - s.part[w] * I::BYTES));
+                s.steps[w] += T::BITS * 64;
+                if constexpr (T::SUB == 32) {
+                    scale[w] = step % 2 ? I::second(pairs[w][step / 2]) : I::first(pairs[w][step / 2]);
+                } else {
+                    scale[w] = I::first(pairs[w][step]);
+                    second[w] = I::second(pairs[w][step]);
+                }
+            }
+            const int8_t * x = a.quants + ((block * 4 + step / 2) * a.padded + row0) * GROUP + step % 2 * STEP;
+            for (int r = 0; r < rows; r++, x += GROUP) {
+                EACH(w) {
+                    int32_t * to = sums + (r * W + w) * I::LANES;
+                    Ints sum;
+                    if constexpr (T::SUB == 32) {
+                        sum = I::template scaled<T, 8>(quants[w], x, scale[w]);
+                    } else {
+                        sum = I::add(I::template scaled<T, 4>(quants[w], x, scale[w]),
+                                     I::template scaled<T, 4>(quants[w] + 4, x + 16, second[w]));
+                    }
+                    I::store(to, step ? I::add(I::ints(to), sum) : sum);
+                }
+            }
+        }
+        const int64_t at = block * a.padded + row0;
+        typename I::Floats d[W], dmin[W];
+        EACH(w) {
+            const uint8_t * halves = s.scales[w] + T::D_AT + s.part[w] * I::LANES * 2;
+            d[w] = I::halves(halves);
+            if constexpr (T::MIN) dmin[w] = I::halves(halves + 32);
+            s.scales[w] += T::SCALE_BYTES;
+        }
+        for (int r = 0; r < rows; r++) {
+            const int16_t * of = T::SUB == 32 ? a.sums32 + (at + r) * 8 : a.sums16 + (at + r) * 16;
+            EACH(w) {
+                Ints sum = I::ints(sums + (r * W + w) * I::LANES), other;
+                if constexpr (OFFSET || T::MIN) {
+                    const Ints * by = T::MIN ? mins[w] : pairs[w];
+                    other = I::dot_pairs(by[0], of);
+#pragma GCC unroll 7
+                    for (int p = 1; p < T::PAIRS; p++) other = I::add_dot_pairs(other, by[p], of + 2 * p);
+                }
+                if constexpr (OFFSET) sum = I::subtract32(sum, I::template times<T::OFFSET>(other));
+                auto value = I::multiply(d[w], I::to_floats(sum));
+                if constexpr (T::MIN) value = I::minus_product(dmin[w], I::to_floats(other), value);
+                float * total = totals + (r * W + w) * I::LANES;
+                I::store(total, I::plus_product(I::same(a.d[at + r]), value, I::floats(total)));
+            }
+        }
+    }
+    write_rows<I, W>(work, totals, first, row0, rows);
+}
+
+template <class I, class T, int W, class Rows>
+inline void multiply_small(const Work & work, const Activations & a, int64_t first, int64_t row0, Rows rows) {
+    using Ints = typename I::Ints;
+    constexpr bool OFFSET = T::OFFSET != 0 && !I::template is_signed<T>;
+    alignas(64) float totals[Rows::MOST * W * I::LANES];
+    Strips<I, T, W> s(work, first);
+    for (int i = 0; i < rows * W; i++) I::store(totals + i * I::LANES, I::zeros());
+    const Ints offset = I::first_of_pair(-T::OFFSET);
+    for (int64_t step = 0; step < work.k / STEP; step++) {
+        typename I::Bytes quants[W][VECTORS];
+        typename I::Floats d[W], m[W];
+        EACH(w) {
+            decode<I, T>(s.steps[w], quants[w]);
+            for (int i = 0; i < T::BITS; i += 64 / I::BYTES)
+                I::prefetch(s.steps[w] + I::AHEAD + (i * 64 + s.part[w] * T::BITS * I::BYTES / 64 * 64 - s.part[w] * I::BYTES));
+            s.steps[w] += T::BITS * 64;
+            if constexpr (T::SCALING == Scaling::POWER) d[w] = I::powers(s.scales[w] + s.part[w] * I::LANES);
+            else d[w] = I::halves(s.scales[w] + s.part[w] * I::LANES * 2);
+            if constexpr (T::MIN) m[w] = I::halves(s.scales[w] + 32 + s.part[w] * I::LANES * 2);
+            s.scales[w] += T::SCALE_BYTES;
+        }
+        const int8_t * x = a.quants + (step / 2 * a.padded + row0) * GROUP + step % 2 * STEP;
+        const int64_t at = step * a.padded + row0;
+        for (int r = 0; r < rows; r++, x += GROUP) {
+            const auto scale = I::same(a.d[at + r]);
+            Ints start = I::no_ints();
+            if constexpr (OFFSET) start = I::dot_pairs(offset, (const int16_t *) (a.sums + at + r));
+            EACH(w) {
+                const auto sum = I::to_floats(I::template dot<T>(start, quants[w], x));
+                float * to = totals + (r * W + w) * I::LANES;
+                auto total = I::plus_product(sum, I::multiply(d[w], scale), I::floats(to));
+                if constexpr (T::MIN) total = I::plus_product(m[w], I::same(a.scaled[at + r]), total);
+                I::store(to, total);
+            }
+        }
+    }
+    write_rows<I, W>(work, totals, first, row0, rows);
+}
+
+// W strips by R rows.
+template <class I, class T, int W, int R>
+inline void multiply_floats(const Work & work, const Activations & a, int64_t first, int64_t row0) {
+    Strips<I, T, W> s(work, first);
+    typename I::Floats even[R][W], odd[R][W];
+    const float * x = a.floats + row0 * work.k;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) EACH(w) even[r][w] = odd[r][w] = I::zeros();
+    const uint8_t * from[W];
+    EACH(w) from[w] = s.steps[w] - s.part[w] * I::BYTES + s.part[w] * I::LANES * 2;
+    auto add = [&](int64_t i, auto & totals) {
+        typename I::Floats weights[W];
+        EACH(w) {
+            if constexpr (T::ID == F16::ID) weights[w] = I::halves(from[w] + i * PANEL * 2);
+            else weights[w] = I::upper_halves(from[w] + i * PANEL * 2);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) EACH(w) totals[r][w] = I::plus_product(weights[w], I::same(x[r * work.k + i]), totals[r][w]);
+    };
+    int64_t i = 0;
+    for (; i + 1 < work.k; i += 2) {
+        EACH(w) I::prefetch(from[w] + i * PANEL * 2 + I::AHEAD);
+        add(i, even), add(i + 1, odd);
+    }
+    if (i < work.k) add(i, even);
+    alignas(64) float totals[R * W * I::LANES];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) EACH(w) I::store(totals + (r * W + w) * I::LANES, I::add(even[r][w], odd[r][w]));
+    write_rows<I, W>(work, totals, first, row0, R);
+}
+
+struct OneRow {
+    static constexpr int MOST = 1;
+    constexpr operator int() const { return 1; }
+};
+struct ManyRows {
+    static constexpr int MOST = CHUNK;
+    int count;
+    operator int() const { return count; }
+};
+
+template <class I, class T, int W> void multiply_strips(const Work & work, const Activations & a, int64_t first) {
+    if constexpr (is_float<T>) {
+        int64_t r = 0;
+        for (; r + I::FLOAT_ROWS <= a.rows; r += I::FLOAT_ROWS) multiply_floats<I, T, W, I::FLOAT_ROWS>(work, a, first, r);
+        for (; r < a.rows; r++) multiply_floats<I, T, W, 1>(work, a, first, r);
+    } else {
+        for (int64_t r = 0; r < a.rows; r += CHUNK) {
+            const int64_t left = a.rows - r;
+            auto part = [&](auto rows) {
+                if constexpr (T::BLOCK == 256) multiply_super<I, T, W>(work, a, first, r, rows);
+                else multiply_small<I, T, W>(work, a, first, r, rows);
+            };
+            if (left == 1) part(OneRow{});
+            else part(ManyRows{(int) (left < CHUNK ? left : CHUNK)});
+        }
+    }
+}
+
+template <class T> constexpr int activation_kind() {
+    return is_float<T> ? EDGESPEC_FLOATS : T::BLOCK == 256 ? EDGESPEC_PER_256 : EDGESPEC_PER_32;
+}
+
+template <class I> bool multiply(int type, const Work & work) {
+    return with_type(type, [&](auto t) {
+        using T = decltype(t);
+        const Activations a = place(activation_kind<T>(), work.k, work.rows, const_cast<void *>(work.activations));
+        int64_t strip = work.panel0 * I::PARTS;
+        const int64_t end = work.panel1 * I::PARTS;
+        for (; strip + I::STRIPS <= end; strip += I::STRIPS) multiply_strips<I, T, I::STRIPS>(work, a, strip);
+        if constexpr (I::STRIPS > 1)
+            for (; strip < end; strip++) multiply_strips<I, T, 1>(work, a, strip);
+    });
+}
+
+}  // namespace
+}  // namespace edgespec
