@@ -13,7 +13,7 @@ class LayoutFacts:
     """One layout.
 
     Attributes:
-        name: ggml's.
+        name: ggml's, or that of EdgeSpec's own.
         used: whether weights are rearranged for it.
         problem, remedy: what is wrong with it and what to do about it; empty if it works.
         speedup: row count -> speed relative to the plain layout; empty if not measured.
@@ -60,10 +60,11 @@ class KernelFacts:
 def examine_kernels() -> KernelFacts:
     """Try the layouts, unless that was done before with a lasting result."""
     from edgespec.kernels.layouts import available_layouts
+    from edgespec.kernels.native import library
     from edgespec.kernels.rebuild import rebuild_command
     from edgespec.kernels.report import ROWS
     from edgespec.kernels.report_store import ensure_report, layouts_in_use, stored_report
-    from edgespec.kernels.setting import kernels_setting
+    from edgespec.kernels.setting import OWN, kernels_setting
 
     setting = ""
     try:
@@ -75,8 +76,8 @@ def examine_kernels() -> KernelFacts:
     except EdgeSpecError as error:
         return KernelFacts((), setting, error)
     layouts = []
-    for name in names:
-        problem = report.problems.get(name, "")
+    for name in dict.fromkeys([OWN, *names]):
+        problem = report.problems.get(name, "") or (library.problem() if name not in names else "")
         layouts.append(
             LayoutFacts(
                 name,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from edgespec.doctor.facts import Facts
 from edgespec.doctor.finding import ERROR, HINT, OK, WARNING, Finding
+from edgespec.kernels.setting import owner
 from edgespec.machine.cores import FEATURES
 from edgespec.machine.gpus import AMD, INTEL, NVIDIA
 
@@ -91,13 +92,13 @@ def _kernels(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 WARNING,
                 "kernels",
-                f"llama.cpp's {layout.name} kernels are not used: {layout.problem}. Answers are right, but "
-                "slower than they could be.",
+                f"{owner(layout.name)} {layout.name} kernels are not used: {layout.problem}. Answers are "
+                "right, but slower than they could be.",
                 layout.remedy,
             )
         elif layout.used:
             measured = f": they are {layout.speed_text}" if layout.speed_text else ""
-            yield Finding(OK, "kernels", f"llama.cpp's {layout.name} kernels work here{measured}.")
+            yield Finding(OK, "kernels", f"{owner(layout.name)} {layout.name} kernels work here{measured}.")
         else:
             left_out.append(layout.name)
     if left_out:

@@ -1,7 +1,8 @@
-"""The CPU's kernel layouts: which weights ggml can rearrange for its fastest kernels, and rearranging them.
+"""The CPU's kernel layouts: which weights can be rearranged for faster kernels, and rearranging them.
 
-ggml is asked whether a layout can hold a weight in the same way as llama.cpp asks when it loads a model. So
-weights rearranged here are, byte for byte, those of a model that is loaded the usual way.
+ggml has some, and EdgeSpec's own kernels are one more, which ggml finds before its own. ggml is asked whether
+a layout can hold a weight in the same way as llama.cpp asks when it loads a model. So weights rearranged here
+are, byte for byte, those of a model that is loaded the usual way.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, UsageError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
+from edgespec.kernels.native import library
+from edgespec.kernels.native.build import sources_digest
 from edgespec.kernels.report_store import ensure_report, layouts_in_use, stored_report
-from edgespec.kernels.setting import PLAIN
+from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, instruction_set
 
 _EXPERTS = re.compile(r"exps\.")
 _ROWS = 512  # of activations when asking for support; any number would do
@@ -67,19 +70,33 @@ class KernelLayout:
 
 @cache
 def available_layouts() -> tuple[KernelLayout, ...]:
-    """The layouts that llama.cpp has kernels for on this processor, in ggml's order."""
+    """The layouts that there are kernels for on this processor, in the order in which ggml finds them.
+
+    The first call registers EdgeSpec's own, and must come before a model is loaded.
+    """
+    known = stored_report()
+    if known is None or OWN not in known.problems:
+        library.loaded()
     return tuple(
         KernelLayout(ggml.functions()["ggml_backend_buft_name"](address).decode(), address)
         for address in ggml.extra_buffer_types()
     )
 
 
-@cache
 def supporting_layouts(type_id: int, shape: tuple[int, ...]) -> tuple[KernelLayout, ...]:
     """The available layouts that can hold a matrix, in ggml's order.
 
-    A matrix multiplies activations; a stack of matrices, as experts have, is multiplied by index.
+    A matrix multiplies activations; a stack of matrices, as experts have, is multiplied by index. EdgeSpec's
+    own layout can hold nothing until it is in use (see `use_own`).
     """
+    asked = tuple(layout for layout in available_layouts() if layout.name != OWN or _own_in_use)
+    return _supporting(type_id, shape, asked)
+
+
+@cache
+def _supporting(
+    type_id: int, shape: tuple[int, ...], layouts: tuple[KernelLayout, ...]
+) -> tuple[KernelLayout, ...]:
     if len(shape) not in (2, 3):
         return ()
     f = ggml.functions()
@@ -93,19 +110,33 @@ def supporting_layouts(type_id: int, shape: tuple[int, ...]) -> tuple[KernelLayo
             indices = scratch.tensor(ggml.I32, (1, _ROWS))
             product = f["ggml_mul_mat_id"](scratch.handle, weight, rows, indices)
 
-        def supports(layout: KernelLayout) -> bool:
-            buffer = f["ggml_backend_buft_alloc_buffer"](layout.address, 0)
-            ggml.set_buffer(weight, buffer)
-            answer = bool(f["ggml_backend_dev_supports_op"](ggml.cpu_device(), product))
-            ggml.set_buffer(weight, None)
-            f["ggml_backend_buffer_free"](buffer)
-            return answer
+        return tuple(layout for layout in layouts if _supports(layout, weight, product))
 
-        return tuple(layout for layout in available_layouts() if supports(layout))
+
+@cache
+def looks_up_rows(layout: KernelLayout, type_id: int, shape: tuple[int, ...]) -> bool:
+    """Whether embeddings can be looked up in a matrix that is in this layout."""
+    with ggml.ScratchContext() as scratch:
+        weight, indices = scratch.tensor(type_id, shape), scratch.tensor(ggml.I32, (_ROWS,))
+        node = ggml.functions()["ggml_get_rows"](scratch.handle, weight, indices)
+        return _supports(layout, weight, node)
+
+
+def _supports(layout: KernelLayout, weight: Address, node: Address) -> bool:
+    """Whether ggml can compute a node whose weight is in this layout."""
+    f = ggml.functions()
+    buffer = f["ggml_backend_buft_alloc_buffer"](layout.address, 0)
+    ggml.set_buffer(weight, buffer)
+    answer = bool(f["ggml_backend_dev_supports_op"](ggml.cpu_device(), node))
+    ggml.set_buffer(weight, None)
+    f["ggml_backend_buffer_free"](buffer)
+    return answer
 
 
 def kernel_layouts() -> tuple[KernelLayout, ...]:
     """The layouts in use, in ggml's order: those that are allowed and not known to fail.
+
+    EdgeSpec's own is used once it has been tried.
 
     Raises:
         UsageError: EDGESPEC_KERNELS names a layout that is not available.
@@ -113,8 +144,31 @@ def kernel_layouts() -> tuple[KernelLayout, ...]:
     """
     if _only is not None:
         return _only
-    names = layouts_in_use([layout.name for layout in available_layouts()], stored_report())
+    report = stored_report()
+    names = layouts_in_use([layout.name for layout in available_layouts()], report)
+    if report is None:
+        names = tuple(name for name in names if name != OWN)
+    if OWN in names:
+        use_own()
     return tuple(layout for layout in available_layouts() if layout.name in names)
+
+
+def use_own() -> None:
+    """Compute with EdgeSpec's own kernels from now on, where weights are in their layout.
+
+    Raises:
+        UsageError: EDGESPEC_KERNELS names an instruction set that this processor or the library lacks.
+    """
+    global _own_in_use
+    own = library.load()
+    if not own.use(wanted := instruction_set()):
+        raise UsageError(
+            f"{VARIABLE} asks for the instruction set {wanted}, which cannot be used here.",
+            f"It can be {', '.join(own.instruction_sets())}.",
+        )
+    if not _own_in_use:
+        own.activate()
+        _own_in_use = True
 
 
 def kernel_layout(type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
@@ -151,7 +205,8 @@ def kernels_identity() -> str:
         UsageError, BackendError: as kernel_layouts.
     """
     names = tuple(layout.name for layout in kernel_layouts())
-    return " ".join(["+".join(names) or PLAIN, *(f"{t}={name}" for t, name in _unusual(names))])
+    versions = [f"{OWN}-{sources_digest()}" if name == OWN else name for name in names]
+    return " ".join(["+".join(versions) or PLAIN, *(f"{t}={name}" for t, name in _unusual(names))])
 
 
 def follows_ggml() -> bool:
@@ -195,6 +250,7 @@ def only(layouts: Sequence[KernelLayout]) -> Iterator[None]:
 
 
 _only: tuple[KernelLayout, ...] | None = None
+_own_in_use = False
 
 
 def _unusual(names: tuple[str, ...]) -> list[tuple[int, str]]:

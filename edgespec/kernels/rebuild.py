@@ -1,4 +1,4 @@
-"""The command that rebuilds llama.cpp when its kernels do not work on this processor."""
+"""The command that rebuilds kernels which do not work on this processor."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from pathlib import Path
 
 import llama_cpp
 
+from edgespec.kernels.native.build import COMMAND
+from edgespec.kernels.setting import OWN
+
 
 def rebuild_command(layout: str = "") -> str:
-    """A shell command that rebuilds llama.cpp so that a layout's kernels work."""
+    """A shell command that rebuilds llama.cpp, or EdgeSpec's own kernels, so that a layout's kernels work."""
+    if layout == OWN:
+        return f"{COMMAND} --again"
     script = Path(__file__).parents[2] / "scripts" / "setup.py"
     if layout == "AMX" and script.exists():
         return f"python3 {os.path.relpath(script)}"

@@ -16,15 +16,16 @@ from platformdirs import user_cache_path
 
 from edgespec.errors import BackendError
 from edgespec.files.writing import atomic_write
+from edgespec.kernels.native.build import library_path
 from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import Report
-from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, allowed_layouts, kernels_setting
+from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, allowed_layouts, kernels_setting, owner
 from edgespec.kernels.trial import TRIAL_TIMEOUT_S, run_trial
 from edgespec.machine.cores import probe_cores
 
 Trial = Callable[[], Report]
 
-_VERSION = 1
+_VERSION = 2
 _TRANSIENT_S = 24 * 3600  # how long a report with a transient problem is valid
 
 _found: Report | None = None  # read or made by this process
@@ -87,7 +88,7 @@ def layouts_in_use(available: Sequence[str], report: Report | None) -> tuple[str
     faulty = [name for name in allowed if name in problems]
     if faulty and kernels_setting() != AUTO:
         raise BackendError(
-            f"{VARIABLE} asks for llama.cpp's {faulty[0]} kernels, and they cannot be used: "
+            f"{VARIABLE} asks for {owner(faulty[0])} {faulty[0]} kernels, and they cannot be used: "
             f"{problems[faulty[0]]}.",
             f"Set {VARIABLE}={AUTO}. To fix it: {rebuild_command(faulty[0])}",
         )
@@ -99,17 +100,22 @@ def report_notes(report: Report) -> list[str]:
     if kernels_setting() != AUTO:
         return []  # leaving a layout out was intended, and asking for a faulty one is an error
     return [
-        f"llama.cpp's {layout} kernels are not used: {problem}. Answers are right, but slower than they "
+        f"{owner(layout)} {layout} kernels are not used: {problem}. Answers are right, but slower than they "
         f"could be. To fix it: {rebuild_command(layout)}"
         for layout, problem in report.problems.items()
     ]
 
 
 def _path() -> Path:
-    """The report for this build and processor; a build is identified by the bytes of its kernels."""
+    """The report for this processor, this build of llama.cpp and of EdgeSpec's own kernels.
+
+    llama.cpp's build is identified by the bytes of its kernels, EdgeSpec's by its sources.
+    """
     digest = hashlib.blake2b(digest_size=12)
     cores = probe_cores()
     digest.update(f"{_VERSION} {llama_cpp.__version__} {cores.model} {' '.join(cores.features)}".encode())
+    own = library_path()
+    digest.update(b"" if own is None else f"{own} {own.stat().st_mtime_ns}".encode())
     for file in _libraries():
         digest.update(f"{file.name} {file.stat().st_size}".encode())
         if "ggml-cpu" in file.name:

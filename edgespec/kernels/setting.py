@@ -1,8 +1,9 @@
 """EDGESPEC_KERNELS: which kernel layouts are allowed.
 
 ggml computes with weights as they are in the file ("plain"), or rearranged for faster kernels: "repack" is
-ggml's CPU_REPACK, "amx" its AMX. Excluding one helps to find the cause when a model crashes or answers
-nonsense, and lets the tests run with each of them.
+ggml's CPU_REPACK, "amx" its AMX, and "edgespec" EdgeSpec's own kernels. These can be had for a single
+instruction set, too, such as "edgespec-avx2". Excluding one helps to find the cause when a model crashes or
+answers nonsense, and lets the tests run with each of them.
 """
 
 from __future__ import annotations
@@ -11,22 +12,26 @@ import os
 from collections.abc import Sequence
 
 from edgespec.errors import UsageError
+from edgespec.kernels.native.build import COMMAND
 
 VARIABLE = "EDGESPEC_KERNELS"
 AUTO, PLAIN = "auto", "plain"
 
-_GGML_NAMES = {"repack": "CPU_REPACK", "amx": "AMX"}
-SETTINGS = (PLAIN, *_GGML_NAMES, AUTO)
+OWN = "EDGESPEC"  # the layout of EdgeSpec's own kernels
+
+_NAMES = {"repack": "CPU_REPACK", "amx": "AMX", "edgespec": OWN}
+SETTINGS = (PLAIN, *_NAMES, AUTO)
+_INSTRUCTION_SETS = ("avx2", "avx2-vnni", "avx512-vnni", "amx", "neon-dotprod", "neon-i8mm")
 
 
 def kernels_setting() -> str:
-    """The setting in force, one of SETTINGS.
+    """The setting in force: one of SETTINGS, or "edgespec-" and an instruction set.
 
     Raises:
         UsageError: the variable has another value.
     """
     value = os.environ.get(VARIABLE, "").strip().lower() or AUTO
-    if value not in SETTINGS:
+    if value not in SETTINGS and value not in map(setting_for, _INSTRUCTION_SETS):
         raise UsageError(
             f"{VARIABLE} is '{os.environ[VARIABLE]}'.", f"It must be one of {', '.join(SETTINGS)}."
         )
@@ -35,7 +40,27 @@ def kernels_setting() -> str:
 
 def setting_of(layout: str) -> str | None:
     """The setting that allows this layout (ggml's name) alone; None if there is none."""
-    return next((setting for setting, name in _GGML_NAMES.items() if name == layout), None)
+    return next((setting for setting, name in _NAMES.items() if name == layout), None)
+
+
+def owner(layout: str) -> str:
+    """Whose kernels a layout has, for messages."""
+    return "EdgeSpec's own" if layout == OWN else "llama.cpp's"
+
+
+def setting_for(instruction_set: str) -> str:
+    """The setting that allows EdgeSpec's own kernels alone, with this instruction set."""
+    return f"{setting_of(OWN)}-{instruction_set}"
+
+
+def instruction_set() -> str | None:
+    """The instruction set that EdgeSpec's own kernels are to use; None for the best.
+
+    Raises:
+        UsageError: the variable has an unknown value.
+    """
+    setting = kernels_setting()
+    return next((name for name in _INSTRUCTION_SETS if setting_for(name) == setting), None)
 
 
 def allowed_layouts(available: Sequence[str]) -> tuple[str, ...]:
@@ -49,7 +74,12 @@ def allowed_layouts(available: Sequence[str]) -> tuple[str, ...]:
         return tuple(available)
     if setting == PLAIN:
         return ()
-    wanted = _GGML_NAMES[setting]
+    wanted = OWN if instruction_set() else _NAMES[setting]
+    if wanted == OWN and OWN not in available:
+        raise UsageError(
+            f"{VARIABLE} is '{setting}', and EdgeSpec's own kernels cannot be used here.",
+            f"`edgespec doctor` says why; {COMMAND} compiles them. Or unset {VARIABLE}.",
+        )
     if wanted not in available:
         others = f"it has {' and '.join(available)}" if available else "it has none but the plain one"
         raise UsageError(

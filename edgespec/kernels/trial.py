@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.errors import BackendError
 from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import Report
-from edgespec.kernels.setting import PLAIN
+from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE
 from edgespec.processes.exit_status import crash_fault, ending_signal
 
 TRIAL_TIMEOUT_S = 120.0  # it takes two seconds; this long only if something is wrong
@@ -71,7 +71,8 @@ def _run(command: list[str], timeout_s: float) -> tuple[_Outcome, int | None, st
             capture_output=True,
             timeout=timeout_s,
             check=False,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # or ggml would start a debugger
+            # What works does not depend on the setting; and ggml would start a debugger.
+            env={**os.environ, VARIABLE: AUTO, "GGML_NO_BACKTRACE": "1"},
         )
     except subprocess.TimeoutExpired as error:
         return _parse(error.stdout or b""), None, ""

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import EdgeSpecError
-from edgespec.kernels.layouts import KernelLayout, available_layouts, only, supporting_layouts
+from edgespec.kernels.ggml import F16, F32
+from edgespec.kernels.layouts import KernelLayout, available_layouts, only, supporting_layouts, use_own
+from edgespec.kernels.native import library
 from edgespec.kernels.products import FloatArray, Processor, product, quantized, type_name
 from edgespec.kernels.report import ROWS
-from edgespec.kernels.setting import PLAIN
+from edgespec.kernels.setting import OWN, PLAIN
 from edgespec.machine.cores import usable_cores
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.types import BLOCK_SIZES
@@ -34,7 +36,12 @@ _LENGTH, _HEIGHT = 2048, 1024  # of the matrix; every block size and tile size d
 _STACK = 4  # matrices in a stack, as experts have
 _DISTINCT = 64  # different rows, which are repeated: quantizing takes longer than multiplying
 _ROUNDS = 5  # of which the fastest counts
-_TYPES = [type_id for type_id, (block, _bytes) in BLOCK_SIZES.items() if block > 1 and type_id not in (9, 15)]
+_HALVES = (F16, 30)  # and brain floats
+_TYPES = [
+    type_id
+    for type_id, (block, _bytes) in BLOCK_SIZES.items()
+    if (block > 1 and type_id not in (9, 15)) or type_id in _HALVES
+]
 _DECODE_MEMORY = 1 << 30  # bytes that must be free for the real model
 
 # Layouts quantize activations and sum up in different ways, so results differ by rounding. llama.cpp's own
@@ -53,8 +60,9 @@ _LEAST_COSINE = 0.9
 def main() -> None:
     """Try everything."""
     _no_core_dump()
-    start_backend()
     skipped = set(json.loads(sys.argv[1]))
+    _plug_in(skipped)
+    start_backend()
     names = [layout.name for layout in available_layouts()]
     _say("layouts", names=names)
     layouts = [layout for layout in available_layouts() if layout.name not in skipped]
@@ -62,6 +70,23 @@ def main() -> None:
         layouts = _try_products(processor, core, layouts)
     _try_decoding(layouts)
     _say("done")
+
+
+def _plug_in(skipped: set[str]) -> None:
+    """Have ggml ask EdgeSpec's own kernels about every node, before it computes any with other layouts.
+
+    So a crash while it does is theirs.
+    """
+    if OWN in skipped:
+        library.leave_out()
+    if library.loaded() is None:
+        return
+    _say("layouts", names=[OWN])
+    _say("at", layout=OWN, what="plugging them in")
+    use_own()
+    values = np.ones((1, _DISTINCT), dtype=np.float32)
+    with Processor(1) as core, product(core, F32, (_DISTINCT, 1), values.tobytes(), None, values) as made:
+        made.compute()
 
 
 def _try_products(processor: Processor, core: Processor, layouts: list[KernelLayout]) -> list[KernelLayout]:
@@ -81,12 +106,16 @@ def _try_products(processor: Processor, core: Processor, layouts: list[KernelLay
             continue
         data = part * (_HEIGHT // _DISTINCT)
         seconds: dict[str, list[float]] = {PLAIN: []}
+        own: list[FloatArray] = []
         for rows in ROWS:
             given = (type_id, shape, data, activations[:rows])
             trial = _Trial(processor, *given)
             if not trial.plain_is_right(exact[:rows]):
                 sys.exit(1)  # there is nothing to compare with
             wrong = [layout for layout in able if not trial.is_right(layout)]
+            if (found := trial.results.get(OWN)) is not None:
+                own.append(found)
+                wrong += [layout for layout in able if layout.name == OWN and not _same_bits(own, type_id)]
             layouts = [layout for layout in layouts if layout not in wrong]
             able = [layout for layout in able if layout not in wrong]
             for name, best in _fastest(core, able, *given).items():
@@ -115,6 +144,7 @@ class _Trial:
         self._activations = activations
         kind = "by index " if len(shape) == 3 else ""
         self._what = f"multiplying {type_name(type_id)} {kind}with {_rows(len(activations))}"
+        self.results: dict[str, FloatArray] = {}
         self._plain = self._result(None)
 
     def plain_is_right(self, exact: FloatArray) -> bool:
@@ -138,7 +168,19 @@ class _Trial:
         _say("at", layout=layout.name if layout else PLAIN, what=self._what)
         with product(*self._given, layout, self._activations) as made:
             made.compute()
-            return made.result()
+            result = made.result()
+        if layout is not None:
+            self.results[layout.name] = result
+        return result
+
+
+def _same_bits(results: list[FloatArray], type_id: int) -> bool:
+    """Whether the last result, of more rows, has the bits of those before; reports it if not."""
+    if all(np.array_equal(results[-1][: len(earlier)], earlier) for earlier in results):
+        return True
+    what = f"their results depend on the number of rows multiplying {type_name(type_id)}"
+    _say("wrong", layout=OWN, what=what)
+    return False
 
 
 def _fastest(

@@ -18,7 +18,6 @@ from edgespec.kernels.ggml.buffer_types import (
 from edgespec.kernels.ggml.checks import check
 from edgespec.kernels.ggml.experts import (
     Indices,
-    indexed_product,
     indices_of,
     name_of,
     place_stack,
@@ -30,11 +29,16 @@ from edgespec.kernels.ggml.experts import (
 )
 from edgespec.kernels.ggml.functions import cpu_device, functions
 from edgespec.kernels.ggml.map_address import address_of_map
+from edgespec.kernels.ggml.operations import (
+    attention_operation,
+    indexed_product,
+    product,
+    rows_operation,
+)
 from edgespec.kernels.ggml.structs import F16, F32, I32, Address, UnsupportedBuild
 from edgespec.kernels.ggml.tensors import (
     ScratchContext,
     Shape,
-    attention_operation,
     operation_of,
     read_node,
     read_rows,
@@ -70,11 +74,13 @@ __all__ = [
     "overrides",
     "place_stack",
     "plain_buffer_type",
+    "product",
     "product_behind",
     "read_indices",
     "read_node",
     "read_rows",
     "rows_of",
+    "rows_operation",
     "set_buffer",
     "set_data",
     "set_indices",

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.kernels.ggml.functions import functions
-from edgespec.kernels.ggml.structs import F32, I32, POINTER, Address, Tensor, require_same
-from edgespec.kernels.ggml.tensors import ScratchContext, operation_of, read_node, set_data, shape_of
+from edgespec.kernels.ggml.operations import product
+from edgespec.kernels.ggml.structs import F32, POINTER, Address, Tensor
+from edgespec.kernels.ggml.tensors import operation_of, set_data
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -29,36 +29,6 @@ _MOST_STEPS = 12  # from the choice of experts back to the router's product
 _FEWEST = 2  # matrices of a stack; some layouts' kernels look at the number of dimensions
 _SOURCE_OFFSET, _NAME_OFFSET = Tensor.src.offset, Tensor.name.offset
 _POINTER_BYTES = ctypes.sizeof(POINTER)
-
-
-@cache
-def indexed_product() -> int:
-    """ggml's operation number of a product with matrices that are chosen by index.
-
-    Raises:
-        UnsupportedBuild: its sources are not where they are expected.
-    """
-    with ScratchContext() as scratch:
-        stack = scratch.tensor(F32, (32, 8, 4))
-        rows, indices = scratch.tensor(F32, (32, 1, 3)), scratch.tensor(I32, (2, 3))
-        node = functions()["ggml_mul_mat_id"](scratch.handle, stack, rows, indices)
-        require_same("the sources of an indexed product", read_node(node)[:3], (stack, rows, indices))
-        require_same("the shape of an indexed product", shape_of(node).sizes, (8, 2, 3, 1))
-        return operation_of(node)
-
-
-@cache
-def product() -> int:
-    """ggml's operation number of a product with one matrix.
-
-    Raises:
-        UnsupportedBuild: its sources are not where they are expected.
-    """
-    with ScratchContext() as scratch:
-        matrix, rows = scratch.tensor(F32, (32, 8)), scratch.tensor(F32, (32, 3))
-        node = functions()["ggml_mul_mat"](scratch.handle, matrix, rows)
-        require_same("the sources of a product", read_node(node)[:2], (matrix, rows))
-        return operation_of(node)
 
 
 def place_stack(stack: Address, data: Address, stride: int, count: int) -> None:

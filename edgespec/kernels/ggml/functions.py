@@ -24,6 +24,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_view_1d": (POINTER, [POINTER, POINTER, ctypes.c_int64, SIZE]),
     "ggml_mul_mat": (POINTER, [POINTER, POINTER, POINTER]),
     "ggml_mul_mat_id": (POINTER, [POINTER, POINTER, POINTER, POINTER]),
+    "ggml_get_rows": (POINTER, [POINTER, POINTER, POINTER]),
     "ggml_quantize_chunk": (SIZE, [ctypes.c_int, *[POINTER] * 2, *[ctypes.c_int64] * 3, POINTER]),
     "ggml_quantize_requires_imatrix": (ctypes.c_bool, [ctypes.c_int]),
     "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,12 @@ from numpy.typing import NDArray
 
 from edgespec.kernels.ggml.functions import functions
 from edgespec.kernels.ggml.structs import (
-    F16,
     F32,
     POINTER,
     SOURCES,
     Address,
     ContextParams,
     Tensor,
-    require_same,
 )
 
 # The fields of a tensor that say what a graph node reads: sources, view, data, name.
@@ -114,23 +111,6 @@ def read_rows(node: Address) -> NDArray[np.float32] | None:
 def operation_of(node: Address) -> int:
     """The number of a graph node's operation."""
     return ctypes.c_int.from_address(node + _OPERATION_OFFSET).value
-
-
-@cache
-def attention_operation() -> int:
-    """ggml's operation number of flash attention.
-
-    Raises:
-        UnsupportedBuild: its sources are not where they are expected.
-    """
-    with ScratchContext() as scratch:
-        # Keys and values of eight cells, and queries of four rows.
-        queries, keys, values = (scratch.tensor(t, (32, n, 2)) for t, n in ((F32, 4), (F16, 8), (F16, 8)))
-        mask = scratch.tensor(F16, (8, 4))
-        node = functions()["ggml_flash_attn_ext"](scratch.handle, queries, keys, values, mask, 1.0, 0.0, 0.0)
-        require_same("the sources of attention", read_node(node)[:4], (queries, keys, values, mask))
-        require_same("the shape of attention", shape_of(node).sizes, (32, 2, 4, 1))
-        return operation_of(node)
 
 
 def set_buffer(tensor: Address, buffer: Address | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import UnsupportedBuild
-from edgespec.kernels.layouts import kernel_layout
+from edgespec.kernels.layouts import kernel_layout, looks_up_rows
 from edgespec.models.gguf.experts import LayerWeights, layer_weights
 from edgespec.models.gguf.layers import Layer, ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
@@ -294,10 +294,15 @@ def largest_beside(files: ModelFiles) -> int:
 
 
 def tied_bytes(files: ModelFiles) -> int:
-    """Memory for a tied embedding's second copy: one is for looking rows up, one rearranged for products."""
+    """Memory for a tied embedding's second copy: one is for looking rows up, one rearranged for products.
+
+    Where rows can be looked up in the rearranged one, there is none.
+    """
     tensors = {tensor.name: tensor for header in files.headers for tensor in header.tensors}
     embedding = tensors.get("token_embd.weight")
     tied = embedding is not None and "output.weight" not in tensors
-    if not tied or embedding is None or not kernel_layout(embedding.type_id, embedding.shape):
+    if not tied or embedding is None:
         return 0
-    return embedding.n_bytes
+    layout = kernel_layout(embedding.type_id, embedding.shape)
+    one_serves = layout is None or looks_up_rows(layout, embedding.type_id, embedding.shape)
+    return 0 if one_serves else embedding.n_bytes

@@ -1,0 +1,136 @@
+"""The compiled library of EdgeSpec's own kernels, and its buffer type among those of ggml."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import Address, UnsupportedBuild
+from edgespec.kernels.native.build import COMMAND, library_path
+
+_BEST = -1
+
+
+class _Operations(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in ("product", "indexed_product", "rows", "attention")]
+
+
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "edgespec_register": (ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_Operations)]),
+    "edgespec_buffer_type": (ctypes.c_void_p, []),
+    "edgespec_activate": (None, []),
+    "edgespec_use_isa": (ctypes.c_int, [ctypes.c_int]),
+    "edgespec_use_attention": (None, [ctypes.c_int]),
+    "edgespec_isa_name": (ctypes.c_char_p, [ctypes.c_int]),
+    "edgespec_isa_id": (ctypes.c_int, [ctypes.c_char_p]),
+    "edgespec_isa_usable": (ctypes.c_int, [ctypes.c_int]),
+    "edgespec_best_isa": (ctypes.c_int, []),
+}
+
+
+class Library:
+    """The library, registered with ggml.
+
+    Attributes:
+        buffer_type: holds packed weights.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._f = {}
+        for name, (result, arguments) in _FUNCTIONS.items():
+            self._f[name] = ctypes.CFUNCTYPE(result, *arguments)((name, library))
+        self.buffer_type: Address = self._f["edgespec_buffer_type"]()
+        if self._f["edgespec_best_isa"]() == _BEST:
+            raise UnsupportedBuild("this processor has none of the instruction sets that the kernels need")
+        problem = self._f["edgespec_register"](_within_backend(), ggml.cpu_device(), _operations())
+        if problem:
+            raise UnsupportedBuild(problem.decode())
+
+    def activate(self) -> None:
+        """Have ggml ask the library about every node from now on."""
+        self._f["edgespec_activate"]()
+
+    def instruction_sets(self) -> tuple[str, ...]:
+        """The names of those that this library and this processor have, the least capable first."""
+        found = []
+        number = 0
+        while name := self._f["edgespec_isa_name"](number):
+            if self._f["edgespec_isa_usable"](number):
+                found.append(name.decode())
+            number += 1
+        return tuple(found)
+
+    def use(self, instruction_set: str | None) -> bool:
+        """Compute with this instruction set from now on, None for the best.
+
+        Returns:
+            Whether it can be used here.
+        """
+        number = self._f["edgespec_isa_id"](instruction_set.encode()) if instruction_set else _BEST
+        return bool((number >= 0 or not instruction_set) and self._f["edgespec_use_isa"](number))
+
+    def use_attention(self, use: bool) -> None:
+        """Compute attention as well from now on, or leave it to ggml."""
+        self._f["edgespec_use_attention"](use)
+
+
+@cache
+def load() -> Library:
+    """The library; the first call registers it, and must come before a model is loaded.
+
+    Raises:
+        UnsupportedBuild: it was not compiled, or ggml cannot be plugged into.
+    """
+    if _left_out:
+        raise UnsupportedBuild("they are left out")
+    path = library_path()
+    if path is None:
+        raise UnsupportedBuild(f"they were not compiled: {COMMAND}")
+    try:
+        return Library(ctypes.CDLL(str(path)))
+    except (OSError, AttributeError) as error:
+        raise UnsupportedBuild(f"'{path}' cannot be loaded: {error}") from error
+
+
+def loaded() -> Library | None:
+    """The library; None if it cannot be used."""
+    return _attempt()[0]
+
+
+def problem() -> str:
+    """Why the library cannot be used; empty if it can."""
+    return _attempt()[1]
+
+
+def leave_out() -> None:
+    """Do not load the library in this process."""
+    global _left_out
+    _left_out = True
+
+
+_left_out = False
+
+
+@cache
+def _attempt() -> tuple[Library | None, str]:
+    try:
+        return load(), ""
+    except UnsupportedBuild as error:
+        return None, str(error)
+
+
+def _within_backend() -> Address:
+    """Some address in the library of ggml's processor backend."""
+    f = ggml.functions()
+    registry = f["ggml_backend_dev_backend_reg"](ggml.cpu_device())
+    address: Address = f["ggml_backend_reg_get_proc_address"](registry, b"ggml_backend_dev_get_extra_bufts")
+    if not address:
+        raise UnsupportedBuild("it has no extra buffer types")
+    return address
+
+
+def _operations() -> Any:
+    numbers = (ggml.product(), ggml.indexed_product(), ggml.rows_operation(), ggml.attention_operation())
+    return ctypes.byref(_Operations(*numbers))

@@ -1,0 +1,346 @@
+// The plug into ggml's processor backend: see plug.h.
+#include "plug.h"
+#include "attention.h"
+#include "ggml_abi.h"
+#include "products.h"
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <new>
+#include <thread>
+#include <vector>
+
+namespace edgespec {
+namespace {
+
+constexpr int F32 = 0, I32 = 26;
+constexpr size_t ALIGNMENT = 64;
+constexpr int GRABS = 8;          // a thread's shares of a product, so that one that is held up delays nobody
+constexpr int64_t MOST_PANELS = 16;  // of a share
+
+edgespec_operations ops;
+std::atomic<int> chosen_isa{-1};
+std::atomic<bool> attention_is_ours{false};
+Buffer * (*alloc_plain)(BufferType *, size_t);
+BufferType * plain_type;
+void (*barrier)(void * threadpool);
+extern BufferType packed_type;
+
+size_t aligned(size_t n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+bool is_packed(const Tensor * t) { return t && t->buffer && t->buffer->type == &packed_type; }
+
+// Bytes from one matrix of a stack to the next: where a stack was placed in a pool of slots, those of a slot. Packed
+// matrices are never smaller than the file's, so a stride that is the file's belongs to a stack as it was loaded.
+size_t stack_stride(const Tensor * w) {
+    const size_t of_file = edgespec_file_row_bytes(w->type, w->ne[0]) * w->ne[1];
+    return w->nb[2] == of_file ? edgespec_packed_bytes(w->type, w->ne[0], w->ne[1]) : w->nb[2];
+}
+
+// Can the type hold a weight of this shape?
+bool holds(const Tensor * w) {
+    const int block = edgespec_type_block(w->type);
+    return block && w->ne[0] % block == 0 && w->ne[3] == 1;
+}
+
+// The share of `count` that begins the range of thread `ith`.
+int64_t share(int64_t count, int ith, int nth) { return count * ith / nth; }
+
+// Hands out ranges of panels to threads; lies in the work memory.
+struct Counter {
+    std::atomic<int64_t> next;
+};
+
+int64_t panels_of(const Tensor * w) { return (w->ne[1] + EDGESPEC_PANEL_ROWS - 1) / EDGESPEC_PANEL_ROWS; }
+
+int64_t panels_at_once(int64_t panels, int nth) {
+    const int64_t even = panels / (nth * GRABS);
+    return even < 1 ? 1 : even > MOST_PANELS ? MOST_PANELS : even;
+}
+
+// Rows of activations times one packed matrix.
+class Product : public TensorTraits {
+  public:
+    bool work_size(int, const Tensor * op, size_t & size) override {
+        const Tensor * x = op->src[1];
+        const int64_t rows = x->ne[1] * x->ne[2] * x->ne[3];
+        const int kind = edgespec_activation_kind(op->src[0]->type);
+        size = 2 * ALIGNMENT + edgespec_activation_bytes(kind, x->ne[0], rows);
+        return true;
+    }
+
+    bool compute_forward(ComputeParams * params, Tensor * op) override {
+        const Tensor *w = op->src[0], *x = op->src[1];
+        const int isa = chosen_isa.load(std::memory_order_relaxed), kind = edgespec_activation_kind(w->type);
+        const int64_t k = w->ne[0], n = w->ne[1], slice = x->ne[1], slices = x->ne[2] * x->ne[3], rows = slice * slices;
+        char * work = (char *) aligned((size_t) params->work);
+        auto * counter = (Counter *) work;
+        char * activations = work + ALIGNMENT;
+        const int64_t end = share(rows, params->ith + 1, params->nth);
+        for (int64_t row = share(rows, params->ith, params->nth); row < end;) {
+            // Rows of a slice lie at equal distances.
+            const int64_t s = row / slice, last = (s + 1) * slice < end ? (s + 1) * slice : end;
+            const char * first = x->data + s % x->ne[2] * x->nb[2] + s / x->ne[2] * x->nb[3];
+            const int64_t stride = (int64_t) (x->nb[1] / sizeof(float));
+            edgespec_quantize(isa, kind, (const float *) first - s * slice * stride, (size_t) stride, k, rows, row, last,
+                              activations);
+            row = last;
+        }
+        if (params->ith == 0) new (counter) Counter{{0}};
+        if (params->nth > 1) barrier(params->threadpool);
+        const int64_t panels = panels_of(w), step = panels_at_once(panels, params->nth);
+        for (int64_t p; (p = counter->next.fetch_add(step, std::memory_order_relaxed)) < panels;) {
+            edgespec_multiply(isa, w->type, w->data, k, n, p, p + step < panels ? p + step : panels, activations, rows,
+                              (float *) op->data, (size_t) n, nullptr);
+        }
+        return true;
+    }
+};
+
+// Each row of activations times matrices of a stack that are chosen by index.
+class IndexedProduct : public TensorTraits {
+    // The work memory: which rows each matrix is multiplied by, and their activations.
+    struct Plan {
+        Counter * counter;
+        int64_t * first;      // of each matrix: its first slot
+        int64_t * slots;      // sorted by matrix: the row of the result
+        size_t * activations; // of each matrix: where they begin
+        char * memory;
+        size_t n_bytes;
+
+        Plan(char * work, int64_t matrices, int64_t n_slots) {
+            char * at = (char *) aligned((size_t) work);
+            char * begin = at;
+            const auto take = [&](size_t bytes) {
+                char * taken = at;
+                at += aligned(bytes);
+                return taken;
+            };
+            counter = (Counter *) take(sizeof(Counter));
+            first = (int64_t *) take((matrices + 1) * sizeof(int64_t));
+            slots = (int64_t *) take(n_slots * sizeof(int64_t));
+            activations = (size_t *) take(matrices * sizeof(size_t));
+            memory = at;
+            n_bytes = (size_t) (at - begin);
+        }
+    };
+
+  public:
+    bool work_size(int, const Tensor * op, size_t & size) override {
+        const Tensor *w = op->src[0], *indices = op->src[2];
+        const int64_t slots = indices->ne[0] * indices->ne[1], most = slots < w->ne[2] ? slots : w->ne[2];
+        const int kind = edgespec_activation_kind(w->type);
+        size = ALIGNMENT + Plan(nullptr, w->ne[2], slots).n_bytes + slots * edgespec_activation_bytes(kind, w->ne[0], 1);
+        // The rows of a matrix may be padded to a multiple of 16.
+        size += edgespec_activation_bytes(kind, w->ne[0], 16 * most) + most * ALIGNMENT;
+        return true;
+    }
+
+    bool compute_forward(ComputeParams * params, Tensor * op) override {
+        const Tensor *w = op->src[0], *x = op->src[1], *indices = op->src[2];
+        const int isa = chosen_isa.load(std::memory_order_relaxed), kind = edgespec_activation_kind(w->type);
+        const int64_t k = w->ne[0], n = w->ne[1], matrices = w->ne[2];
+        const int64_t per_token = indices->ne[0], n_slots = per_token * indices->ne[1];
+        Plan plan(params->work, matrices, n_slots);
+        if (params->ith == 0) sort(plan, w, indices);
+        if (params->nth > 1) barrier(params->threadpool);
+        const int64_t end = share(n_slots, params->ith + 1, params->nth);
+        int64_t matrix = 0;
+        for (int64_t at = share(n_slots, params->ith, params->nth); at < end; at++) {
+            while (plan.first[matrix + 1] <= at) matrix++;
+            const int64_t token = plan.slots[at] / per_token, used = plan.slots[at] % per_token;
+            const char * row = x->data + token * x->nb[2] + used % x->ne[1] * x->nb[1];
+            const int64_t rows = plan.first[matrix + 1] - plan.first[matrix], r = at - plan.first[matrix];
+            edgespec_quantize(isa, kind, (const float *) row, 0, k, rows, r, r + 1,
+                              plan.memory + plan.activations[matrix]);
+        }
+        if (params->nth > 1) barrier(params->threadpool);
+        const int64_t panels = panels_of(w), step = panels_at_once(panels, params->nth);
+        const int64_t parts = (panels + step - 1) / step;
+        const size_t stride = stack_stride(w);
+        matrix = 0;
+        int64_t begun = 0;  // parts before those of `matrix`
+        for (int64_t part; (part = plan.counter->next.fetch_add(1, std::memory_order_relaxed)) < matrices * parts;) {
+            for (; part - begun >= parts; begun += parts) matrix++;
+            const int64_t rows = plan.first[matrix + 1] - plan.first[matrix], p = (part - begun) * step;
+            if (!rows) continue;
+            edgespec_multiply(isa, w->type, w->data + matrix * stride, k, n, p, p + step < panels ? p + step : panels,
+                              plan.memory + plan.activations[matrix], rows, (float *) op->data, (size_t) n,
+                              plan.slots + plan.first[matrix]);
+        }
+        return true;
+    }
+
+  private:
+    static int32_t index(const Tensor * indices, int64_t slot) {
+        const int64_t token = slot / indices->ne[0], used = slot % indices->ne[0];
+        return *(const int32_t *) (indices->data + token * indices->nb[1] + used * indices->nb[0]);
+    }
+
+    static void sort(Plan & plan, const Tensor * w, const Tensor * indices) {
+        const int64_t matrices = w->ne[2], n_slots = indices->ne[0] * indices->ne[1];
+        const int kind = edgespec_activation_kind(w->type);
+        new (plan.counter) Counter{{0}};
+        memset(plan.first, 0, (matrices + 1) * sizeof(int64_t));
+        for (int64_t slot = 0; slot < n_slots; slot++) plan.first[index(indices, slot) + 1]++;
+        size_t at = 0;
+        for (int64_t m = 0; m < matrices; m++) {
+            plan.activations[m] = at;
+            if (plan.first[m + 1]) at += aligned(edgespec_activation_bytes(kind, w->ne[0], plan.first[m + 1]));
+            plan.first[m + 1] += plan.first[m];
+        }
+        for (int64_t slot = 0; slot < n_slots; slot++) plan.slots[plan.first[index(indices, slot)]++] = slot;
+        for (int64_t m = matrices; m > 0; m--) plan.first[m] = plan.first[m - 1];
+        plan.first[0] = 0;
+    }
+};
+
+// Rows of a packed matrix as floats: embeddings.
+class Rows : public TensorTraits {
+  public:
+    bool work_size(int, const Tensor *, size_t & size) override {
+        size = 0;
+        return true;
+    }
+
+    bool compute_forward(ComputeParams * params, Tensor * op) override {
+        const Tensor *w = op->src[0], *indices = op->src[1];
+        const int64_t end = share(indices->ne[0], params->ith + 1, params->nth);
+        for (int64_t i = share(indices->ne[0], params->ith, params->nth); i < end; i++) {
+            const int32_t row = *(const int32_t *) (indices->data + i * indices->nb[0]);
+            edgespec_unpack_row(w->type, w->data, w->ne[0], row, (float *) (op->data + i * op->nb[1]));
+        }
+        return true;
+    }
+};
+
+Product product;
+IndexedProduct indexed_product;
+Rows rows_of;
+
+class Packed : public ExtraBufferType {
+  public:
+    bool supports_op(void *, const Tensor * op) override {
+        const Tensor *w = op->src[0], *x = op->src[1];
+        if (!is_packed(w) || is_packed(x) || w->view_src || !holds(w)) return false;
+        if (op->op == ops.rows) return w->ne[2] == 1 && op->type == F32 && x->ne[1] * x->ne[2] * x->ne[3] == 1;
+        if (x->type != F32 || op->type != F32 || x->nb[0] != sizeof(float) || x->nb[1] % sizeof(float)) return false;
+        if (op->op == ops.product) return w->ne[2] == 1;
+        return op->op == ops.indexed_product && op->src[2]->type == I32;
+    }
+
+    TensorTraits * get_tensor_traits(const Tensor * op) override {
+        if (op->op == ops.product) return is_packed(op->src[0]) ? &product : nullptr;
+        if (op->op == ops.indexed_product) return is_packed(op->src[0]) ? &indexed_product : nullptr;
+        if (op->op == ops.rows) return is_packed(op->src[0]) ? &rows_of : nullptr;
+        if (op->op == ops.attention && attention_is_ours.load(std::memory_order_relaxed)) return attention_traits(op);
+        return nullptr;
+    }
+};
+
+Packed packed;
+
+[[noreturn]] void refuse(const char * what) {
+    fprintf(stderr, "EdgeSpec's kernels: %s\n", what);
+    abort();
+}
+
+// Packs a weight from its bytes in a file, with all processors that this process may use.
+void set_tensor(Buffer *, Tensor * t, const void * data, size_t offset, size_t size) {
+    const int64_t k = t->ne[0], n = t->ne[1], matrices = t->ne[2], panels = panels_of(t);
+    const size_t of_file = edgespec_file_row_bytes(t->type, k) * n, of_packed = edgespec_packed_bytes(t->type, k, n);
+    if (offset || size != of_file * matrices) refuse("a weight was set in parts");
+    const auto pack = [&](int64_t first, int64_t last) {
+        while (first < last) {
+            const int64_t m = first / panels, p = first % panels, count = panels - p < last - first ? panels - p : last - first;
+            edgespec_pack(t->type, (const char *) data + m * of_file, k, n, p, p + count, t->data + m * of_packed);
+            first += count;
+        }
+    };
+    const unsigned cores = std::thread::hardware_concurrency();
+    const int n_threads = size < (1 << 20) || cores < 1 ? 1 : (int) cores;
+    const int64_t total = panels * matrices;
+    std::vector<std::thread> others;
+    for (int i = 1; i < n_threads; i++) {
+        others.emplace_back([&, i] { pack(share(total, i, n_threads), share(total, i + 1, n_threads)); });
+    }
+    pack(0, share(total, 1, n_threads));
+    for (auto & thread : others) thread.join();
+}
+
+const char * get_name(BufferType *) { return "EDGESPEC"; }
+size_t get_alignment(BufferType *) { return ALIGNMENT; }
+bool is_host(BufferType *) { return false; }
+
+size_t get_alloc_size(BufferType *, const Tensor * t) {
+    return edgespec_packed_bytes(t->type, t->ne[0], t->ne[1]) * (size_t) (t->ne[2] * t->ne[3]);
+}
+
+Buffer * alloc_buffer(BufferType *, size_t size) {
+    Buffer * buffer = alloc_plain(plain_type, size);
+    if (!buffer) return nullptr;
+    buffer->type = &packed_type;
+    buffer->init_tensor = nullptr;
+    buffer->set_tensor = set_tensor;
+    buffer->get_tensor = nullptr;
+    buffer->cpy_tensor = nullptr;
+    return buffer;
+}
+
+BufferType packed_type = {get_name, alloc_buffer, get_alignment, nullptr, get_alloc_size, is_host, nullptr, nullptr};
+
+// An entry of a class's virtual table; the first two are destructors, and two fields come before all entries.
+const void * virtual_entry(const void * table, int number) { return ((const void * const *) table)[2 + number]; }
+
+}  // namespace
+}  // namespace edgespec
+
+using namespace edgespec;
+
+extern "C" {
+
+const char * edgespec_register(const void * within, void * device, const edgespec_operations * operations) {
+    Dl_info info;
+    if (!dladdr(within, &info)) return "its processor backend is in no library";
+    void * library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (!library) return "its processor backend cannot be opened";
+    auto types = (std::vector<BufferType *> & (*) ()) dlsym(library, "_Z39ggml_backend_cpu_get_extra_buffer_typesv");
+    barrier = (void (*)(void *)) dlsym(library, "ggml_barrier");
+    alloc_plain = (Buffer * (*) (BufferType *, size_t)) dlsym(library, "ggml_backend_buft_alloc_buffer");
+    auto plain = (BufferType * (*) ()) dlsym(library, "ggml_backend_cpu_buffer_type");
+    const void * table = dlsym(library, "_ZTVN4ggml3cpu6repack17extra_buffer_typeE");
+    const void * supports = dlsym(
+        library, "_ZN4ggml3cpu6repack17extra_buffer_type11supports_opEP19ggml_backend_devicePK11ggml_tensor");
+    const void * traits =
+        dlsym(library, "_ZN4ggml3cpu6repack17extra_buffer_type17get_tensor_traitsEPK11ggml_tensor");
+    if (!types || !barrier || !alloc_plain || !plain || !table || !supports || !traits) {
+        return "it hides its extra buffer types";
+    }
+    if (virtual_entry(table, 2) != supports || virtual_entry(table, 3) != traits) {
+        return "its extra buffer types have other functions";
+    }
+    plain_type = plain();
+    ops = *operations;
+    packed_type.device = device;
+    types().insert(types().begin(), &packed_type);
+    return nullptr;
+}
+
+void * edgespec_buffer_type(void) { return &packed_type; }
+
+void edgespec_activate(void) {
+    if (chosen_isa.load() < 0) chosen_isa = edgespec_best_isa();
+    packed_type.context = &packed;
+}
+
+int edgespec_use_isa(int isa) {
+    const int wanted = isa < 0 ? edgespec_best_isa() : isa;
+    if (wanted < 0 || !edgespec_isa_usable(wanted)) return 0;
+    chosen_isa = wanted;
+    return 1;
+}
+
+void edgespec_use_attention(int use) { attention_is_ours = use != 0; }
+}
