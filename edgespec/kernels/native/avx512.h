@@ -17,7 +17,6 @@ struct Avx512 {
     using Floats = __m512;
     using Scale = __m512i;
     static constexpr int BYTES = 64, LANES = 16, PARTS = 1, STRIPS = 2, FLOAT_ROWS = 4;
-    static constexpr int AHEAD = 2048;
     template <class T> static constexpr bool is_signed = false;
 
     static Bytes load(const uint8_t * p) { return _mm512_loadu_si512(p); }

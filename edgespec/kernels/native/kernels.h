@@ -47,14 +47,22 @@ template <class I, class T, int W> struct Strips {
     const uint8_t * steps[W];   // of quants
     const uint8_t * scales[W];  // of blocks
     int part[W];                // strip of the panel
+    int64_t ahead;              // bytes
 
-    Strips(const Work & work, int64_t first) {
+    Strips(const Work & work, int64_t first) : ahead((W * I::LANES + PANEL - 1) / PANEL * (int64_t) panel_bytes<T>(work.k)) {
         EACH(w) {
             const int64_t panel = (first + w) / I::PARTS;
             part[w] = (int) ((first + w) % I::PARTS);
             steps[w] = work.packed + panel * panel_bytes<T>(work.k) + part[w] * I::BYTES;
             if constexpr (!is_float<T>) scales[w] = steps[w] + work.k / STEP * T::BITS * 64 - part[w] * I::BYTES;
         }
+    }
+
+    // Has the step of the next panels fetched, each part of a panel its share.
+    void next_step(int w) {
+        for (int i = 0; i < T::BITS * I::BYTES / 64; i++)
+            I::prefetch(steps[w] + ahead + i * VECTOR_BYTES + part[w] * (T::BITS * I::BYTES - I::BYTES));
+        steps[w] += T::BITS * 64;
     }
 };
 
@@ -110,12 +118,12 @@ inline void write_rows(const Work & work, const float * totals, int64_t first, i
 }
 
 // W strips of a Super type by at most CHUNK rows.
-template <class I, class T, int W, class Rows>
-inline void multiply_super(const Work & work, const Activations & a, int64_t first, int64_t row0, Rows rows) {
+template <class I, class T, int W>
+inline void multiply_super(const Work & work, const Activations & a, int64_t first, int64_t row0, int rows) {
     using Ints = typename I::Ints;
     constexpr bool OFFSET = T::OFFSET != 0 && !I::template is_signed<T>;
-    alignas(64) int32_t sums[Rows::MOST * W * I::LANES];
-    alignas(64) float totals[Rows::MOST * W * I::LANES];
+    alignas(64) int32_t sums[CHUNK * W * I::LANES];
+    alignas(64) float totals[CHUNK * W * I::LANES];
     Strips<I, T, W> s(work, first);
     for (int i = 0; i < rows * W; i++) I::store(totals + i * I::LANES, I::zeros());
     for (int64_t block = 0; block < work.k / 256; block++) {
@@ -137,9 +145,7 @@ inline void multiply_super(const Work & work, const Activations & a, int64_t fir
             typename I::Scale scale[W], second[W];
             EACH(w) {
                 decode<I, T>(s.steps[w], quants[w]);
-                for (int i = 0; i < T::BITS; i += 64 / I::BYTES)
-                    I::prefetch(s.steps[w] + I::AHEAD + (i * 64 + s.part[w] * T::BITS * I::BYTES / 64 * 64 - s.part[w] * I::BYTES));
-                s.steps[w] += T::BITS * 64;
+                s.next_step(w);
                 if constexpr (T::SUB == 32) {
                     scale[w] = step % 2 ? I::second(pairs[w][step / 2]) : I::first(pairs[w][step / 2]);
                 } else {
@@ -191,11 +197,11 @@ inline void multiply_super(const Work & work, const Activations & a, int64_t fir
     write_rows<I, W>(work, totals, first, row0, rows);
 }
 
-template <class I, class T, int W, class Rows>
-inline void multiply_small(const Work & work, const Activations & a, int64_t first, int64_t row0, Rows rows) {
+template <class I, class T, int W>
+inline void multiply_small(const Work & work, const Activations & a, int64_t first, int64_t row0, int rows) {
     using Ints = typename I::Ints;
     constexpr bool OFFSET = T::OFFSET != 0 && !I::template is_signed<T>;
-    alignas(64) float totals[Rows::MOST * W * I::LANES];
+    alignas(64) float totals[CHUNK * W * I::LANES];
     Strips<I, T, W> s(work, first);
     for (int i = 0; i < rows * W; i++) I::store(totals + i * I::LANES, I::zeros());
     const Ints offset = I::first_of_pair(-T::OFFSET);
@@ -204,9 +210,7 @@ inline void multiply_small(const Work & work, const Activations & a, int64_t fir
         typename I::Floats d[W], m[W];
         EACH(w) {
             decode<I, T>(s.steps[w], quants[w]);
-            for (int i = 0; i < T::BITS; i += 64 / I::BYTES)
-                I::prefetch(s.steps[w] + I::AHEAD + (i * 64 + s.part[w] * T::BITS * I::BYTES / 64 * 64 - s.part[w] * I::BYTES));
-            s.steps[w] += T::BITS * 64;
+            s.next_step(w);
             if constexpr (T::SCALING == Scaling::POWER) d[w] = I::powers(s.scales[w] + s.part[w] * I::LANES);
             else d[w] = I::halves(s.scales[w] + s.part[w] * I::LANES * 2);
             if constexpr (T::MIN) m[w] = I::halves(s.scales[w] + 32 + s.part[w] * I::LANES * 2);
@@ -251,7 +255,7 @@ inline void multiply_floats(const Work & work, const Activations & a, int64_t fi
     };
     int64_t i = 0;
     for (; i + 1 < work.k; i += 2) {
-        EACH(w) I::prefetch(from[w] + i * PANEL * 2 + I::AHEAD);
+        EACH(w) I::prefetch(from[w] + i * PANEL * 2 + s.ahead);
         add(i, even), add(i + 1, odd);
     }
     if (i < work.k) add(i, even);
@@ -261,16 +265,6 @@ inline void multiply_floats(const Work & work, const Activations & a, int64_t fi
     write_rows<I, W>(work, totals, first, row0, R);
 }
 
-struct OneRow {
-    static constexpr int MOST = 1;
-    constexpr operator int() const { return 1; }
-};
-struct ManyRows {
-    static constexpr int MOST = CHUNK;
-    int count;
-    operator int() const { return count; }
-};
-
 template <class I, class T, int W> void multiply_strips(const Work & work, const Activations & a, int64_t first) {
     if constexpr (is_float<T>) {
         int64_t r = 0;
@@ -278,13 +272,9 @@ template <class I, class T, int W> void multiply_strips(const Work & work, const
         for (; r < a.rows; r++) multiply_floats<I, T, W, 1>(work, a, first, r);
     } else {
         for (int64_t r = 0; r < a.rows; r += CHUNK) {
-            const int64_t left = a.rows - r;
-            auto part = [&](auto rows) {
-                if constexpr (T::BLOCK == 256) multiply_super<I, T, W>(work, a, first, r, rows);
-                else multiply_small<I, T, W>(work, a, first, r, rows);
-            };
-            if (left == 1) part(OneRow{});
-            else part(ManyRows{(int) (left < CHUNK ? left : CHUNK)});
+            const int rows = (int) (a.rows - r < CHUNK ? a.rows - r : CHUNK);
+            if constexpr (T::BLOCK == 256) multiply_super<I, T, W>(work, a, first, r, rows);
+            else multiply_small<I, T, W>(work, a, first, r, rows);
         }
     }
 }
