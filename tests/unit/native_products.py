@@ -23,7 +23,7 @@ TYPES = (
 PER_256, PER_32, FLOATS = range(3)
 PANEL = 16
 
-# Where the half-precision scales of a block are, and the bytes whose extremes are the greatest quants and scales.
+# Where the half-precision scales of a block are.
 _HALVES = {
     T.Q4_0: (0,), T.Q4_1: (0, 2), T.Q5_0: (0,), T.Q5_1: (0, 2), T.Q8_0: (0,), T.IQ4_NL: (0,), T.MXFP4: (),
     T.Q2_K: (80, 82), T.Q3_K: (108,), T.Q4_K: (0, 2), T.Q5_K: (0, 2), T.Q6_K: (208,), T.IQ4_XS: (0,),
@@ -67,14 +67,15 @@ def values_of(kind: T, rows: Array) -> Array:
 
 
 def quantized(x: Array, kind: int) -> Array:
-    """Activations after their quantization, in float64: eight bits, the greatest magnitude of a block is 127."""
+    """Activations after their quantization, in float64; the greatest magnitude of a block becomes 127."""
     if kind == FLOATS:
         return x.astype(np.float64)
     blocks = x.astype(np.float32).reshape(len(x), -1, 256 if kind == PER_256 else 32)
     greatest = np.abs(blocks).max(-1, keepdims=True)
     inverse = np.float32(127) / np.where(greatest > 0, greatest, np.float32(np.inf))
     quants = np.rint(blocks * inverse)
-    return (quants.astype(np.float64) * (greatest / np.float32(127))).reshape(x.shape)
+    rounded: Array = quants.astype(np.float64) * (greatest / np.float32(127))
+    return rounded.reshape(x.shape)
 
 
 class Products:
@@ -147,8 +148,8 @@ class Products:
             out = np.full((rows, n), np.nan, np.float32)
         first, end = panels or (0, -(-n // PANEL))
         self.library.edgespec_multiply(
-            isa, int(kind), at(packed), i64(k), i64(n), i64(first), i64(end), at(activations), i64(rows), at(out),
-            i64(out.strides[0] // 4), None if out_rows is None else at(out_rows),
+            isa, int(kind), at(packed), i64(k), i64(n), i64(first), i64(end), at(activations), i64(rows),
+            at(out), i64(out.strides[0] // 4), None if out_rows is None else at(out_rows),
         )  # fmt: skip
         return out
 
