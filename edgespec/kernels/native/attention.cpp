@@ -1,7 +1,161 @@
+// Flash attention that is exact for any number of rows: see attention_kernels.h.
+//
+// Its vectors hold queries, not values: of each head of keys and values, those of several rows and of all heads that
+// share it. So models in which fewer than three heads share one are left to ggml, as a single row would fill less than
+// a fifth of a vector.
 #include "attention.h"
+#include "products.h"
+#include <atomic>
+#include <cstring>
+#include <new>
 
 namespace edgespec {
+namespace {
 
-TensorTraits * attention_traits(const Tensor *) { return nullptr; }
+constexpr int F32 = 0, F16 = 1;
+constexpr int64_t LEAST_GROUP = 3;
+constexpr size_t ALIGNMENT = 64;
+
+const AttentionKernels * kernels[EDGESPEC_ISA_COUNT];
+
+size_t aligned(size_t n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+// The tiles of a node, and the work memory for them.
+struct Plan {
+    int64_t k_size, v_size, n_cells, rows, heads, streams, group, tiles_of_head, n_tiles;
+    size_t scores, queries, sums, totals, converted, seen, per_slot;
+
+    explicit Plan(const Tensor * op) {
+        const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
+        k_size = k->ne[0], v_size = v->ne[0], n_cells = k->ne[1];
+        rows = q->ne[1], heads = k->ne[2], streams = q->ne[3], group = q->ne[2] / heads;
+        tiles_of_head = (rows * group + LANES - 1) / LANES;
+        n_tiles = tiles_of_head * heads * streams;
+        size_t at = 0;
+        const auto take = [&](size_t bytes) {
+            const size_t begin = at;
+            at += aligned(bytes);
+            return begin;
+        };
+        scores = take(n_cells * LANES * sizeof(float));
+        queries = take(k_size * LANES * sizeof(float));
+        sums = take(v_size * LANES * sizeof(float));
+        totals = take(LANES * sizeof(float));
+        converted = take(CELLS * (k_size > v_size ? k_size : v_size) * sizeof(float));
+        seen = take((n_cells + CELLS - 1) / CELLS);
+        per_slot = at;
+    }
+
+    // Tile `number`, with the work memory of a slot.
+    Tile tile(const Tensor * op, int64_t number, char * slot) const {
+        const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3], *sinks = op->src[4];
+        const int64_t head = number / tiles_of_head % heads, stream = number / tiles_of_head / heads;
+        Tile t{};
+        t.k_size = k_size, t.v_size = v_size, t.n_cells = n_cells;
+        t.first = number % tiles_of_head * LANES, t.group = (int) group;
+        const int64_t left = rows * group - t.first;
+        t.lanes = left < LANES ? (int) left : LANES;
+        const int64_t first_head = head * group;
+        t.queries = q->data + first_head * q->nb[2] + stream * q->nb[3];
+        t.query_row = q->nb[1], t.query_head = q->nb[2];
+        t.keys = k->data + head * k->nb[2] + stream / (streams / k->ne[3]) * k->nb[3];
+        t.values = v->data + head * v->nb[2] + stream / (streams / v->ne[3]) * v->nb[3];
+        t.key_cell = k->nb[1], t.value_cell = v->nb[1];
+        t.mask = mask ? mask->data + stream % mask->ne[3] * mask->nb[3] : nullptr;
+        t.mask_row = mask ? mask->nb[1] : 0;
+        memcpy(&t.scale, op->op_params, sizeof(float));
+        memcpy(&t.cap, op->op_params + 2, sizeof(float));
+        if (t.cap != 0.0f) t.scale /= t.cap;
+        t.sinks = sinks ? (const float *) sinks->data + first_head : nullptr;
+        // The result has heads before rows.
+        t.result = op->data + (stream * rows * op->ne[1] + first_head) * op->nb[1];
+        t.result_row = op->ne[1] * op->nb[1], t.result_head = op->nb[1];
+        t.scores = (float *) (slot + scores), t.queries_turned = (float *) (slot + queries);
+        t.sums = (float *) (slot + sums), t.totals = (float *) (slot + totals);
+        t.converted = (float *) (slot + converted), t.seen = (uint8_t *) (slot + seen);
+        return t;
+    }
+};
+
+int64_t share(int64_t count, int ith, int nth) { return count * ith / nth; }
+
+class Attention : public TensorTraits {
+  public:
+    bool work_size(int n_threads, const Tensor * op, size_t & size) override {
+        size = 2 * ALIGNMENT + n_threads * Plan(op).per_slot;
+        return true;
+    }
+
+    bool compute_forward(ComputeParams * params, Tensor * op) override {
+        const Plan plan(op);
+        const AttentionKernels & run = *kernels[isa_in_use()];
+        char * work = (char *) aligned((size_t) params->work);
+        auto * next = (std::atomic<int64_t> *) work;
+        char * slots = work + ALIGNMENT;
+        if (plan.n_tiles >= params->nth) {
+            if (params->ith == 0) new (next) std::atomic<int64_t>(0);
+            wait_for_all(params);
+            for (int64_t n; (n = next->fetch_add(1, std::memory_order_relaxed)) < plan.n_tiles;) {
+                const Tile t = plan.tile(op, n, slots + params->ith * plan.per_slot);
+                run.begin(t);
+                run.score(t, 0, plan.n_cells);
+                run.soften(t);
+                run.sum(t, 0, plan.v_size, t.converted);
+                run.end(t);
+            }
+            return true;
+        }
+        // Fewer tiles than threads: all threads share each.
+        char * own = slots + params->ith * plan.per_slot;
+        const auto mine = [&](int64_t n) { return n % params->nth == params->ith; };
+        const auto tile = [&](int64_t n) {
+            Tile t = plan.tile(op, n, slots + n * plan.per_slot);
+            t.converted = (float *) (own + plan.converted);
+            return t;
+        };
+        for (int64_t n = 0; n < plan.n_tiles; n++)
+            if (mine(n)) run.begin(tile(n));
+        wait_for_all(params);
+        const int64_t blocks = (plan.n_cells + CELLS - 1) / CELLS, vectors = plan.v_size / LANES;
+        for (int64_t n = 0; n < plan.n_tiles; n++) {
+            const int64_t last = share(blocks, params->ith + 1, params->nth) * CELLS;
+            run.score(tile(n), share(blocks, params->ith, params->nth) * CELLS, last < plan.n_cells ? last : plan.n_cells);
+        }
+        wait_for_all(params);
+        for (int64_t n = 0; n < plan.n_tiles; n++)
+            if (mine(n)) run.soften(tile(n));
+        wait_for_all(params);
+        for (int64_t n = 0; n < plan.n_tiles; n++) {
+            const Tile t = tile(n);
+            const int64_t first = share(vectors, params->ith, params->nth) * LANES;
+            const int64_t last = share(vectors, params->ith + 1, params->nth) * LANES;
+            if (first < last) run.sum(t, first, last, t.converted);
+        }
+        wait_for_all(params);
+        for (int64_t n = 0; n < plan.n_tiles; n++)
+            if (mine(n)) run.end(tile(n));
+        return true;
+    }
+};
+
+Attention attention;
+
+bool is_ours(const Tensor * op) {
+    const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
+    float bias;
+    memcpy(&bias, op->op_params + 1, sizeof bias);
+    return kernels[isa_in_use()] && q->type == F32 && k->type == F16 && v->type == F16 && bias == 0.0f &&
+           k->ne[0] % LANES == 0 && v->ne[0] % LANES == 0 && k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 &&
+           q->ne[2] / k->ne[2] >= LEAST_GROUP && q->nb[0] == sizeof(float) && k->nb[0] == 2 && v->nb[0] == 2 &&
+           op->nb[0] == sizeof(float) && (!mask || (mask->type == F16 && mask->nb[0] == 2 && mask->ne[2] == 1));
+}
+
+}  // namespace
+
+TensorTraits * attention_traits(const Tensor * op) { return is_ours(op) ? &attention : nullptr; }
+
+void add_attention(const AttentionKernels & added, const int * isas, int n_isas) {
+    for (int i = 0; i < n_isas; i++) kernels[isas[i]] = &added;
+}
 
 }  // namespace edgespec

@@ -7,4 +7,48 @@ namespace edgespec {
 // How an attention node is computed; null if ggml is to compute it.
 TensorTraits * attention_traits(const Tensor * op);
 
+// What attention.cpp needs: which instruction set is in use, and ggml's barrier for the threads of a computation.
+int isa_in_use();
+void wait_for_all(const ComputeParams * params);
+
+// Queries that share the keys and values of a head: as many as fit into one vector, from several rows of a pass and
+// the heads of a group.
+constexpr int LANES = 16;
+constexpr int CELLS = 32;  // that are converted and skipped together
+
+struct Tile {
+    int64_t k_size, v_size, n_cells;
+    int64_t first;                     // the first lane's number among the queries of the head: row * group + head
+    int lanes;                         // that are used
+    int group;                         // queries of a row that share a head of keys and values
+    const char * queries;              // of row 0 and the group's first head
+    size_t query_row, query_head;      // bytes
+    const char *keys, *values;         // of the head's first cell
+    size_t key_cell, value_cell;       // bytes
+    const char * mask;                 // of row 0; null if there is none
+    size_t mask_row;                   // bytes
+    float scale, cap;                  // cap 0: none
+    const float * sinks;               // of the group's heads; null if there are none
+    char * result;                     // of row 0 and the group's first head
+    size_t result_row, result_head;    // bytes
+    // Work memory.
+    float * scores;                    // [n_cells][LANES]
+    float * queries_turned;            // [k_size][LANES]
+    float * sums;                      // [v_size][LANES]
+    float * totals;                    // [LANES]
+    float * converted;                 // [CELLS][the greater size]
+    uint8_t * seen;                    // for CELLS cells each: 0 by none, 1 by all alike, 2 by some
+};
+
+// The steps of a tile. Each may be divided: scores by cells (multiples of CELLS), sums by values (multiples of LANES).
+struct AttentionKernels {
+    void (*begin)(const Tile &);
+    void (*score)(const Tile &, int64_t cell0, int64_t cell1);
+    void (*soften)(const Tile &);
+    void (*sum)(const Tile &, int64_t value0, int64_t value1, float * converted);
+    void (*end)(const Tile &);
+};
+
+void add_attention(const AttentionKernels & kernels, const int * isas, int n_isas);
+
 }  // namespace edgespec

@@ -73,7 +73,7 @@ class Product : public TensorTraits {
 
     bool compute_forward(ComputeParams * params, Tensor * op) override {
         const Tensor *w = op->src[0], *x = op->src[1];
-        const int isa = chosen_isa.load(std::memory_order_relaxed), kind = edgespec_activation_kind(w->type);
+        const int isa = isa_in_use(), kind = edgespec_activation_kind(w->type);
         const int64_t k = w->ne[0], n = w->ne[1], slice = x->ne[1], slices = x->ne[2] * x->ne[3], rows = slice * slices;
         char * work = (char *) aligned((size_t) params->work);
         auto * counter = (Counter *) work;
@@ -89,7 +89,7 @@ class Product : public TensorTraits {
             row = last;
         }
         if (params->ith == 0) new (counter) Counter{{0}};
-        if (params->nth > 1) barrier(params->threadpool);
+        wait_for_all(params);
         const int64_t panels = panels_of(w), step = panels_at_once(panels, params->nth);
         for (int64_t p; (p = counter->next.fetch_add(step, std::memory_order_relaxed)) < panels;) {
             edgespec_multiply(isa, w->type, w->data, k, n, p, p + step < panels ? p + step : panels, activations, rows,
@@ -140,12 +140,12 @@ class IndexedProduct : public TensorTraits {
 
     bool compute_forward(ComputeParams * params, Tensor * op) override {
         const Tensor *w = op->src[0], *x = op->src[1], *indices = op->src[2];
-        const int isa = chosen_isa.load(std::memory_order_relaxed), kind = edgespec_activation_kind(w->type);
+        const int isa = isa_in_use(), kind = edgespec_activation_kind(w->type);
         const int64_t k = w->ne[0], n = w->ne[1], matrices = w->ne[2];
         const int64_t per_token = indices->ne[0], n_slots = per_token * indices->ne[1];
         Plan plan(params->work, matrices, n_slots);
         if (params->ith == 0) sort(plan, w, indices);
-        if (params->nth > 1) barrier(params->threadpool);
+        wait_for_all(params);
         const int64_t end = share(n_slots, params->ith + 1, params->nth);
         int64_t matrix = 0;
         for (int64_t at = share(n_slots, params->ith, params->nth); at < end; at++) {
@@ -156,7 +156,7 @@ class IndexedProduct : public TensorTraits {
             edgespec_quantize(isa, kind, (const float *) row, 0, k, rows, r, r + 1,
                               plan.memory + plan.activations[matrix]);
         }
-        if (params->nth > 1) barrier(params->threadpool);
+        wait_for_all(params);
         const int64_t panels = panels_of(w), step = panels_at_once(panels, params->nth);
         const int64_t parts = (panels + step - 1) / step;
         const size_t stride = stack_stride(w);
@@ -295,6 +295,13 @@ BufferType packed_type = {get_name, alloc_buffer, get_alignment, nullptr, get_al
 const void * virtual_entry(const void * table, int number) { return ((const void * const *) table)[2 + number]; }
 
 }  // namespace
+
+int isa_in_use() { return chosen_isa.load(std::memory_order_relaxed); }
+
+void wait_for_all(const ComputeParams * params) {
+    if (params->nth > 1) barrier(params->threadpool);
+}
+
 }  // namespace edgespec
 
 using namespace edgespec;

@@ -1,0 +1,162 @@
+// The steps of attention, compiled for one instruction set by each file that includes this.
+//
+// A query's result is a function of the cells that it sees, in their order, and of nothing else: a score adds its
+// products one after another, the greatest score is exact however it is found, and weights and weighted values are
+// added cell after cell. Cells that a query does not see have a weight of zero, which changes no sum. So neither the
+// rows of a pass, nor cells of other texts in between, nor the number of threads change a bit.
+#pragma once
+#include "attention.h"
+#include "vector16.h"
+#include <cmath>
+#include <cstring>
+
+namespace edgespec {
+namespace {
+
+constexpr uint16_t HALF_NEVER = 0xfc00;  // minus infinity as a half
+constexpr float NEVER = -INFINITY;
+
+inline float half(uint16_t h) {  // of masks, in which few values are neither 0 nor minus infinity
+    alignas(64) uint16_t halves[LANES] = {h};
+    alignas(64) float floats[LANES];
+    V16::halves(halves).store(floats);
+    return floats[0];
+}
+
+inline const uint16_t * mask_of(const Tile & t, int lane) {
+    return (const uint16_t *) (t.mask + (t.first + lane) / t.group * t.mask_row);
+}
+
+inline void convert(const char * from, size_t stride, int64_t cells, int64_t size, float * to) {
+    for (int64_t c = 0; c < cells; c++) {
+        const auto * halves = (const uint16_t *) (from + c * stride);
+        for (int64_t i = 0; i < size; i += LANES) V16::halves(halves + i).store(to + c * size + i);
+    }
+}
+
+// Which of the cells do the rows of a tile see?
+inline int seen_by(const Tile & t, int64_t cell0, int64_t cell1) {
+    if (!t.mask) return 1;
+    bool all = true, none = true;
+    for (int lane = 0; lane < t.lanes; lane++) {
+        if (lane && (t.first + lane) % t.group) continue;  // of the same row as the lane before
+        const uint16_t * mask = mask_of(t, lane);
+        for (int64_t c = cell0; c < cell1; c++) all &= mask[c] == 0, none &= mask[c] == HALF_NEVER;
+        if (!all && !none) return 2;
+    }
+    return none ? 0 : 1;
+}
+
+void begin(const Tile & t) {
+    memset(t.queries_turned, 0, t.k_size * LANES * sizeof(float));
+    memset(t.sums, 0, t.v_size * LANES * sizeof(float));
+    for (int lane = 0; lane < t.lanes; lane++) {
+        const int64_t row = (t.first + lane) / t.group, head = (t.first + lane) % t.group;
+        const auto * q = (const float *) (t.queries + row * t.query_row + head * t.query_head);
+        for (int64_t i = 0; i < t.k_size; i++) t.queries_turned[i * LANES + lane] = q[i];
+    }
+}
+
+template <int N> inline void scores_of(const Tile & t, const float * keys, float * scores) {
+    V16 s[N];
+    for (int c = 0; c < N; c++) s[c] = V16::of(0.0f);
+    for (int64_t i = 0; i < t.k_size; i++) {
+        const V16 q = V16::load(t.queries_turned + i * LANES);
+        for (int c = 0; c < N; c++) s[c] = fma(V16::of(keys[c * t.k_size + i]), q, s[c]);
+    }
+    const V16 scale = V16::of(t.scale);
+    for (int c = 0; c < N; c++) {
+        V16 x = mul(s[c], scale);
+        if (t.cap != 0.0f) {  // cap * tanh(x), the scale being divided by the cap
+            const V16 most = V16::of(20.0f), one = V16::of(1.0f), two = V16::of(2.0f);
+            x = max(min(x, most), V16::of(-20.0f));
+            x = mul(V16::of(t.cap), sub(one, div(two, add(exponential(mul(two, x)), one))));
+        }
+        x.store(scores + c * LANES);
+    }
+}
+
+void score(const Tile & t, int64_t cell0, int64_t cell1) {
+    for (int64_t block = cell0; block < cell1; block += CELLS) {
+        const int64_t end = block + CELLS < t.n_cells ? block + CELLS : t.n_cells, cells = end - block;
+        const int seen = seen_by(t, block, end);
+        t.seen[block / CELLS] = (uint8_t) seen;
+        if (!seen) continue;
+        convert(t.keys + block * t.key_cell, t.key_cell, cells, t.k_size, t.converted);
+        int64_t c = 0;
+        for (; c + V16::GROUP <= cells; c += V16::GROUP)
+            scores_of<V16::GROUP>(t, t.converted + c * t.k_size, t.scores + (block + c) * LANES);
+        for (; c < cells; c++) scores_of<1>(t, t.converted + c * t.k_size, t.scores + (block + c) * LANES);
+        if (seen == 1) continue;
+        for (int lane = 0; lane < t.lanes; lane++) {
+            const uint16_t * mask = mask_of(t, lane);
+            for (c = block; c < end; c++) {
+                if (mask[c] == HALF_NEVER) t.scores[c * LANES + lane] = NEVER;
+                else if (mask[c]) t.scores[c * LANES + lane] += half(mask[c]);
+            }
+        }
+    }
+}
+
+void soften(const Tile & t) {
+    const auto each = [&](auto && f) {
+        for (int64_t block = 0; block < t.n_cells; block += CELLS) {
+            if (!t.seen[block / CELLS]) continue;
+            const int64_t end = block + CELLS < t.n_cells ? block + CELLS : t.n_cells;
+            for (int64_t c = block; c < end; c++) f(t.scores + c * LANES);
+        }
+    };
+    V16 greatest = V16::of(NEVER), sinks = V16::of(NEVER);
+    if (t.sinks) {
+        float of_lane[LANES];
+        for (int lane = 0; lane < LANES; lane++) of_lane[lane] = t.sinks[(t.first + lane) % t.group];
+        greatest = sinks = V16::load(of_lane);
+    }
+    each([&](float * s) { greatest = max(greatest, V16::load(s)); });
+    greatest = max(greatest, V16::of(-3.0e38f));  // of a query that sees nothing
+    V16 total = V16::of(0.0f);
+    each([&](float * s) {
+        const V16 weight = exponential(sub(V16::load(s), greatest));
+        weight.store(s);
+        total = add(total, weight);
+    });
+    if (t.sinks) total = add(total, exponential(sub(sinks, greatest)));
+    total.store(t.totals);
+}
+
+template <int N> inline void add_values(const Tile & t, const float * values, int64_t stride, int64_t value,
+                                        int64_t cell0, int64_t cells) {
+    V16 s[N];
+    for (int i = 0; i < N; i++) s[i] = V16::load(t.sums + (value + i) * LANES);
+    for (int64_t c = 0; c < cells; c++) {
+        const V16 weight = V16::load(t.scores + (cell0 + c) * LANES);
+        for (int i = 0; i < N; i++) s[i] = fma(V16::of(values[c * stride + i]), weight, s[i]);
+    }
+    for (int i = 0; i < N; i++) s[i].store(t.sums + (value + i) * LANES);
+}
+
+void sum(const Tile & t, int64_t value0, int64_t value1, float * converted) {
+    const int64_t size = value1 - value0;
+    for (int64_t block = 0; block < t.n_cells; block += CELLS) {
+        if (!t.seen[block / CELLS]) continue;
+        const int64_t cells = block + CELLS < t.n_cells ? CELLS : t.n_cells - block;
+        convert(t.values + block * t.value_cell + value0 * sizeof(uint16_t), t.value_cell, cells, size, converted);
+        for (int64_t i = 0; i < size; i += V16::GROUP)
+            add_values<V16::GROUP>(t, converted + i, size, value0 + i, block, cells);
+    }
+}
+
+void end(const Tile & t) {
+    float inverse[LANES];
+    for (int lane = 0; lane < LANES; lane++) inverse[lane] = t.totals[lane] > 0.0f ? 1.0f / t.totals[lane] : 0.0f;
+    for (int lane = 0; lane < t.lanes; lane++) {
+        const int64_t row = (t.first + lane) / t.group, head = (t.first + lane) % t.group;
+        auto * out = (float *) (t.result + row * t.result_row + head * t.result_head);
+        for (int64_t i = 0; i < t.v_size; i++) out[i] = t.sums[i * LANES + lane] * inverse[lane];
+    }
+}
+
+constexpr AttentionKernels KERNELS = {begin, score, soften, sum, end};
+
+}  // namespace
+}  // namespace edgespec
