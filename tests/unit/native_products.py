@@ -75,7 +75,8 @@ def quantized(x: Array, kind: int) -> Array:
     inverse = np.float32(127) / np.where(greatest > 0, greatest, np.float32(np.inf))
     quants = np.rint(blocks * inverse)
     rounded: Array = quants.astype(np.float64) * (greatest / np.float32(127))
-    return rounded.reshape(x.shape)
+    whole: Array = rounded.reshape(x.shape)
+    return whole
 
 
 class Products:

@@ -1,4 +1,4 @@
-"""Products of packed weights: against float64, and the same bits for any rows, ranges and instruction sets."""
+"""Products of packed weights: against float64, and the same bits for any rows, ranges, instruction set."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 #include "avx512.h"
 
 namespace edgespec {
-static const Registered registered({EDGESPEC_AVX512_VNNI, quantize, multiply<Avx512>});
+bool multiply_avx512(int type, const Work & work) { return multiply<Avx512>(type, work); }
+static const Registered registered({EDGESPEC_AVX512_VNNI, quantize, multiply_avx512});
 }

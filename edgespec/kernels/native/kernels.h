@@ -34,6 +34,7 @@ struct Kernels {
     bool (*multiply)(int type, const Work & work);
 };
 void add_kernels(const Kernels & kernels);  // called by constructors of static objects
+bool multiply_avx512(int type, const Work & work);
 struct Registered {
     explicit Registered(const Kernels & kernels) { add_kernels(kernels); }
 };
@@ -117,6 +118,25 @@ inline void write_rows(const Work & work, const float * totals, int64_t first, i
     }
 }
 
+// What a block of a Super type adds.
+template <class I, class T>
+inline typename I::Floats super_total(typename I::Ints sum, typename I::Ints other, typename I::Floats d,
+                                      typename I::Floats dmin, float scale, typename I::Floats total) {
+    if constexpr (T::OFFSET != 0 && !I::template is_signed<T>) sum = I::subtract32(sum, I::template times<T::OFFSET>(other));
+    auto value = I::multiply(d, I::to_floats(sum));
+    if constexpr (T::MIN) value = I::minus_product(dmin, I::to_floats(other), value);
+    return I::plus_product(I::same(scale), value, total);
+}
+
+// What a step of a Small type adds.
+template <class I, class T>
+inline typename I::Floats small_total(typename I::Ints sum, typename I::Floats d, typename I::Floats m, float scale,
+                                      float scaled_sum, typename I::Floats total) {
+    total = I::plus_product(I::to_floats(sum), I::multiply(d, I::same(scale)), total);
+    if constexpr (T::MIN) total = I::plus_product(m, I::same(scaled_sum), total);
+    return total;
+}
+
 // W strips of a Super type by at most CHUNK rows.
 template <class I, class T, int W>
 inline void multiply_super(const Work & work, const Activations & a, int64_t first, int64_t row0, int rows) {
@@ -173,24 +193,21 @@ inline void multiply_super(const Work & work, const Activations & a, int64_t fir
         EACH(w) {
             const uint8_t * halves = s.scales[w] + T::D_AT + s.part[w] * I::LANES * 2;
             d[w] = I::halves(halves);
-            if constexpr (T::MIN) dmin[w] = I::halves(halves + 32);
+            dmin[w] = T::MIN ? I::halves(halves + 32) : d[w];
             s.scales[w] += T::SCALE_BYTES;
         }
         for (int r = 0; r < rows; r++) {
             const int16_t * of = T::SUB == 32 ? a.sums32 + (at + r) * 8 : a.sums16 + (at + r) * 16;
             EACH(w) {
-                Ints sum = I::ints(sums + (r * W + w) * I::LANES), other;
+                Ints sum = I::ints(sums + (r * W + w) * I::LANES), other = I::no_ints();
                 if constexpr (OFFSET || T::MIN) {
                     const Ints * by = T::MIN ? mins[w] : pairs[w];
                     other = I::dot_pairs(by[0], of);
 #pragma GCC unroll 7
                     for (int p = 1; p < T::PAIRS; p++) other = I::add_dot_pairs(other, by[p], of + 2 * p);
                 }
-                if constexpr (OFFSET) sum = I::subtract32(sum, I::template times<T::OFFSET>(other));
-                auto value = I::multiply(d[w], I::to_floats(sum));
-                if constexpr (T::MIN) value = I::minus_product(dmin[w], I::to_floats(other), value);
                 float * total = totals + (r * W + w) * I::LANES;
-                I::store(total, I::plus_product(I::same(a.d[at + r]), value, I::floats(total)));
+                I::store(total, super_total<I, T>(sum, other, d[w], dmin[w], a.d[at + r], I::floats(total)));
             }
         }
     }
@@ -213,21 +230,18 @@ inline void multiply_small(const Work & work, const Activations & a, int64_t fir
             s.next_step(w);
             if constexpr (T::SCALING == Scaling::POWER) d[w] = I::powers(s.scales[w] + s.part[w] * I::LANES);
             else d[w] = I::halves(s.scales[w] + s.part[w] * I::LANES * 2);
-            if constexpr (T::MIN) m[w] = I::halves(s.scales[w] + 32 + s.part[w] * I::LANES * 2);
+            m[w] = T::MIN ? I::halves(s.scales[w] + 32 + s.part[w] * I::LANES * 2) : d[w];
             s.scales[w] += T::SCALE_BYTES;
         }
         const int8_t * x = a.quants + (step / 2 * a.padded + row0) * GROUP + step % 2 * STEP;
         const int64_t at = step * a.padded + row0;
         for (int r = 0; r < rows; r++, x += GROUP) {
-            const auto scale = I::same(a.d[at + r]);
             Ints start = I::no_ints();
             if constexpr (OFFSET) start = I::dot_pairs(offset, (const int16_t *) (a.sums + at + r));
             EACH(w) {
-                const auto sum = I::to_floats(I::template dot<T>(start, quants[w], x));
+                const Ints sum = I::template dot<T>(start, quants[w], x);
                 float * to = totals + (r * W + w) * I::LANES;
-                auto total = I::plus_product(sum, I::multiply(d[w], scale), I::floats(to));
-                if constexpr (T::MIN) total = I::plus_product(m[w], I::same(a.scaled[at + r]), total);
-                I::store(to, total);
+                I::store(to, small_total<I, T>(sum, d[w], m[w], a.d[at + r], a.scaled[at + r], I::floats(to)));
             }
         }
     }
