@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -143,6 +143,7 @@ def kernel_layouts() -> tuple[KernelLayout, ...]:
         BackendError: it names a layout that does not work here.
     """
     if _only is not None:
+        _let_own_attend(_only)
         return _only
     report = stored_report()
     names = layouts_in_use([layout.name for layout in available_layouts()], report)
@@ -150,7 +151,9 @@ def kernel_layouts() -> tuple[KernelLayout, ...]:
         names = tuple(name for name in names if name != OWN)
     if OWN in names:
         use_own()
-    return tuple(layout for layout in available_layouts() if layout.name in names)
+    layouts = tuple(layout for layout in available_layouts() if layout.name in names)
+    _let_own_attend(layouts)
+    return layouts
 
 
 def use_own() -> None:
@@ -236,6 +239,30 @@ def offer_to_loader() -> bool:
                 "Set EDGESPEC_KERNELS=plain, or install the llama-cpp-python that EdgeSpec asks for.",
             ) from error
     return bool(layouts)
+
+
+def own_attention() -> Callable[[], bool]:
+    """Begin to watch who computes attention.
+
+    Returns:
+        Whether EdgeSpec's own kernels have computed all attention since then, and there was any.
+    """
+    own = library.loaded() if _own_in_use else None
+    if own is None:
+        return lambda: False
+    ours_before, left_before = own.attention_answers()
+
+    def all_own() -> bool:
+        ours, left = own.attention_answers()
+        return ours > ours_before and left == left_before
+
+    return all_own
+
+
+def _let_own_attend(layouts: Sequence[KernelLayout]) -> None:
+    """Compute attention by EdgeSpec's own kernels if their layout is in use."""
+    if _own_in_use:
+        library.load().use_attention(any(layout.name == OWN for layout in layouts))
 
 
 @contextmanager

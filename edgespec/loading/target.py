@@ -19,7 +19,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.prefill_chunks import PrefillChunks, outcomes_path
-from edgespec.models.llama.row_rule import SPARING, THOROUGH, RowRule, RowRuleStore
+from edgespec.models.llama.row_rule import ANY_ROWS, FREE, SPARING, THOROUGH, RowRule, RowRuleStore
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.batch import Batch
@@ -189,8 +189,10 @@ def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state:
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
     held = f"{memory.kernels}{state.variant}{memory.places}"
     slow = memory.plan.stream is not None or state.crew is not None
-    search = SPARING if slow else THOROUGH
-    rule = RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, search)
+    rules = RowRuleStore(user_cache_path("edgespec") / "rows")
+    rule = rules.get(fingerprint, held, context, FREE)
+    if rule is None:
+        rule = rules.get(fingerprint, held, context, SPARING if slow else THOROUGH)
     if rule is None and exact is None:
         state.notes.append("No row rule holds for this model here, so the text is not bit-exact.")
     elif rule is None:
@@ -203,10 +205,14 @@ def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state:
 
 
 def _allow_long_chunks(target: Target, fingerprint: str) -> None:
-    """Let a streamed target read prompts in long chunks, if these turn out to be exact."""
-    if target.rule is None or not target.model.weights.streamed_bytes:
+    """Let a target read prompts in long chunks, if these turn out to be exact.
+
+    Trying costs a streamed target nothing. Where no number of rows changes a bit, longer ones hold as well.
+    """
+    if target.rule is None:
         return
-    if keep_row_attention(target.context):
+    streamed = target.model.weights.streamed_bytes and keep_row_attention(target.context)
+    if streamed or target.rule == ANY_ROWS:
         path = outcomes_path(user_cache_path("edgespec") / "rows", fingerprint, target.identity)
         target.pieces = PrefillChunks(target.rule, target.context.n_rows, path)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import EdgeSpecError
+from edgespec.kernels.attention import Attention
 from edgespec.kernels.ggml import F16, F32
 from edgespec.kernels.layouts import KernelLayout, available_layouts, only, supporting_layouts, use_own
 from edgespec.kernels.native import library
@@ -44,6 +45,8 @@ _TYPES = [
 ]
 _DECODE_MEMORY = 1 << 30  # bytes that must be free for the real model
 
+_ATTENTION = (Attention(64, 6, 2, 96), Attention(128, 8, 1, 70, cap=20.0))
+
 # Layouts quantize activations and sum up in different ways, so results differ by rounding. llama.cpp's own
 # comparison of backends allows this normalized squared error; wrong results have about 1 or 2. A single wrong
 # element hardly changes the sum, so each element must also be within a fraction of the root mean square.
@@ -67,7 +70,7 @@ def main() -> None:
     _say("layouts", names=names)
     layouts = [layout for layout in available_layouts() if layout.name not in skipped]
     with Processor(usable_cores()) as processor, Processor(1) as core:
-        layouts = _try_products(processor, core, layouts)
+        layouts = _try_attention(processor, _try_products(processor, core, layouts))
     _try_decoding(layouts)
     _say("done")
 
@@ -126,6 +129,32 @@ def _try_products(processor: Processor, core: Processor, layouts: list[KernelLay
             trial = _Trial(processor, type_id, shape, part * _STACK, activations)
             if layout in layouts and not trial.is_right(layout):
                 layouts = [other for other in layouts if other != layout]
+    return layouts
+
+
+def _try_attention(processor: Processor, layouts: list[KernelLayout]) -> list[KernelLayout]:
+    """Try attention where EdgeSpec's own kernels compute it.
+
+    Returns:
+        The layouts whose results are right.
+    """
+    own = library.loaded()
+    if own is None or all(layout.name != OWN for layout in layouts):
+        return layouts
+    for attention in _ATTENTION:
+        what = f"computing attention in heads of {attention.size}"
+        _say("at", layout=PLAIN, what=what)
+        expected = attention.compute(processor, attention.cells, None)
+        _say("at", layout=OWN, what=what)
+        found = {rows: attention.compute(processor, rows, own) for rows in (1, max(ROWS), attention.cells)}
+        last = found[attention.cells]
+        if not _error(last, expected) < _MOST_ERROR:
+            _say("wrong", layout=OWN, what=f"they compute nonsense {what}")
+        elif not all(np.array_equal(part, last[:rows]) for rows, part in found.items()):
+            _say("wrong", layout=OWN, what=f"their results depend on the number of rows {what}")
+        else:
+            continue
+        return [layout for layout in layouts if layout.name != OWN]
     return layouts
 
 

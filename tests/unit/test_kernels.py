@@ -68,7 +68,7 @@ def test_a_setting_leaves_layouts_out(
 
 def test_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "fast")
-    with pytest.raises(UsageError, match=r"EDGESPEC_KERNELS is 'fast'.*plain, repack, amx, auto"):
+    with pytest.raises(UsageError, match=r"EDGESPEC_KERNELS is 'fast'.*plain, repack, amx, edgespec, auto"):
         allowed_layouts([])
 
 

@@ -23,6 +23,7 @@ constexpr int64_t MOST_PANELS = 16;  // of a share
 edgespec_operations ops;
 std::atomic<int> chosen_isa{-1};
 std::atomic<bool> attention_is_ours{false};
+std::atomic<int64_t> attention_taken{0}, attention_left{0};
 Buffer * (*alloc_plain)(BufferType *, size_t);
 BufferType * plain_type;
 void (*barrier)(void * threadpool);
@@ -67,7 +68,7 @@ class Product : public TensorTraits {
         const Tensor * x = op->src[1];
         const int64_t rows = x->ne[1] * x->ne[2] * x->ne[3];
         const int kind = edgespec_activation_kind(op->src[0]->type);
-        size = 2 * ALIGNMENT + edgespec_activation_bytes(kind, x->ne[0], rows);
+        size = 2 * ALIGNMENT + (rows ? edgespec_activation_bytes(kind, x->ne[0], rows) : 0);
         return true;
     }
 
@@ -132,6 +133,8 @@ class IndexedProduct : public TensorTraits {
         const Tensor *w = op->src[0], *indices = op->src[2];
         const int64_t slots = indices->ne[0] * indices->ne[1], most = slots < w->ne[2] ? slots : w->ne[2];
         const int kind = edgespec_activation_kind(w->type);
+        size = 0;
+        if (!slots) return true;
         size = ALIGNMENT + Plan(nullptr, w->ne[2], slots).n_bytes + slots * edgespec_activation_bytes(kind, w->ne[0], 1);
         // The rows of a matrix may be padded to a multiple of 16.
         size += edgespec_activation_bytes(kind, w->ne[0], 16 * most) + most * ALIGNMENT;
@@ -235,7 +238,11 @@ class Packed : public ExtraBufferType {
         if (op->op == ops.product) return is_packed(op->src[0]) ? &product : nullptr;
         if (op->op == ops.indexed_product) return is_packed(op->src[0]) ? &indexed_product : nullptr;
         if (op->op == ops.rows) return is_packed(op->src[0]) ? &rows_of : nullptr;
-        if (op->op == ops.attention && attention_is_ours.load(std::memory_order_relaxed)) return attention_traits(op);
+        if (op->op == ops.attention && attention_is_ours.load(std::memory_order_relaxed)) {
+            TensorTraits * traits = attention_traits(op);
+            (traits ? attention_taken : attention_left).fetch_add(1, std::memory_order_relaxed);
+            return traits;
+        }
         return nullptr;
     }
 };
@@ -350,4 +357,6 @@ int edgespec_use_isa(int isa) {
 }
 
 void edgespec_use_attention(int use) { attention_is_ours = use != 0; }
+
+void edgespec_attention_nodes(int64_t * ours, int64_t * left) { *ours = attention_taken, *left = attention_left; }
 }

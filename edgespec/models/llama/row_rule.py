@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.files.writing import atomic_write
+from edgespec.kernels.layouts import own_attention
 from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
@@ -54,7 +55,12 @@ class Search:
     batches: int
 
 
-# No rule allows a single row: beyond 512 cells it takes a kernel that splits the keys between threads.
+# With kernels whose results do not depend on the number of rows there is nothing to pad. Where ggml computes
+# the attention, no rule allows a single row: beyond 512 cells it takes a kernel that splits the keys between
+# threads.
+ANY_ROWS = RowRule(1, 1)
+FREE = Search((ANY_ROWS,), _FEW_ROW_COUNTS, 3)
+
 THOROUGH = Search(
     (RowRule(1, 2), RowRule(2, 2), RowRule(4, 4), RowRule(4, 8), RowRule(8, 8, 56)), _ROW_COUNTS, 60
 )
@@ -69,10 +75,22 @@ def find_row_rule(context: Context, search: Search = THOROUGH) -> RowRule | None
 
     The context must be empty, and is left empty.
     """
+    if ANY_ROWS in search.rules and not _attention_is_own(context):
+        return None
     rng = np.random.default_rng(0)
     n_vocab = context.model.vocabulary.n_tokens
     tokens = rng.integers(0, n_vocab, MOST_ROWS).astype(np.int32)
     return next((rule for rule in search.rules if _holds(context, rule, search, tokens)), None)
+
+
+def _attention_is_own(context: Context) -> bool:
+    """Whether EdgeSpec's own kernels compute the attention in this context; found by a pass."""
+    all_own = own_attention()
+    try:
+        context.decode(Batch.run([0, 0], 0, n_sequences=1, logits="all"))
+    finally:
+        context.clear()
+    return all_own()
 
 
 def _holds(context: Context, rule: RowRule, search: Search, tokens: np.ndarray) -> bool:

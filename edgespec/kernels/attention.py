@@ -1,0 +1,86 @@
+"""Attention over random keys and values, computed by ggml or by EdgeSpec's own kernels.
+
+To be used only in a process of its own (measure.kernel_worker), as a kernel may crash.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.kernels import ggml
+from edgespec.kernels.ggml import Address
+from edgespec.kernels.native.library import Library
+from edgespec.kernels.products import FloatArray, Processor
+
+_PAGE = 4096
+_NODES = 8
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Queries over cells of a cache: each row sees one cell more than the row before, the last one sees all.
+
+    Attributes:
+        size: of a head.
+        heads, shared: heads of queries, and of keys and values.
+        cap: soft cap of the scores; 0 for none.
+    """
+
+    size: int
+    heads: int
+    shared: int
+    cells: int
+    cap: float = 0.0
+
+    def compute(self, processor: Processor, rows: int, own: Library | None) -> FloatArray:
+        """(rows, heads * size) the result for the first `rows` of as many rows as there are cells.
+
+        Args:
+            own: what computes it; None for ggml.
+        """
+        rng = np.random.default_rng(0)
+        queries = rng.standard_normal((self.heads, self.cells, self.size), dtype=np.float32)[:, :rows]
+        kept = (self.shared, self.cells, self.size)
+        keys, values = (rng.standard_normal(kept, dtype=np.float32).astype(np.float16) for _ in range(2))
+        mask = np.triu(np.full((self.cells, self.cells), -np.inf, np.float16), 1)[:rows]
+        f = ggml.functions()
+        with ExitStack() as stack:
+            scratch = stack.enter_context(ggml.ScratchContext(n_tensors=8, n_nodes=_NODES))
+            arrays: list[tuple[int, NDArray[Any]]] = [(ggml.F32, queries)]
+            arrays += [(ggml.F16, array) for array in (keys, values, mask)]
+            sources = [
+                _placed(stack, scratch.tensor(type_id, array.shape[::-1]), array) for type_id, array in arrays
+            ]
+            node = f["ggml_flash_attn_ext"](scratch.handle, *sources, self.size**-0.5, 0.0, self.cap)
+            _placed(stack, node, None)
+            graph = f["ggml_new_graph_custom"](scratch.handle, _NODES, False)
+            f["ggml_build_forward_expand"](graph, node)
+            if own is not None:
+                own.use_attention(True)
+                stack.callback(own.use_attention, False)
+            f["ggml_backend_graph_compute"](processor.handle, graph)
+            result = np.empty((rows, self.heads * self.size), np.float32)
+            f["ggml_backend_tensor_get"](node, result.ctypes.data, 0, result.nbytes)
+            return result
+
+
+def _placed(stack: ExitStack, tensor: Address, values: NDArray[Any] | None) -> Address:
+    """Give a tensor memory, and values."""
+    f = ggml.functions()
+    kind = f["ggml_backend_cpu_buffer_type"]()
+    buffer = f["ggml_backend_buft_alloc_buffer"](
+        kind, f["ggml_backend_buft_get_alloc_size"](kind, tensor) + _PAGE
+    )
+    if not buffer:
+        raise MemoryError
+    stack.callback(f["ggml_backend_buffer_free"], buffer)
+    f["ggml_backend_tensor_alloc"](buffer, tensor, f["ggml_backend_buffer_get_base"](buffer))
+    if values is not None:
+        dense = np.ascontiguousarray(values)
+        f["ggml_backend_tensor_set"](tensor, dense.ctypes.data, 0, dense.nbytes)
+    return tensor
