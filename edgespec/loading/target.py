@@ -7,6 +7,8 @@ from platformdirs import user_cache_path
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError
 from edgespec.files.state import FileState
+from edgespec.kernels.layouts import kernel_layouts
+from edgespec.kernels.setting import OWN
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.heads import require_hidden_states
 from edgespec.loading.memory import MemoryDecision
@@ -56,7 +58,10 @@ def open_target(
     template = _open_template(model, state)
     if state.adapters:
         context.adapt([(load_adapter(model, a.header.path), a.scale) for a in state.adapters])
-    rule = _row_rule(context, header.fingerprint, memory, state) if exact else None
+    if exact:
+        rule = _row_rule(context, header.fingerprint, memory, state)
+    else:
+        rule = _free_rule(context, header.fingerprint, memory, state)
     target = Target(model, context, rule)
     target.identity = cache_identity(
         header,
@@ -182,6 +187,21 @@ def _open_template(model: Model, state: LoadState) -> ChatTemplate | None:
     template = state.keep(ChatTemplate(source, bos, eos))
     template.start()  # its process starts while the context is set up
     return template
+
+
+def _free_rule(
+    context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState
+) -> RowRule | None:
+    """The rule that adds no rows, if it holds for a model in memory and exact decoding was not declined."""
+    options, plan = state.options, memory.plan
+    in_memory = plan.stream is None and not plan.paged and state.crew is None
+    fits = options.tree_budget is None or options.tree_budget <= ANY_ROWS.maximum
+    if options.exact is not None or not (in_memory and fits) or context.model.keeps_recurrent_state:
+        return None
+    if all(layout.name != OWN for layout in kernel_layouts()):
+        return None
+    held = f"{memory.kernels}{state.variant}{memory.places}"
+    return RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, FREE)
 
 
 def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState) -> RowRule | None:

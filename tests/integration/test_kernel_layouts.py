@@ -15,7 +15,7 @@ from edgespec.errors import UsageError
 from edgespec.kernels import report_store
 from edgespec.kernels.layouts import kernel_layout, kernel_layouts, kernels_identity
 from edgespec.kernels.report import Report
-from edgespec.kernels.setting import PLAIN, VARIABLE
+from edgespec.kernels.setting import PLAIN, VARIABLE, owner
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
@@ -99,7 +99,7 @@ def test_a_faulty_layout_is_left_out_and_the_program_answers(
     done = program(first_layout, fate, *ask)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    assert f"llama.cpp's {first_layout} kernels are not used" in done.stderr
+    assert f"{owner(first_layout)} {first_layout} kernels are not used" in done.stderr
     (file,) = report_store.reports_folder().glob("*.json")
     assert words in json.loads(file.read_text())["problems"][first_layout]
     written = file.stat().st_mtime_ns
