@@ -118,7 +118,8 @@ def _try_products(processor: Processor, core: Processor, layouts: list[KernelLay
             wrong = [layout for layout in able if not trial.is_right(layout)]
             if (found := trial.results.get(OWN)) is not None:
                 own.append(found)
-                wrong += [layout for layout in able if layout.name == OWN and not _same_bits(own, type_id)]
+                right = [layout for layout in able if layout not in wrong]
+                wrong += [layout for layout in right if layout.name == OWN and not _same_bits(own, type_id)]
             layouts = [layout for layout in layouts if layout not in wrong]
             able = [layout for layout in able if layout not in wrong]
             for name, best in _fastest(core, able, *given).items():

@@ -1,0 +1,146 @@
+"""Whole passes of a model with EdgeSpec's own kernels and with llama.cpp's, by rows.
+
+    python -m benchmarks.kernels [--model FILE] [--rows 1 2 4 8 16 32 64] [--rounds 5] [--layouts ...]
+
+Every row's logits are wanted. Each layout has a process of its own, in which the model stays loaded; the
+processes take turns pass by pass, so that what else the machine does falls on all alike. Printed are medians in
+milliseconds, and how many times as fast EdgeSpec's own kernels are as the fastest of llama.cpp's. Own kernels
+are measured for every instruction set that the processor has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.kernels.layouts import available_layouts
+from edgespec.kernels.native import library
+from edgespec.kernels.report_store import ensure_report, layouts_in_use
+from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, setting_for, setting_of
+from edgespec.machine.cores import usable_cores
+from edgespec.models.hub import catalog
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.model import Model
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+_WORKER = "--serve"
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, help="default: the small model that the set-up brings along")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--text", type=int, default=128, help="tokens before the rows")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument(
+        "--layouts", nargs="*", help="values of EDGESPEC_KERNELS; default: all of this processor"
+    )
+    parser.add_argument(_WORKER, action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    path = options.model or catalog.find(catalog.DEFAULT, fetch=False)
+    if options.serve:
+        serve(path, options.text, max(options.rows), options.threads)
+        return
+    settings = options.layouts or _settings()
+    print(f"{path.name}, {options.threads} threads, {options.text} tokens before the rows; milliseconds")
+    found = measure(
+        settings, [str(path), str(options.text), str(options.threads)], options.rows, options.rounds
+    )
+    print(f"{'':24}" + "".join(f"{rows:>9}" for rows in options.rows))
+    for setting in settings:
+        print(f"{setting:24}" + "".join(f"{1e3 * found[setting, rows]:9.1f}" for rows in options.rows))
+    own = [setting for setting in settings if setting.startswith(str(setting_of(OWN)))]
+    others = [setting for setting in settings if setting not in own]
+    if own and others:
+        ratios = [
+            min(found[setting, rows] for setting in others) / min(found[setting, rows] for setting in own)
+            for rows in options.rows
+        ]
+        print(f"{'own, times as fast':24}" + "".join(f"{ratio:9.2f}" for ratio in ratios))
+
+
+def measure(
+    settings: Sequence[str], given: Sequence[str], rows: Sequence[int], rounds: int
+) -> dict[tuple[str, int], float]:
+    """The median seconds of a pass for each setting and number of rows.
+
+    Args:
+        given: the model, the tokens before the rows, and the threads.
+    """
+    model, text, threads = given
+    command = [sys.executable, "-m", "benchmarks.kernels", _WORKER, "--model", model, "--text", text]
+    command += ["--threads", threads, "--rows", *map(str, rows)]
+    workers = {
+        setting: subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, VARIABLE: setting},
+        )
+        for setting in settings
+    }
+    seconds: dict[tuple[str, int], list[float]] = {}
+    try:
+        for turn in range(rounds + 1):
+            for n in rows:
+                for setting, worker in workers.items():
+                    assert worker.stdin is not None
+                    assert worker.stdout is not None
+                    print(n, file=worker.stdin, flush=True)
+                    taken = float(json.loads(worker.stdout.readline()))
+                    if turn:  # the first one warms up
+                        seconds.setdefault((setting, n), []).append(taken)
+    finally:
+        for worker in workers.values():
+            if worker.stdin is not None:
+                worker.stdin.close()
+            worker.wait()
+    return {key: statistics.median(taken) for key, taken in seconds.items()}
+
+
+def serve(path: Path, text: int, most: int, n_threads: int) -> None:
+    """Time a pass for each number of rows that is read, and print its seconds."""
+    rng = np.random.default_rng(0)
+    with Model(path) as model:
+        context = Context(
+            model, n_cells=text + most + 256, n_rows=512, n_outputs=most, n_sequences=1, n_threads=n_threads
+        )
+        tokens = rng.integers(0, model.vocabulary.n_tokens, text + most, dtype=np.int32)
+        context.decode(Batch.run(tokens[:text], 0, n_sequences=1, logits="last"))
+        for line in sys.stdin:
+            batch = Batch.run(tokens[text : text + int(line)], text, n_sequences=1, logits="all")
+            begun = time.perf_counter()
+            context.decode(batch)
+            context.logits()
+            print(time.perf_counter() - begun, flush=True)
+            context.remove(0, text)
+        context.close()
+
+
+def _settings() -> list[str]:
+    """Each layout of this processor, and its own kernels by instruction set."""
+    start_backend()
+    working = layouts_in_use([layout.name for layout in available_layouts()], ensure_report())
+    of_ggml = [setting for name in working if name != OWN and (setting := setting_of(name))]
+    own = library.loaded() if OWN in working else None
+    return [PLAIN, *of_ggml, *(map(setting_for, own.instruction_sets()) if own is not None else ())]
+
+
+if __name__ == "__main__":
+    main()

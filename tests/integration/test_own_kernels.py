@@ -1,0 +1,256 @@
+"""EdgeSpec's own kernels in real models: their bits depend on nothing, and where they fail, ggml's serve."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.engine.engine import Engine
+from edgespec.generation.config import GenerationConfig
+from edgespec.kernels import products
+from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows, own_attention
+from edgespec.kernels.native import library
+from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, setting_for
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.quantize import make_drafter
+from edgespec.models.llama.row_rule import ANY_ROWS, FREE, find_row_rule
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
+from edgespec.models.llama.runtime.model import Model
+from edgespec.offload.planning.stream_plan import open_streamed_model, plan_stream, tied_bytes
+from edgespec.offload.weights import StreamedWeights
+from tests.tiny import write_tiny
+
+_LENGTH = 96
+Q4_0, Q8_0, Q4_K = 2, 8, 12
+CONFIG = GenerationConfig(max_tokens=24)
+PROMPT = "Once upon a time"
+
+# Runs in every Python that is started, and spoils the plug in the process that tries the kernels.
+SABOTAGE = """
+import sys
+if "edgespec.measure.kernel_worker" in sys.orig_argv:
+    import ctypes
+    from edgespec.kernels.native.library import Library
+    Library.activate = lambda _library: ctypes.string_at(0)
+"""
+
+# Runs in every Python that is started: the library is not there.
+NOT_COMPILED = """
+from edgespec.kernels.native import build
+build._library_name = lambda: "absent.so"
+"""
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> library.Library:
+    """The library, in use."""
+    monkeypatch.setenv(VARIABLE, "edgespec")
+    start_backend()
+    if library.loaded() is None:
+        pytest.skip(f"EdgeSpec's own kernels cannot be used here: {library.problem()}")
+    assert [layout.name for layout in kernel_layouts()] == [OWN]
+    return library.load()
+
+
+@pytest.fixture
+def own_layout(own: library.Library) -> KernelLayout:
+    return kernel_layouts()[0]
+
+
+@pytest.fixture(params=["smol_path", "gemma_path"])
+def model_path(request: pytest.FixtureRequest) -> Path:
+    """Q4_1 with heads of 64, three to a head of keys; and Q4_K_M with heads of 256, and sliding windows."""
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+def logits(model: Model, *, rows: int, n_threads: int = 2, n_tokens: int = _LENGTH) -> np.ndarray:
+    """The logits of a chain of tokens that is decoded with this many rows at a time."""
+    context = Context(
+        model, n_cells=1024, n_rows=n_tokens, n_outputs=n_tokens, n_sequences=1, n_threads=n_threads
+    )
+    tokens = np.random.default_rng(0).integers(0, model.vocabulary.n_tokens, n_tokens, dtype=np.int32)
+    found = []
+    for start in range(0, n_tokens, rows):
+        context.decode(Batch.run(tokens[start : start + rows], start, n_sequences=1, logits="all"))
+        found.append(context.logits().copy())
+    context.close()
+    return np.concatenate(found)
+
+
+def test_the_number_of_rows_changes_no_bit(own: library.Library, model_path: Path) -> None:
+    with Model(model_path) as model:
+        expected = logits(model, rows=_LENGTH)
+        all_own = own_attention()
+        for rows in (1, 5, 33, 63, 64):
+            assert np.array_equal(logits(model, rows=rows), expected), f"{rows} rows"
+        assert all_own()
+
+
+def test_neither_threads_nor_the_instruction_set_change_a_bit(
+    own: library.Library, smol_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Model(smol_path) as model:
+        expected = logits(model, rows=16)
+        for n_threads in (1, 3):
+            assert np.array_equal(logits(model, rows=16, n_threads=n_threads), expected), (
+                f"{n_threads} threads"
+            )
+    for name in own.instruction_sets():
+        monkeypatch.setenv(VARIABLE, setting_for(name))
+        with Model(smol_path) as model:
+            assert np.array_equal(logits(model, rows=16), expected), name
+
+
+def test_they_compute_what_ggml_computes(
+    own: library.Library, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Model(model_path) as model:
+        found = logits(model, rows=32, n_tokens=32)
+    monkeypatch.setenv(VARIABLE, PLAIN)
+    with Model(model_path) as model:
+        expected = logits(model, rows=32, n_tokens=32)
+    assert not np.array_equal(found, expected), "the same kernels computed both"
+    both = np.stack([found, expected])
+    both -= both.mean(axis=-1, keepdims=True)
+    cosines = (both[0] * both[1]).sum(axis=-1) / np.prod(np.linalg.norm(both, axis=-1), axis=0)
+    assert cosines.min() > 0.95
+
+
+def test_streamed_weights_have_the_bits_of_resident_ones(
+    own: library.Library, model_path: Path, tmp_path: Path
+) -> None:
+    with Model(model_path) as model:
+        resident = logits(model, rows=8)
+    files = ModelFiles.of(read_header(model_path))
+    plan = plan_stream(
+        files, budget=1 << 30, fixed=1 << 20, process=1 << 20, pack="always", pack_folder=tmp_path, n_slots=2
+    )
+    with open_streamed_model(model_path, plan, ON_PROCESSOR, lambda *_: None) as model:
+        assert isinstance(model.weights, StreamedWeights)
+        assert set(model.weights.store.kernels.values()) == {OWN}
+        assert np.array_equal(logits(model, rows=8), resident)
+        assert np.array_equal(logits(model, rows=1), resident)
+
+
+def test_one_copy_of_a_tied_embedding_serves_both_uses(own_layout: KernelLayout, smol_path: Path) -> None:
+    files = ModelFiles.of(read_header(smol_path))
+    (embedding,) = [t for t in files.headers[0].tensors if t.name == "token_embd.weight"]
+    assert looks_up_rows(own_layout, embedding.type_id, embedding.shape)
+    assert tied_bytes(files) == 0
+
+
+@pytest.mark.parametrize("architecture", ["qwen3moe", "gpt-oss"])
+def test_experts(architecture: str, own: library.Library, smol_path: Path, tmp_path: Path) -> None:
+    tiny = write_tiny(tmp_path / "tiny.gguf", architecture, smol_path)
+    quantized = make_drafter(tiny, tmp_path / "quantized.gguf", quantization="q4_0")
+    with Model(quantized) as model:
+        expected = logits(model, rows=48, n_tokens=48)
+        for rows in (1, 7):
+            assert np.array_equal(logits(model, rows=rows, n_tokens=48), expected), f"{rows} rows"
+
+
+@pytest.mark.parametrize("type_id", [Q4_0, Q8_0, Q4_K])
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_products_with_chosen_matrices(type_id: int, n_threads: int, own_layout: KernelLayout) -> None:
+    rng = np.random.default_rng(0)
+    shape = (512, 72, 5)
+    data = b"".join(
+        products.quantized(type_id, rng.standard_normal((72, 512), dtype=np.float32)) or b"" for _ in range(5)
+    )
+    activations = rng.standard_normal((40, 512), dtype=np.float32)
+    found = {}
+    with products.Processor(n_threads) as processor:
+        for layout in (None, own_layout):
+            with products.product(processor, type_id, shape, data, layout, activations) as made:
+                made.compute()
+                found[layout] = made.result()
+    assert np.mean((found[own_layout] - found[None]) ** 2) < 5e-4 * np.mean(found[None] ** 2)
+
+
+def test_in_memory_decoding_is_exact_by_itself(own: library.Library, smol_path: Path) -> None:
+    with Model(smol_path) as model:
+        context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=2, n_threads=2)
+        assert find_row_rule(context, FREE) == ANY_ROWS
+        context.close()
+    with edgespec.load(smol_path, draft="none") as engine:
+        assert engine.target.rule == ANY_ROWS
+        expected = answer(engine)
+    with edgespec.load(smol_path, draft=smol_path, tree_budget=40) as engine:
+        assert answer(engine) == expected
+    with edgespec.load(smol_path, draft="none", exact=False) as engine:
+        assert engine.target.rule is None
+
+
+def test_attention_of_ggml_is_not_taken_for_own(
+    own: library.Library, smol_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, PLAIN)
+    with Model(smol_path) as model:
+        context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=2, n_threads=2)
+        assert find_row_rule(context, FREE) is None
+        context.close()
+
+
+def answer(engine: Engine) -> tuple[int, ...]:
+    return tuple(engine.generate(PROMPT, CONFIG, raw=True).tokens)
+
+
+# Where they cannot be used
+
+
+@pytest.fixture
+def program(at_a_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs edgespec in an environment that is spoiled, and returns what it prints."""
+    from edgespec.kernels import report_store
+
+    for file in report_store.reports_folder().glob("*"):
+        file.unlink()
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+
+    def run(spoiled: str, *arguments: str) -> str:
+        (tmp_path / "sitecustomize.py").write_text(spoiled)
+        run = [sys.executable, "-m", "edgespec", *arguments]
+        done = subprocess.run(run, capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+_ASK = ("generate", "-p", "Hello", "--max-tokens", "4", "--draft", "none")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_plug_that_crashes_is_left_out(own: library.Library, program: Callable[..., str]) -> None:
+    said = program(SABOTAGE, *_ASK, "--verbose")
+    assert "EdgeSpec's own EDGESPEC kernels are not used: trying them, llama.cpp crashed" in said
+    assert "plugging them in" in said
+    examined = program(SABOTAGE, "doctor", "--no-disk-check")
+    assert "EdgeSpec's own EDGESPEC kernels are not used" in examined
+
+
+def test_without_a_library_ggml_serves_and_the_doctor_says_what_to_do(program: Callable[..., str]) -> None:
+    said = program(NOT_COMPILED, *_ASK, "--verbose")
+    assert "4 tokens, " in said
+    examined = program(NOT_COMPILED, "doctor", "--no-disk-check")
+    assert "python -m edgespec.kernels.native.build" in examined
+
+
+def test_asking_for_kernels_that_are_not_there_is_an_error(
+    program: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "edgespec")
+    said = program(NOT_COMPILED, *_ASK)
+    assert "EDGESPEC_KERNELS is 'edgespec', and EdgeSpec's own kernels cannot be used here" in said
