@@ -12,7 +12,7 @@ template <bool VNNI> struct Avx2 {
     using Ints = __m256i;
     using Floats = __m256;
     using Scale = __m256i;  // VNNI: 32-bit numbers; else each twice, as 16-bit numbers
-    static constexpr int BYTES = 32, LANES = 8, PARTS = 2, STRIPS = 1, FLOAT_ROWS = 2;
+    static constexpr int BYTES = 32, LANES = 8, PARTS = 2, STRIPS = 1, ROWS = 1, FLOAT_ROWS = 2;
     // vpmaddubsw adds two products in 16 bits, so bytes above 127 must be taken as signed numbers.
     template <class T> static constexpr bool is_signed = !VNNI && T::MAX > 127;
 
@@ -29,6 +29,7 @@ template <bool VNNI> struct Avx2 {
     static Bytes lookup(const uint8_t * table, Bytes index) {
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) table)), index);
     }
+    static void arrange(Bytes *) {}
     static void prefetch(const uint8_t * p) { _mm_prefetch((const char *) p, _MM_HINT_T0); }
 
     static Ints no_ints() { return _mm256_setzero_si256(); }

@@ -16,7 +16,7 @@ struct Avx512 {
     using Ints = __m512i;
     using Floats = __m512;
     using Scale = __m512i;
-    static constexpr int BYTES = 64, LANES = 16, PARTS = 1, STRIPS = 2, FLOAT_ROWS = 4;
+    static constexpr int BYTES = 64, LANES = 16, PARTS = 1, STRIPS = 2, ROWS = 1, FLOAT_ROWS = 4;
     template <class T> static constexpr bool is_signed = false;
 
     static Bytes load(const uint8_t * p) { return _mm512_loadu_si512(p); }
@@ -32,6 +32,7 @@ struct Avx512 {
     static Bytes lookup(const uint8_t * table, Bytes index) {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *) table)), index);
     }
+    static void arrange(Bytes *) {}
     static void prefetch(const uint8_t * p) { _mm_prefetch((const char *) p, _MM_HINT_T0); }
 
     static Ints no_ints() { return _mm512_setzero_si512(); }

@@ -102,6 +102,21 @@ template <class I, class T> inline void decode(const uint8_t * step, typename I:
 #pragma GCC unroll 8
         for (int i = 0; i < VECTORS; i++) quants[i] = I::subtract(quants[i], I::bytes(T::OFFSET));
     }
+    I::arrange(quants);
+}
+
+// Sums of I::ROWS rows of activations, x and (where two) y.
+template <class I, class T, int N>
+inline void scaled_sums(const typename I::Bytes * quants, const int8_t * x, const int8_t * y, typename I::Scale scale,
+                        typename I::Ints * sums) {
+    if constexpr (I::ROWS == 2) I::template scaled_two<T, N>(quants, x, y, scale, sums);
+    else sums[0] = I::template scaled<T, N>(quants, x, scale), (void) y;
+}
+template <class I, class T>
+inline void dot_sums(typename I::Ints start, const typename I::Bytes * quants, const int8_t * x, const int8_t * y,
+                     typename I::Ints * sums) {
+    if constexpr (I::ROWS == 2) I::template dot_two<T>(quants, x, y, sums), (void) start;
+    else sums[0] = I::template dot<T>(start, quants, x), (void) y;
 }
 
 template <class I, int W>
@@ -174,17 +189,23 @@ inline void multiply_super(const Work & work, const Activations & a, int64_t fir
                 }
             }
             const int8_t * x = a.quants + ((block * 4 + step / 2) * a.padded + row0) * GROUP + step % 2 * STEP;
-            for (int r = 0; r < rows; r++, x += GROUP) {
+            for (int r = 0; r < rows; r += I::ROWS, x += I::ROWS * GROUP) {
+                const int here = rows - r < I::ROWS ? 1 : I::ROWS;
+                const int8_t * y = here == 2 ? x + GROUP : x;
                 EACH(w) {
-                    int32_t * to = sums + (r * W + w) * I::LANES;
-                    Ints sum;
+                    Ints found[I::ROWS];
                     if constexpr (T::SUB == 32) {
-                        sum = I::template scaled<T, 8>(quants[w], x, scale[w]);
+                        scaled_sums<I, T, 8>(quants[w], x, y, scale[w], found);
                     } else {
-                        sum = I::add(I::template scaled<T, 4>(quants[w], x, scale[w]),
-                                     I::template scaled<T, 4>(quants[w] + 4, x + 16, second[w]));
+                        Ints more[I::ROWS];
+                        scaled_sums<I, T, 4>(quants[w], x, y, scale[w], found);
+                        scaled_sums<I, T, 4>(quants[w] + 4, x + 16, y + 16, second[w], more);
+                        for (int i = 0; i < I::ROWS; i++) found[i] = I::add(found[i], more[i]);
                     }
-                    I::store(to, step ? I::add(I::ints(to), sum) : sum);
+                    for (int i = 0; i < I::ROWS && i < here; i++) {
+                        int32_t * to = sums + ((r + i) * W + w) * I::LANES;
+                        I::store(to, step ? I::add(I::ints(to), found[i]) : found[i]);
+                    }
                 }
             }
         }
@@ -221,7 +242,6 @@ inline void multiply_small(const Work & work, const Activations & a, int64_t fir
     alignas(64) float totals[CHUNK * W * I::LANES];
     Strips<I, T, W> s(work, first);
     for (int i = 0; i < rows * W; i++) I::store(totals + i * I::LANES, I::zeros());
-    const Ints offset = I::first_of_pair(-T::OFFSET);
     for (int64_t step = 0; step < work.k / STEP; step++) {
         typename I::Bytes quants[W][VECTORS];
         typename I::Floats d[W], m[W];
@@ -235,13 +255,19 @@ inline void multiply_small(const Work & work, const Activations & a, int64_t fir
         }
         const int8_t * x = a.quants + (step / 2 * a.padded + row0) * GROUP + step % 2 * STEP;
         const int64_t at = step * a.padded + row0;
-        for (int r = 0; r < rows; r++, x += GROUP) {
+        for (int r = 0; r < rows; r += I::ROWS, x += I::ROWS * GROUP) {
+            const int here = rows - r < I::ROWS ? 1 : I::ROWS;
+            const int8_t * y = here == 2 ? x + GROUP : x;
             Ints start = I::no_ints();
-            if constexpr (OFFSET) start = I::dot_pairs(offset, (const int16_t *) (a.sums + at + r));
+            if constexpr (OFFSET) start = I::dot_pairs(I::first_of_pair(-T::OFFSET), (const int16_t *) (a.sums + at + r));
             EACH(w) {
-                const Ints sum = I::template dot<T>(start, quants[w], x);
-                float * to = totals + (r * W + w) * I::LANES;
-                I::store(to, small_total<I, T>(sum, d[w], m[w], a.d[at + r], a.scaled[at + r], I::floats(to)));
+                Ints found[I::ROWS];
+                dot_sums<I, T>(start, quants[w], x, y, found);
+                for (int i = 0; i < I::ROWS && i < here; i++) {
+                    const int64_t row = at + r + i;
+                    float * to = totals + ((r + i) * W + w) * I::LANES;
+                    I::store(to, small_total<I, T>(found[i], d[w], m[w], a.d[row], a.scaled[row], I::floats(to)));
+                }
             }
         }
     }

@@ -1,0 +1,5 @@
+#include "neon.h"
+
+namespace edgespec {
+static const Registered registered({EDGESPEC_NEON_DOTPROD, quantize, multiply<Neon<false>>});
+}

@@ -1,0 +1,5 @@
+#include "neon.h"
+
+namespace edgespec {
+static const Registered registered({EDGESPEC_NEON_I8MM, quantize, multiply<Neon<true>>});
+}
