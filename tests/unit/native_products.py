@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from gguf import GGMLQuantizationType as T
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 
-from edgespec.kernels.native.build import build
+from edgespec.kernels.native.build import SOURCES, build
 
 Array = np.ndarray[Any, Any]
 
@@ -181,3 +183,24 @@ def at(array: Array) -> ctypes.c_void_p:
 def i64(value: int) -> ctypes.c_int64:
     """A number as C's int64_t."""
     return ctypes.c_int64(value)
+
+
+def sources(machine: str) -> dict[str, tuple[str, ...]]:
+    """The library's sources that concern products, with their flags beside the common ones."""
+    found = {}
+    for line in (SOURCES / "sources.txt").read_text("utf-8").splitlines():
+        name, _, flags = line.split("#")[0].partition(" ")
+        needs, *rest = flags.split() or [""]
+        if needs in ("any", machine) and not name.startswith(("plug", "attention")):
+            found[name] = tuple(rest)
+    return found
+
+
+def compile_sources(compiler: str, files: Mapping[Path, tuple[str, ...]], target: Path, *link: str) -> None:
+    """Compile each file with its flags, and link them to `target`."""
+    objects = []
+    for number, (path, flags) in enumerate(files.items()):
+        objects.append(str(target.with_suffix(f".{number}.o")))
+        common = ("-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-fno-math-errno", f"-I{SOURCES}")
+        subprocess.run([compiler, *common, *flags, "-c", str(path), "-o", objects[-1]], check=True)
+    subprocess.run([compiler, *objects, "-o", str(target), *link], check=True)
