@@ -3,8 +3,8 @@
     python -m benchmarks.kernels [--model FILE] [--rows 1 2 4 8 16 32 64] [--rounds 5] [--layouts ...]
 
 Every row's logits are wanted. Each layout has a process of its own, in which the model stays loaded; the
-processes take turns pass by pass, so that what else the machine does falls on all alike. Printed are medians in
-milliseconds, and how many times as fast EdgeSpec's own kernels are as the fastest of llama.cpp's. Own kernels
+processes take turns pass by pass, so that what else the machine does falls on all alike. Printed are medians
+in milliseconds, and how many times as fast own kernels are as the fastest of llama.cpp's. Own kernels
 are measured for every instruction set that the processor has.
 """
 

@@ -1,8 +1,7 @@
 // Flash attention that is exact for any number of rows: see attention_kernels.h.
 //
 // Its vectors hold queries, not values: of each head of keys and values, those of several rows and of all heads that
-// share it. So models in which fewer than three heads share one are left to ggml, as a single row would fill less than
-// a fifth of a vector.
+// share it. So models in which no heads share one are left to ggml, as a single row would fill a sixteenth of a vector.
 #include "attention.h"
 #include "products.h"
 #include <atomic>
@@ -13,7 +12,7 @@ namespace edgespec {
 namespace {
 
 constexpr int F32 = 0, F16 = 1;
-constexpr int64_t LEAST_GROUP = 3;
+constexpr int64_t LEAST_GROUP = 2;
 constexpr size_t ALIGNMENT = 64;
 
 const AttentionKernels * kernels[EDGESPEC_ISA_COUNT];

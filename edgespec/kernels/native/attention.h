@@ -34,7 +34,7 @@ struct Tile {
     // Work memory.
     float * scores;                    // [n_cells][LANES]
     float * queries_turned;            // [k_size][LANES]
-    float * sums;                      // [v_size][LANES]
+    float * sums;                      // [v_size][LANES], or of few queries [LANES][v_size]
     float * totals;                    // [LANES]
     float * converted;                 // [CELLS][the greater size]
     uint8_t * seen;                    // for CELLS cells each: 0 by none, 1 by all alike, 2 by some

@@ -135,7 +135,28 @@ template <int N> inline void add_values(const Tile & t, const float * values, in
     for (int i = 0; i < N; i++) s[i].store(t.sums + (value + i) * LANES);
 }
 
+// With few queries, vectors of values waste less than vectors of queries; each sum is made of the same operations.
+inline bool few(const Tile & t) { return t.lanes <= 4; }
+
+template <int N> inline void sum_few(const Tile & t, int64_t value0, int64_t value1) {
+    for (int64_t block = 0; block < t.n_cells; block += CELLS) {
+        if (!t.seen[block / CELLS]) continue;
+        const int64_t end = block + CELLS < t.n_cells ? block + CELLS : t.n_cells;
+        for (int64_t i = value0; i < value1; i += LANES) {
+            V16 s[N];
+            for (int lane = 0; lane < N; lane++) s[lane] = V16::load(t.sums + lane * t.v_size + i);
+            for (int64_t c = block; c < end; c++) {
+                const V16 values = V16::halves((const uint16_t *) (t.values + c * t.value_cell) + i);
+                for (int lane = 0; lane < N; lane++)
+                    s[lane] = fma(values, V16::of(t.scores[c * LANES + lane]), s[lane]);
+            }
+            for (int lane = 0; lane < N; lane++) s[lane].store(t.sums + lane * t.v_size + i);
+        }
+    }
+}
+
 void sum(const Tile & t, int64_t value0, int64_t value1, float * converted) {
+    if (few(t)) return t.lanes <= 2 ? sum_few<2>(t, value0, value1) : sum_few<4>(t, value0, value1);
     const int64_t size = value1 - value0;
     for (int64_t block = 0; block < t.n_cells; block += CELLS) {
         if (!t.seen[block / CELLS]) continue;
@@ -152,7 +173,8 @@ void end(const Tile & t) {
     for (int lane = 0; lane < t.lanes; lane++) {
         const int64_t row = (t.first + lane) / t.group, head = (t.first + lane) % t.group;
         auto * out = (float *) (t.result + row * t.result_row + head * t.result_head);
-        for (int64_t i = 0; i < t.v_size; i++) out[i] = t.sums[i * LANES + lane] * inverse[lane];
+        const int64_t first = few(t) ? lane * t.v_size : lane, step = few(t) ? 1 : LANES;
+        for (int64_t i = 0; i < t.v_size; i++) out[i] = t.sums[first + i * step] * inverse[lane];
     }
 }
 
