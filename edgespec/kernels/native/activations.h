@@ -87,16 +87,19 @@ template <int COUNT> float quantize_block(const float * x, int8_t * quants, int6
     const bool finite = greatest < 0x7f800000, usable = finite && max > 0x1p-118f;
     const float inverse = usable ? 127.0f / max : 0.0f;
     constexpr float MAGIC = 12582912.0f;  // adding it rounds to an integer, which is then in the low bits
-    for (int j = 0; j < COUNT / 16; j++) {
-        int8_t * to = quants + j / 4 * group_bytes + j % 4 * 16;
-        int32_t rounded[16];
-        for (int i = 0; i < 16; i++) {
-            const float moved = (usable ? x[j * 16 + i] : 0.0f) * inverse + MAGIC;
+    alignas(64) int32_t rounded[COUNT];
+    if (!usable) memset(rounded, 0, sizeof rounded);
+    else
+        for (int i = 0; i < COUNT; i++) {
+            const float moved = x[i] * inverse + MAGIC;
             memcpy(rounded + i, &moved, 4);
             rounded[i] -= 0x4b400000;
         }
+    for (int j = 0; j < COUNT / 16; j++) {
+        int8_t * to = quants + j / 4 * group_bytes + j % 4 * 16;
         int32_t sum = 0;
-        for (int i = 0; i < 16; i++) sum += rounded[i], to[i] = (int8_t) rounded[i];
+        for (int i = 0; i < 16; i++) sum += rounded[j * 16 + i];
+        for (int i = 0; i < 16; i++) to[i] = (int8_t) rounded[j * 16 + i];
         sums[j] = (int16_t) sum;
     }
     if (!finite) {

@@ -41,8 +41,22 @@ void read_nibbles(const uint8_t * from, int count, uint8_t * quants) {
     for (int i = 0; i < count / 2; i++) quants[count / 2 + i] = from[i] >> 4;
 }
 
+void read_two_bits(const uint8_t * from, uint8_t * quants) {
+    for (int h = 0; h < 2; h++)
+        for (int j = 0; j < 4; j++)
+            for (int i = 0; i < 32; i++) quants[h * 128 + j * 32 + i] = from[h * 32 + i] >> (2 * j) & 3;
+}
+
+// Bit i of four bytes belongs to value i.
 void add_high_bits(const uint8_t * from, uint8_t * quants) {
-    for (int i = 0; i < 32; i++) quants[i] |= (from[i / 8] >> (i % 8) & 1) << 4;
+    constexpr uint64_t ONES = 0x0101010101010101, BITS = 0x8040201008040201, LOW = 0x7f7f7f7f7f7f7f7f;
+    for (int i = 0; i < 4; i++) {
+        const uint64_t chosen = from[i] * ONES & BITS;  // byte j keeps bit j
+        uint64_t low;
+        memcpy(&low, quants + i * 8, 8);
+        low |= ((((chosen & LOW) + LOW) | chosen) >> 7 & ONES) << 4;
+        memcpy(quants + i * 8, &low, 8);
+    }
 }
 
 void read_six_bit_scales(const uint8_t * s, Block & b) {
@@ -71,14 +85,13 @@ void read(IQ4_NL, const uint8_t * f, Block & b) { b.d = half_at(f), read_nibbles
 void read(MXFP4, const uint8_t * f, Block & b) { b.d = f[0], read_nibbles(f + 1, 32, b.quants); }
 void read(Q2_K, const uint8_t * f, Block & b) {
     for (int j = 0; j < 16; j++) b.scales[j] = f[j] & 15, b.mins[j] = f[j] >> 4;
-    for (int i = 0; i < 256; i++) b.quants[i] = f[16 + i / 128 * 32 + i % 32] >> (2 * (i / 32 % 4)) & 3;
+    read_two_bits(f + 16, b.quants);
     b.d = half_at(f + 80), b.m = half_at(f + 82);
 }
 void read(Q3_K, const uint8_t * f, Block & b) {
-    for (int i = 0; i < 256; i++) {
-        const int low = f[32 + i / 128 * 32 + i % 32] >> (2 * (i / 32 % 4)) & 3, high = f[i % 32] >> (i / 32) & 1;
-        b.quants[i] = low | high << 2;
-    }
+    read_two_bits(f + 32, b.quants);
+    for (int j = 0; j < 8; j++)
+        for (int i = 0; i < 32; i++) b.quants[j * 32 + i] |= (f[i] >> j & 1) << 2;
     const uint8_t * s = f + 96;
     for (int j = 0; j < 16; j++) {
         const int low = s[j % 8] >> (4 * (j / 8)) & 15, high = s[8 + j % 4] >> (2 * (j / 4)) & 3;
@@ -116,16 +129,26 @@ void read(IQ4_XS, const uint8_t * f, Block & b) {
     }
 }
 
+// Four values at a time: no bit leaves its byte.
+template <class T, int P> void put_plane(const uint8_t * quants, uint8_t * step, int row) {
+    constexpr Plane plane = Planes<T::BITS>::LIST[P];
+    constexpr int w = plane.bits;
+    constexpr uint32_t MASK = 0x01010101u * ((1 << w) - 1);
+    for (int v = 0; v < w; v++) {
+        uint32_t joined = 0;
+        for (int field = 0; field < 8 / w; field++) {
+            uint32_t values;
+            memcpy(&values, quants + (field * w + v) * 4, 4);
+            joined |= (values >> plane.shift & MASK) << (field * w);
+        }
+        memcpy(step + plane.at + v * VECTOR_BYTES + row * 4, &joined, 4);
+    }
+}
+
 // The planes of one row's step.
 template <class T> void put_step(const uint8_t * quants, uint8_t * step, int row) {
-    for (const Plane & plane : Planes<T::BITS>::LIST) {
-        const int vectors = plane.bits, mask = (1 << plane.bits) - 1;
-        uint8_t joined[STEP] = {};
-        for (int field = 0; field < 8 / plane.bits; field++)
-            for (int i = 0; i < vectors * 4; i++)
-                joined[i] |= (quants[field * vectors * 4 + i] >> plane.shift & mask) << (field * plane.bits);
-        for (int v = 0; v < vectors; v++) memcpy(step + plane.at + v * VECTOR_BYTES + row * 4, joined + v * 4, 4);
-    }
+    put_plane<T, 0>(quants, step, row);
+    if constexpr (sizeof(Planes<T::BITS>::LIST) > sizeof(Plane)) put_plane<T, 1>(quants, step, row);
 }
 
 template <class T> void get_step(const uint8_t * step, int row, uint8_t * quants) {
