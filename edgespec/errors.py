@@ -20,6 +20,8 @@ Each carries what happened and what to do about it; the command line prints both
 
 from __future__ import annotations
 
+from edgespec.printable import printable
+
 
 class EdgeSpecError(Exception):
     """A failure with a message for people.
@@ -33,9 +35,10 @@ class EdgeSpecError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, hint: str = "") -> None:
-        super().__init__(what)
-        self.what = what
-        self.hint = hint
+        # Names and values in messages may come from files, from llama.cpp and from the network.
+        self.what = printable(what)
+        self.hint = printable(hint)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         return f"{self.what} {self.hint}".rstrip()

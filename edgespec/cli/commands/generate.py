@@ -252,7 +252,7 @@ class _SinglePrompt:
                     status.clear()
                     thoughts.end()
                 if self.as_text:
-                    self.results.text(chunk.text)
+                    self.results.verbatim(chunk.text)
         assert answer is not None, "the last chunk carries the answer"
         if self.as_text:
             self.results.end_line()

@@ -55,7 +55,7 @@ def show(name: Name, as_json: Json = False) -> None:
     if as_json:
         results().record(values)
     else:
-        results().text(presets.existing(name).read_text(encoding="utf-8"))
+        results().verbatim(presets.existing(name).read_text(encoding="utf-8"))
 
 
 def save(

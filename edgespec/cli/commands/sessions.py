@@ -15,6 +15,7 @@ from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import UsageError
+from edgespec.printable import printable
 
 if TYPE_CHECKING:
     from edgespec.engine.sessions.file import SavedSession
@@ -75,7 +76,7 @@ def show(
     if as_json:
         results().record(transcript.to_json())
     else:
-        results().text(transcript.to_markdown())
+        results().verbatim(transcript.to_markdown())
 
 
 @app.command("rm", epilog="Example:\n\nedgespec sessions rm trip")
@@ -96,7 +97,7 @@ def remove(
                 "Standard input is not a terminal, so nothing can be confirmed.", "Give --yes to remove them."
             )
         what = ", ".join(file.stem for file in files)
-        typer.confirm(f"Remove {count(len(files), 'session')}: {what}?", abort=True, err=True)
+        typer.confirm(printable(f"Remove {count(len(files), 'session')}: {what}?"), abort=True, err=True)
     for file in files:
         session = SessionFile(str(file))  # refuses one that is open in another program
         try:

@@ -14,6 +14,7 @@ from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
 from edgespec.cli.screen.status import Pace, Status, aside
 from edgespec.generation.result import Generation
+from edgespec.printable import printable
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
@@ -227,6 +228,16 @@ def _print(text: str, style: str = "") -> None:
 
 @functools.cache
 def _console() -> Console:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
-    return Console(stderr=True, highlight=False)
+    class SafeConsole(Console):
+        """Prints control characters of its own alone, and none that a text brings along."""
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+    return SafeConsole(stderr=True, highlight=False)
