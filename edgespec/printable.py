@@ -19,6 +19,11 @@ def printable(text: str) -> str:
     return _CONTROLS.sub("\ufffd", text)
 
 
+def one_line(text: str) -> str:
+    """Replace line breaks by spaces, so that a value cannot pretend to be another line."""
+    return " ".join(text.splitlines())
+
+
 def printable_json(text: str) -> str:
     """Escape the control characters that JSON permits in strings; the value stays the same."""
     return _UNESCAPED_BY_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
