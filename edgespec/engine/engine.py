@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import TracebackType
 
+from edgespec.arguments import checks_arguments, shown
 from edgespec.costs.batches import knee_of_texts
 from edgespec.costs.pass_time import Costs
 from edgespec.engine.answer import AnswerInProgress, Watcher
@@ -149,6 +150,7 @@ class Engine(ManyAnswers):
         """The latest tree with drafted tokens, and what was accepted of it; None before the first."""
         return self.loop.last_round
 
+    @checks_arguments
     def stream(
         self,
         prompt: Prompt,
@@ -191,6 +193,7 @@ class Engine(ManyAnswers):
         with self._usage.turn(own[0]):
             yield from self._usage.held_steps(self._answer(tokens, room, config, raw, on_prefill))
 
+    @checks_arguments
     def _checked(self, prompt: Prompt, config: GenerationConfig, raw: bool) -> tuple[list[int], int]:
         """The tokens of a prompt, and the room that the context has behind them."""
         if self._exact and not config.rule.kind.invariant:
@@ -211,6 +214,7 @@ class Engine(ManyAnswers):
             )
         return tokens, room
 
+    @checks_arguments
     def generate(
         self,
         prompt: Prompt,
@@ -335,6 +339,7 @@ class Engine(ManyAnswers):
         self.policy = tree_policy(self.policy.name)
         self.drafter.forget_texts()
 
+    @checks_arguments
     def set_tree_budget(self, budget: int | None) -> None:
         """Set the size of trees from now on: the nodes per pass, or None to follow the measured cost.
 
@@ -343,7 +348,7 @@ class Engine(ManyAnswers):
         """
         if budget is not None and not 1 <= budget <= self.target.max_nodes:
             raise UsageError(
-                f"The tree budget is {budget}.",
+                f"The tree budget is {shown(budget)}.",
                 f"It must be from 1 to {self.target.max_nodes} now, or auto.",
             )
         self.loop.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)

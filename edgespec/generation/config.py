@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from edgespec.arguments import check_fields, shown
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.rules import Rule, parse_rule
 from edgespec.generation.thinking import Think, parse_think, think_text
@@ -101,9 +102,12 @@ class GenerationConfig:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "top_k", "penalty_window", "seed"):
-            value = getattr(self, name)
-            _check(not isinstance(value, float), name, value, "a whole number")
+        object.__setattr__(self, "think", think_text(self.think))
+        listed = isinstance(self.tools, Sequence) and not isinstance(self.tools, str | bytes)
+        _check(listed, "tools", self.tools, "a list of tools")
+        object.__setattr__(self, "tools", tools_of(self.tools))
+        check_fields(self)
+        object.__setattr__(self, "stop", tuple(self.stop))
         _check(
             self.max_tokens is None or self.max_tokens >= 1,
             "max_tokens",
@@ -149,17 +153,13 @@ class GenerationConfig:
             self.seed,
             f"from 0 to {MAX_SEED}",
         )
-        _check(not isinstance(self.stop, str), "stop", repr(self.stop), "a list of texts")
-        _check(all(self.stop), "stop", "''", "a text that is not empty")
+        _check(all(self.stop), "stop", "", "a text that is not empty")
         if parse_rule(self.verify).name == "greedy" and not self.greedy:
             raise UsageError(
                 f"The rule 'greedy' takes the likeliest token, and temperature is {self.temperature}.",
                 "Leave out one of them.",
             )
-        object.__setattr__(self, "think", think_text(self.think))
         parse_think(self.think)
-        _check(not isinstance(self.tools, str | Mapping), "tools", "not a list", "a list of tools")
-        object.__setattr__(self, "tools", tools_of(self.tools))
         check_choice(self.tool_choice, self.tools)
         if self.grammar is not None and self.offers_tools:
             raise UsageError(
@@ -167,7 +167,7 @@ class GenerationConfig:
                 'Leave one out, or set tool_choice "none".',
             )
         _check(
-            self.logprobs is None or (type(self.logprobs) is int and 0 <= self.logprobs <= MOST_LOGPROBS),
+            self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
             "logprobs",
             self.logprobs,
             f"a whole number from 0 to {MOST_LOGPROBS}",
@@ -206,10 +206,7 @@ class GenerationConfig:
                     f"There is no setting '{name}'.",
                     f"The settings are {', '.join(sorted(known))}.",
                 )
-        try:
-            return replace(self, **changes)
-        except TypeError as error:
-            raise UsageError(f"A setting has a value of the wrong kind: {changes}.") from error
+        return replace(self, **changes)
 
 
 def shortened(text: str, most: int = 80) -> str:
@@ -223,4 +220,4 @@ def _within(value: float, low: float, high: float) -> bool:
 
 def _check(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
-        raise UsageError(f"{name} is {shortened(str(value))}.", f"It must be {wanted}.")
+        raise UsageError(f"{name} is {shown(value)}.", f"It must be {wanted}.")

@@ -16,7 +16,7 @@ import pytest
 from tests.desk import EDGESPEC, Desk
 from tests.fuzz.headers import STRING, Entry, Header, small_model
 
-# Sets the title, clears the screen, changes the colour (also in the form of a single byte), and forges a line.
+# Sets the title, clears the screen, changes the colour (also with the one-byte form of ESC [), forges a line.
 HOSTILE = "x\x1b]0;TITLE\x07\x1b[2J\x1b[31mred\x9b32mgreen\x08\x7f\nError: forged"
 TEMPLATE = "{{ raise_exception('" + HOSTILE.replace("\n", "\\n") + "') }}"
 UNWANTED = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")

@@ -21,12 +21,12 @@ from edgespec.cli.commands.draft import gain_in_words
 from edgespec.cli.commands.ps import arguments_of
 from edgespec.cli.main import app, main
 from edgespec.cli.options.loading import TREES, LoadOptions
-from edgespec.cli.options.values import parse_size
 from edgespec.cli.origin import NO_ORIGIN
 from edgespec.cli.screen.formatting import in_columns
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
+from edgespec.units import parse_size
 from tests.unit.talking import TalkingEngine, records
 
 SLOW_TO_IMPORT = [
@@ -375,7 +375,7 @@ def test_wrong_sizes(text: str) -> None:
         ("generate -p Hi --temperature -1", "temperature is -1.0.\nIt must be from 0 to 100."),
         ("generate -p Hi --max-tokens 0", "max_tokens is 0.\nIt must be at least 1."),
         ("generate -p Hi --memory 12XB", "'12XB' is not a size.\nWrite it like 12GiB, 800MB or 4000000000."),
-        ("generate -p Hi --memory 0", "A size of 0 makes no sense.\nIt must be above 0 and below 8 EiB."),
+        ("generate -p Hi --memory 0", "A size of 0 is not possible.\nIt must be above 0 and below 8 EiB."),
         (
             "generate -p Hi --tree-budget -2",
             "The tree budget is '-2'.\nIt must be a number of nodes, or auto.",

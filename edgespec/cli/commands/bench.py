@@ -18,11 +18,12 @@ from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.rows import check_no_model, form_and_file
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.shared import compared, is_shared
-from edgespec.cli.options.values import parse_size, parse_tree_budget
+from edgespec.cli.options.values import parse_tree_budget
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import UsageError
+from edgespec.units import parse_size
 
 if TYPE_CHECKING:
     from edgespec.bench.rows.figures import Row

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.options.declaration import option
-from edgespec.cli.options.values import parse_size
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.units import parse_size
 
 _LITTLE = 1.1  # times the speed
 

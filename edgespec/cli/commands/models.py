@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli.options.declaration import option
-from edgespec.cli.options.values import parse_size
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import UsageError
 from edgespec.progress import no_progress
+from edgespec.units import parse_size
 
 app = typer.Typer(
     name="models",

@@ -16,11 +16,11 @@ from edgespec.cli.options.declaration import option, with_options
 from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
-from edgespec.cli.options.values import parse_size
 from edgespec.cli.presets import Preset
 from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
+from edgespec.units import parse_size
 
 _PANEL = "Server"
 

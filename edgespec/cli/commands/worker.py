@@ -13,11 +13,10 @@ import typer
 
 from edgespec.cli.options.declaration import option, with_options
 from edgespec.cli.options.output import OutputOptions
-from edgespec.cli.options.values import parse_size
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
-from edgespec.units import readable
+from edgespec.units import parse_size, readable
 
 _PANEL = "Worker"
 

@@ -14,8 +14,9 @@ import typer
 
 from edgespec.cli.completion import complete_draft, complete_model, complete_words
 from edgespec.cli.options.declaration import is_on_command_line, option
-from edgespec.cli.options.values import parse_gpu_layers, parse_size, parse_tree_budget
+from edgespec.cli.options.values import parse_gpu_layers, parse_tree_budget
 from edgespec.errors import UsageError
+from edgespec.units import parse_size
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine

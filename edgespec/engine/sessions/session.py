@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from edgespec.arguments import checks_arguments
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import Conversation, SessionFile
 from edgespec.engine.sessions.fit import misfit
@@ -42,6 +43,7 @@ class Session:
         file: where the conversation is saved after every change; None if it is not.
     """
 
+    @checks_arguments
     def __init__(self, engine: Engine, system: str | None = None) -> None:
         self.engine = engine
         self.messages: list[dict[str, str]] = []
@@ -57,6 +59,7 @@ class Session:
         return self._system
 
     @system.setter
+    @checks_arguments
     def system(self, text: str | None) -> None:
         self._system = text
         self._known = None
@@ -72,6 +75,7 @@ class Session:
         """Why the state of the cache cannot be saved; empty if it can. The conversation itself is saved."""
         return self._store.failure if self._store is not None else ""
 
+    @checks_arguments
     def ask(
         self,
         text: str,
@@ -101,6 +105,7 @@ class Session:
         self._save()
         yield from self._stream(encoded, config, on_prefill, lambda answer: self._add(text, answer, encoded))
 
+    @checks_arguments
     def go_on(
         self,
         config: GenerationConfig | None = None,
@@ -168,6 +173,7 @@ class Session:
         self.messages.clear()
         self._known = None
 
+    @checks_arguments
     def drop_oldest(self, text: str = "", room: int = 256) -> int:
         """Drop as many of the oldest turns as needed for a question and its answer to fit.
 
@@ -190,6 +196,7 @@ class Session:
                 return dropped
         return 0
 
+    @checks_arguments
     def save_to(self, file: SessionFile) -> None:
         """Save the conversation to a file, now and after every change.
 
@@ -200,6 +207,7 @@ class Session:
         self._attach(file)
         self._save()
 
+    @checks_arguments
     def resume(self, file: SessionFile) -> Resumed | None:
         """Resume a saved conversation, and save to its file from now on.
 
@@ -234,6 +242,7 @@ class Session:
         self._stop_keeping_states()
         self._known = None
 
+    @checks_arguments
     def attach(self, engine: Engine) -> None:
         """Go on with another engine, which reads the conversation with the next question.
 
