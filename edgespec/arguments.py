@@ -12,10 +12,10 @@ import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, TypeVar, Union, cast
 
 from edgespec.errors import UsageError
 
@@ -64,7 +64,7 @@ def check_fields(instance: Any) -> None:
     Raises:
         UsageError: a field is of another type.
     """
-    hints = _hints(type(instance))
+    hints = _hints(cast(Hashable, type(instance)))
     for field in fields(instance):
         check_type(field.name, getattr(instance, field.name), hints[field.name])
 
@@ -89,7 +89,7 @@ def shown(value: object) -> str:
 
 
 @functools.cache
-def _hints(annotated: Any) -> dict[str, Any]:
+def _hints(annotated: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(annotated)
 
 

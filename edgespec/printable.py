@@ -11,11 +11,17 @@ import re
 # Escape sequences move the cursor, change colours and titles, or write to the clipboard. Tabs and line breaks
 # are harmless.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LONE_SURROGATES = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 _UNESCAPED_BY_JSON = re.compile(r"[\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Replace control characters, each by U+FFFD."""
+    """Replace what is no character to show by U+FFFD: control characters, and halves of surrogate pairs."""
+    if not text.isascii():
+        # Python has bytes of file names and arguments as surrogates, where the locale cannot decode them.
+        text = (
+            _LONE_SURROGATES.sub("\ufffd", text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        )
     return _CONTROLS.sub("\ufffd", text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -280,3 +281,28 @@ def test_requests_in_openais_format_get_the_text_that_the_prompt_gets_alone(
     before = answers.read_bytes()
     assert run(*arguments).stderr.endswith("\n0 answered, 5 were there already, 1 failed.\n")
     assert answers.read_bytes() == before
+
+
+def test_text_in_a_locale_without_utf8(short_path: Path) -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    asked = ["--system", "Du hörst zu.", "-p", "Grüß dich 漢", "--stop", "ß", "--json", "--max-tokens", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "edgespec", "generate", str(short_path), *asked],
+        env=os.environ | locale,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["prompt"] == "Grüß dich 漢"
+
+
+def test_a_prompt_that_is_not_utf8_is_refused_in_any_locale(short_path: Path) -> None:
+    for locale in ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
+        done = subprocess.run(
+            [sys.executable, "-m", "edgespec", "generate", str(short_path), "-p", b"Gr\xfc\xdf dich"],
+            env=os.environ | locale,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert done.stderr.startswith(b"Error: The prompt is not valid UTF-8: byte 0xfc at offset 2.")

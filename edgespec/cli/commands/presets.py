@@ -16,6 +16,7 @@ from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.cli.utf8 import as_text
 from edgespec.errors import OutputError, UsageError
 
 app = typer.Typer(
@@ -115,9 +116,9 @@ def _lasting(key: str, value: Any) -> Any:
     """A value that means the same in any folder: paths of files are made absolute."""
     if key in (*_FILES, "model", "draft") and isinstance(value, str) and Path(value).expanduser().is_file():
         return str(Path(value).expanduser().absolute())
-    if isinstance(value, tuple):
-        return list(value)
-    return value
+    if isinstance(value, tuple | list):
+        return [_lasting(key, item) for item in value]
+    return as_text(value, f"--{key}") if isinstance(value, str) else value
 
 
 def _summary(values: dict[str, Any]) -> str:

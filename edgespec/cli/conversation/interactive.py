@@ -17,7 +17,7 @@ from edgespec.cli.conversation.editor import edit_message
 from edgespec.cli.conversation.slash.commands import ALIASES, SlashCommands
 from edgespec.cli.interrupt import Interruption
 from edgespec.cli.screen.formatting import count
-from edgespec.cli.utf8 import checked
+from edgespec.cli.utf8 import as_text
 from edgespec.errors import ContextLengthError, EdgeSpecError, WorkerError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class InteractiveChat:
 
     def _take(self, text: str) -> None:
         """A question, or a command."""
-        checked(text, "What was typed")
+        text = as_text(text, "What was typed")
         name, _, rest = text.strip().partition(" ")
         if re.fullmatch(r"/[a-z?-]+", name):
             self._commands.run(name, rest.strip())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from edgespec.cli.completion import complete_words
 from edgespec.cli.options.declaration import option
 from edgespec.cli.options.loading import LoadOptions
-from edgespec.cli.utf8 import checked, decoded
+from edgespec.cli.utf8 import as_text, decoded
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.rules import KINDS
@@ -156,6 +157,7 @@ class SamplingOptions:
 
         Raises:
             UsageError: a value is out of its range, or a file cannot be read.
+            GrammarError: the schema or grammar is wrong.
         """
         if self.sampling not in (None, *_SAMPLING):
             raise UsageError(f"--sampling is '{self.sampling}'.", "It must be recommended or greedy.")
@@ -166,8 +168,10 @@ class SamplingOptions:
             form = Grammar("json_schema", _read_form("--json-schema", self.json_schema))
         elif self.grammar is not None:
             form = Grammar("grammar", _read_form("--grammar", self.grammar))
+        if form is not None:
+            _compile(form)
         values = {name: getattr(self, name) for name in self.given}
-        values |= {"stop": tuple(self.stop or ()), "grammar": form}
+        values |= {"stop": tuple(as_text(text, "--stop") for text in self.stop or ()), "grammar": form}
         if self.max_tokens == _NO_LIMIT:
             values["max_tokens"] = None
         return GenerationConfig(**values)
@@ -234,10 +238,18 @@ def exact_contradicts(rule: str) -> UsageError:
     )
 
 
+@cache
+def _compile(form: Grammar) -> None:
+    """Refuse a wrong grammar before a model is loaded for it; raises as `check_grammar`."""
+    from edgespec.models.text.grammar.matchers import check_grammar
+
+    check_grammar(form)
+
+
 def _read_form(flag: str, name: str) -> str:
     """The text of a schema or grammar: the value itself if it is a JSON object, otherwise that of a file."""
     if flag == "--json-schema" and name.lstrip().startswith("{"):
-        return checked(name, "The schema")
+        return as_text(name, "The schema")
     try:
         data = Path(name).expanduser().read_bytes()
     except OSError as error:

@@ -87,7 +87,7 @@ class Encoder:
             return list(self.conversation([{"role": "user", "content": prompt}], config=config).tokens)
         if prompt and isinstance(prompt[0], Mapping):
             return list(self.conversation(prompt, config=config).tokens)  # type: ignore[arg-type]
-        tokens = [int(token) for token in prompt]  # type: ignore[call-overload]
+        tokens = [int(token) for token in prompt]  # type: ignore[arg-type]
         n_tokens = self._vocabulary.n_tokens
         for token in tokens:
             if not 0 <= token < n_tokens:
