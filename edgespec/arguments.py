@@ -99,6 +99,8 @@ def _allows(hint: Any, value: object) -> bool:
         return any(_allows(part, value) for part in parts)
     if origin is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
+    if hint is Any:
+        return True
     if hint is None or hint is type(None):
         return value is None
     if hint is int:
@@ -115,7 +117,7 @@ def _allows(hint: Any, value: object) -> bool:
         )
     kind = origin or hint
     if not isinstance(kind, type):
-        return True  # Any
+        return True
     if getattr(kind, "_is_protocol", False):
         return all(hasattr(value, name) for name in _members(kind))
     return isinstance(value, kind)

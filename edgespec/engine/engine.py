@@ -385,6 +385,11 @@ class Engine(ManyAnswers):
             stack.callback(self.encoder.close)
             self.profile_updates.keep(self.target.model.weights)
 
+    def __repr__(self) -> str:
+        """Such as <Engine big.gguf, drafted by small.gguf, exact; context 4096>."""
+        state = "closed" if self.closed else f"context {self.context}"
+        return f"<Engine {self.description}; {state}>"
+
     def __enter__(self) -> Engine:
         return self
 

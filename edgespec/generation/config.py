@@ -10,6 +10,7 @@ from typing import Any, Literal
 from edgespec.arguments import check_fields, shown
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.rules import Rule, parse_rule
+from edgespec.generation.short_repr import short_repr
 from edgespec.generation.thinking import Think, parse_think, think_text
 from edgespec.generation.tools import Tool, check_choice, tools_of
 
@@ -100,6 +101,8 @@ class GenerationConfig:
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
     logprobs: int | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "think", think_text(self.think))

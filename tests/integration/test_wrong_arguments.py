@@ -157,3 +157,12 @@ def test_no_public_function_is_left_out() -> None:
 
     assert methods(Engine) == {*ENGINE, "set_tree_budget"}
     assert methods(Session) == {*SESSION}
+
+
+def test_engines_and_sessions_say_what_they_are(engine: Engine, short_path: Path) -> None:
+    assert repr(engine) == (
+        f"<Engine {short_path.name}, drafted by {engine.drafter.name}, not bit-exact; context 64>"
+    )
+    session = Session(engine)
+    list(session.ask("Hi", GenerationConfig(max_tokens=2)))
+    assert repr(session) == f"<Session with {short_path.name}, 1 turn>"

@@ -53,6 +53,12 @@ class Session:
         self._pending: str | None = None
         self._store: StateStore | None = None
 
+    def __repr__(self) -> str:
+        """Such as <Session with big.gguf, 3 turns, saved in trip.json>."""
+        turns = "1 turn" if self.turns == 1 else f"{self.turns} turns"
+        saved = f", saved in {self.file.path}" if self.file is not None else ""
+        return f"<Session with {self.engine.target.model.path.name}, {turns}{saved}>"
+
     @property
     def system(self) -> str | None:
         """The system prompt."""
