@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 
 from edgespec.errors import UsageError
 
@@ -11,7 +10,6 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4} | {
     f"{prefix}b": 1000**power for power, prefix in enumerate(["", "k", "m", "g", "t"])
 }
 _UNITS |= {f"{prefix}ib": _UNITS[prefix] for prefix in "kmgt"}
-
 
 _LEAST_BARE = 1_000_000  # a smaller number without a unit was hardly meant as bytes
 
@@ -52,6 +50,8 @@ def parse_size(text: str, *, least_bare: int = _LEAST_BARE) -> int:
     Raises:
         UsageError: it is not a size, not above 0, or has no unit where one is needed.
     """
+    from decimal import Decimal
+
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower(), re.ASCII)
     if match is None or match[2] not in _UNITS:
         raise UsageError(f"'{text}' is not a size.", "Write it like 12GiB, 800MB or 4000000000.")

@@ -74,6 +74,16 @@ def test_help_imports_nothing_slow() -> None:
     assert found.stdout == "[]\n"
 
 
+def test_list_asks_nothing_of_the_network_or_of_models() -> None:
+    slow = ("httpx2", "llama_cpp", "numpy", "huggingface_hub.utils", "edgespec.generation.config")
+    program = (
+        "import sys; from edgespec.cli.main import main; main(['list']); "
+        f"print([m for m in {slow} if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr() == (f"edgespec {edgespec.__version__}\n", "")

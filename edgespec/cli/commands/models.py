@@ -86,7 +86,7 @@ def list_models(
     from edgespec.models.hub.repository import Hub
     from edgespec.units import readable
 
-    here = local_models(Hub.from_environment())
+    here = local_models(Hub.without_token())
     entries = list(catalog.entries().values()) if everything else []
     if as_json:
         record: dict[str, Any] = {"models": [model.to_json() for model in here]}

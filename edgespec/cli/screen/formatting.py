@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from edgespec.generation.expert_use import ExpertUse
-from edgespec.generation.result import Generation
 from edgespec.printable import one_line
 from edgespec.units import readable
+
+if TYPE_CHECKING:
+    from edgespec.generation.expert_use import ExpertUse
+    from edgespec.generation.result import Generation
 
 
 def format_statistics(generation: Generation) -> str:

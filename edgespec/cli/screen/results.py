@@ -8,9 +8,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from edgespec.cli.origin import NO_ORIGIN
 from edgespec.errors import OutputError
-from edgespec.generation.result import Generation
 from edgespec.printable import printable, printable_json
 
 
@@ -67,6 +65,9 @@ class ResultStream:
 
     def failure(self, prompt: object, identifier: str | int | None, error: str) -> None:
         """Write the JSON object of a prompt without an answer."""
+        from edgespec.cli.origin import NO_ORIGIN
+        from edgespec.generation.result import Generation
+
         empty = Generation(finish_reason="error").to_json(prompt, identifier)
         self.record(empty | NO_ORIGIN | {"error": error})
 

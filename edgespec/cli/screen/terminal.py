@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
 from edgespec.cli.screen.status import Pace, Status, aside
-from edgespec.generation.result import Generation
 from edgespec.printable import printable
 from edgespec.progress import Progress
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from edgespec.cli.options.loading import LoadOptions
     from edgespec.engine.engine import Engine
     from edgespec.generation.config import GenerationConfig
+    from edgespec.generation.result import Generation
     from edgespec.generation.rules import Rule
 
 
