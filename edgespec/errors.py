@@ -5,7 +5,7 @@
     │   └── GrammarError     a grammar or schema that is wrong, too large, or cannot be followed
     ├── ModelFileError       a path that is no model, a damaged or hostile GGUF
     ├── HubError             a model that cannot be fetched: no network, no access, a corrupted download
-    ├── PairingError         a drafter that makes no sense for its target
+    ├── PairingError         a drafter that does not suit its target
     ├── MemoryLimitError     more memory needed than there is
     ├── ContextLengthError   a prompt longer than the context
     ├── TemplateError        a chat template that is missing, broken or hostile
@@ -63,7 +63,7 @@ class HubError(EdgeSpecError):
 
 
 class PairingError(EdgeSpecError):
-    """A drafter that makes no sense for its target, such as one that is larger."""
+    """A drafter that does not suit its target, such as one that is larger."""
 
 
 class MemoryLimitError(EdgeSpecError):

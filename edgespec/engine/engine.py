@@ -206,7 +206,7 @@ class Engine(ManyAnswers):
             tokens = self.encoder.encode(prompt, raw=raw, config=config)
         room = self.context - len(tokens)
         if not tokens:
-            raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
+            raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")
         if room < 1:
             raise ContextLengthError(
                 f"The prompt has {len(tokens)} tokens, and the context holds {self.context}.",

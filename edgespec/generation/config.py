@@ -55,7 +55,7 @@ class GenerationConfig:
     The filters apply in llama.cpp's order: penalties, top-k, top-p, min-p, temperature.
 
     Attributes:
-        max_tokens: most tokens to generate; None means until the context is full.
+        max_tokens: maximum tokens to generate; None sets no limit but the context.
         temperature: 0 takes the most likely token (greedy decoding); above 0 samples.
         top_k: sample among the k most likely tokens; 0 means all.
         top_p: sample from the smallest set of tokens whose probability reaches top_p; 1 means all.

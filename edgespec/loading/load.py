@@ -80,7 +80,7 @@ def load(
             this machine (registered, of the same family, made, or else the text itself); "none" decodes
             without drafting.
         drafter: the kind: "model" or "lookup" alone, or "merged"; None merges what is available.
-        context: most tokens of prompt and answer together.
+        context: maximum tokens, prompt plus answer.
         threads: CPU threads; None takes one for each physical core that this process may use, or one for each
             hardware thread if that was measured to be faster.
         memory: bytes EdgeSpec may use, or a size such as "8GiB"; None means what is available.

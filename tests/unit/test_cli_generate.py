@@ -43,7 +43,7 @@ def test_a_thought_is_no_part_of_the_text(engine: TalkingEngine, capsys: pytest.
     capsys.readouterr()
     engine.can_think = False
     assert main(["generate", "-p", "Hi", "--think", "off"]) == 0
-    told = "The model's chat template knows no thoughts, so --think changes nothing.\n"
+    told = "The model's chat template has no thinking mode, so --think has no effect.\n"
     assert capsys.readouterr().err == told
     assert main(["generate", "-p", "Hi"]) == 0
     assert capsys.readouterr().err == ""

@@ -60,7 +60,7 @@ def bench(
             _ROWS,
             "--tree-budget",
             metavar="N|auto",
-            help_text="A row with trees of so many nodes; may be repeated. Default: 16, 32 and auto.",
+            help_text="Add a row with trees of N nodes; repeatable. Default: 16, 32 and auto.",
         ),
     ] = None,
     parallel: Annotated[
@@ -70,7 +70,7 @@ def bench(
             "--parallel",
             variable=False,  # EDGESPEC_PARALLEL is a single number, for batches and the server
             metavar="N,N,...",
-            help_text="Rows of so many texts at once, beside llama.cpp's own batches; such as 1,4,16,64.",
+            help_text="Add rows with N sequences at once, next to llama.cpp's own batching; such as 1,4,16.",
         ),
     ] = None,
     memory_cap: Annotated[
@@ -79,7 +79,7 @@ def bench(
             _ROWS,
             "--memory-cap",
             metavar="SIZE",
-            help_text="Hold every row to this, page cache included, where the system allows it.",
+            help_text="Limit the memory of every row, page cache included, where the system allows it.",
         ),
     ] = None,
     synthesize: Annotated[
@@ -88,7 +88,7 @@ def bench(
             _ROWS,
             "--synthesize",
             metavar="SIZE|moe:EXPERTSxTOP",
-            help_text="Measure a model widened to this size, or made a mixture of so many experts.",
+            help_text="Measure a synthetic model: widened to SIZE, or turned into a mixture of EXPERTS.",
         ),
     ] = None,
     held: Annotated[
@@ -97,10 +97,12 @@ def bench(
             _ROWS,
             "--held",
             metavar="PERCENT,...",
-            help_text="Rows with so much of a mixture's experts in memory. Default for moe: 25,50,75.",
+            help_text="Add rows with PERCENT of the experts in memory. Default for moe: 25,50,75.",
         ),
     ] = None,
-    keep: Annotated[bool, option(_ROWS, "--keep", help_text="Keep what --synthesize makes.")] = False,
+    keep: Annotated[
+        bool, option(_ROWS, "--keep", help_text="Keep the model that --synthesize makes.")
+    ] = False,
     compare: Annotated[
         str | None,
         option(
@@ -116,11 +118,18 @@ def bench(
     ] = 64,
     context: Annotated[
         int | None,
-        option(_WORK, "-c --context", metavar="N", help_text="Most tokens of both. Default: what they need."),
+        option(
+            _WORK,
+            "-c --context",
+            metavar="N",
+            help_text="Maximum tokens, prompt plus answer. Default: as many as needed.",
+        ),
     ] = None,
     workload: Annotated[
         Path | None,
-        option(_WORK, "--workload", metavar="FILE", help_text="Questions as JSON lines, as in Spec-Bench."),
+        option(
+            _WORK, "--workload", metavar="FILE", help_text="JSONL file of questions in Spec-Bench's format."
+        ),
     ] = None,
     prompts: Annotated[
         int,
@@ -165,7 +174,7 @@ def bench(
     ] = None,
     html_name: Annotated[
         Path | None,
-        option(_OUTPUT, "--html", variable=False, metavar="FILE", help_text="Write a page with plots."),
+        option(_OUTPUT, "--html", variable=False, metavar="FILE", help_text="Write an HTML page with plots."),
     ] = None,
     share_name: Annotated[
         Path | None,
@@ -178,14 +187,14 @@ def bench(
             "names of yours.",
         ),
     ] = None,
-    quiet: Annotated[bool, option(_OUTPUT, "--quiet", help_text="Only results and errors.")] = False,
-    verbose: Annotated[bool, option(_OUTPUT, "--verbose", help_text="More on what happens.")] = False,
+    quiet: Annotated[bool, option(_OUTPUT, "--quiet", help_text="Print only results and errors.")] = False,
+    verbose: Annotated[bool, option(_OUTPUT, "--verbose", help_text="Print details and statistics.")] = False,
     *,
     flag: ModelFlag,
     loading: LoadOptions,
     sampling: SamplingOptions,
 ) -> None:
-    """Measure what this machine does with a model: tokens per second, plain and with trees."""
+    """Benchmark a model on this machine: tokens per second, plain and with trees."""
     if compare is not None and is_shared(compare):
         results().text(compared(compare, flag.or_argument(loading.model, called)))
         return

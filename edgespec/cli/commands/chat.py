@@ -52,7 +52,7 @@ def chat(
         option(
             _PANEL,
             "--session",
-            "Save the conversation as it goes, and go on with it next time.",
+            "Save the conversation under this name after every turn, and resume it next time.",
             metavar="NAME|FILE",
             autocompletion=complete_session,
         ),
@@ -63,7 +63,7 @@ def chat(
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
-    """Hold a conversation."""
+    """Start a conversation."""
     ends_after_prompt = called.info_name == "run"
     model, prompt = model_and_prompt(
         words_of(word, words),

@@ -37,25 +37,28 @@ _Row = tuple[str, str, str]
 
 def config(
     context: typer.Context,
-    path: Annotated[bool, option(None, "--path", "Print only where the file is.", variable=False)] = False,
+    path: Annotated[
+        bool, option(None, "--path", "Print the path of the configuration file.", variable=False)
+    ] = False,
     init: Annotated[
-        bool, option(None, "--init", "Make the file, with examples in it.", variable=False)
+        bool,
+        option(None, "--init", "Create the configuration file, with commented examples.", variable=False),
     ] = False,
     forget: Annotated[
         bool,
         option(
             None,
             "--forget",
-            "Delete what was learned from texts, kept of prompts, indexed of files, and collected.",
+            "Delete everything learned from texts, cached prompts, file indexes and collected answers.",
             variable=False,
         ),
     ] = False,
     everything: Annotated[
-        bool, option(None, "--all", "Settings with their default values too.", variable=False)
+        bool, option(None, "--all", "Also list settings that have their default values.", variable=False)
     ] = False,
     as_json: Annotated[bool, option(None, "--json", "Print all settings as a JSON object.")] = False,
 ) -> None:
-    """Show the settings that differ from their defaults, and where their values come from."""
+    """Show changed settings and where their values come from."""
     file, terminal = settings.config_path(), Terminal()
     if path:
         results().text(f"{file}\n")

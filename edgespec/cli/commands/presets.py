@@ -21,7 +21,7 @@ from edgespec.errors import OutputError, UsageError
 
 app = typer.Typer(
     name="presets",
-    help="Save a model, a system prompt and settings under a name, for --preset.",
+    help="Save a model, a system prompt and settings under a name for --preset.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -51,7 +51,7 @@ def list_presets(as_json: Json = False) -> None:
 
 @app.command(epilog="Example:\n\nedgespec presets show reviewer")
 def show(name: Name, as_json: Json = False) -> None:
-    """Show a preset as its file has it."""
+    """Print a preset's file."""
     values = presets.read(name)
     if as_json:
         results().record(values)
@@ -62,7 +62,7 @@ def show(name: Name, as_json: Json = False) -> None:
 def save(
     called: typer.Context,
     name: Name,
-    force: Annotated[bool, option(None, "--force", "Replace one of that name.", variable=False)] = False,
+    force: Annotated[bool, option(None, "--force", "Replace an existing preset.", variable=False)] = False,
     system: Annotated[str | None, option("Prompt", "--system", "The system prompt.", metavar="TEXT")] = None,
     system_file: SystemFile = None,
     *,
@@ -70,7 +70,7 @@ def save(
     loading: LoadOptions,
     sampling: SamplingOptions,
 ) -> None:
-    """Save the options that are given under a name: those of chat, generate and serve."""
+    """Save the given options of chat, generate and serve under a name."""
     loading = flag.on(loading, called)
     sampling.config_for(loading)  # refuses what could not be used
     loading.arguments()

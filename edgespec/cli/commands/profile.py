@@ -34,7 +34,7 @@ def profile(
     loading: LoadOptions,
     output: OutputOptions,
 ) -> None:
-    """Measure disk, memory, passes, draft steps and trees, and keep the figures.
+    """Measure disk, memory, passes, draft steps and trees, and store the results.
 
     Sizes of trees and plans follow from them; without them the first answer of a model begins with a few
     passes that are timed.

@@ -35,7 +35,7 @@ def serve(
         option(
             _PANEL,
             "--api-key",
-            "What clients must send; needed beyond this machine.",
+            "Key that clients must send; required to listen beyond this machine.",
             metavar="KEY",
         ),
     ] = None,
@@ -49,20 +49,18 @@ def serve(
     ] = 8,
     name: Annotated[
         str | None,
-        option(
-            _PANEL, "--name", "What clients call the model. Default: the name of its file.", metavar="NAME"
-        ),
+        option(_PANEL, "--name", "Model name for clients. Default: the file name.", metavar="NAME"),
     ] = None,
     alias: Annotated[
         list[str] | None,
-        option(_PANEL, "--alias", "Another name for the model; may be repeated.", metavar="NAME"),
+        option(_PANEL, "--alias", "Another name for the model; repeatable.", metavar="NAME"),
     ] = None,
     log: Annotated[
         str | None,
         option(
             _PANEL,
             "--log",
-            "Append a JSON line with the figures of every request.",
+            "Append a JSON line of statistics for every request.",
             variable=False,
             metavar="FILE",
         ),
@@ -73,11 +71,11 @@ def serve(
     ] = "8MiB",
     cors: Annotated[
         str | None,
-        option(_PANEL, "--cors", "Origin whose web pages may use the API; * is any.", metavar="ORIGIN"),
+        option(_PANEL, "--cors", "Origin whose web pages may use the API; * for any.", metavar="ORIGIN"),
     ] = None,
     system: Annotated[
         str | None,
-        option("Prompt", "--system", "The system prompt of chats that have none.", metavar="TEXT"),
+        option("Prompt", "--system", "System prompt for chats without one.", metavar="TEXT"),
     ] = None,
     system_file: SystemFile = None,
     preset: Preset = None,
@@ -87,7 +85,7 @@ def serve(
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
-    """Answer the OpenAI API over HTTP, several requests in every pass."""
+    """Serve the OpenAI API over HTTP, with several requests in every pass."""
     loading = flag.on(loading, called)
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="sessions",
-    help="List, show and remove conversations that were saved with chat --session NAME.",
+    help="List, show and remove conversations saved with chat --session NAME.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -32,7 +32,7 @@ Json = Annotated[bool, option(None, "--json", "Print JSON.")]
 
 @app.command("list", epilog="Example:\n\nedgespec sessions list")
 def list_sessions(as_json: Json = False) -> None:
-    """List the saved conversations, latest first."""
+    """List saved conversations, latest first."""
     from edgespec.engine.sessions.file import saved_sessions
     from edgespec.units import readable
 
@@ -59,7 +59,9 @@ def list_sessions(as_json: Json = False) -> None:
 def show(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME|FILE", help="Its name, or its file.", autocompletion=complete_session),
+        typer.Argument(
+            metavar="NAME|FILE", help="Name or file of the session.", autocompletion=complete_session
+        ),
     ],
     as_json: Annotated[
         bool, option(None, "--json", "Print JSON messages, as requests of the OpenAI API have them.")
@@ -83,11 +85,11 @@ def show(
 def remove(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME|FILE", help="Which ones.", autocompletion=complete_session),
+        typer.Argument(metavar="NAME|FILE", help="Sessions to remove.", autocompletion=complete_session),
     ],
-    yes: Annotated[bool, option(None, "-y --yes", "Do not ask.", variable=False)] = False,
+    yes: Annotated[bool, option(None, "-y --yes", "Do not ask for confirmation.", variable=False)] = False,
 ) -> None:
-    """Remove saved conversations, with what was kept of the model's reading of them."""
+    """Remove saved conversations and their cached model states."""
     from edgespec.engine.sessions.file import SessionFile, remove_session
 
     files = [_existing(name) for name in names]

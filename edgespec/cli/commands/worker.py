@@ -31,7 +31,7 @@ class LendingOptions:
     ] = "127.0.0.1:50052"
     memory: Annotated[
         str | None,
-        option(_PANEL, "--memory", "Memory to lend. Default: what is available.", metavar="SIZE"),
+        option(_PANEL, "--memory", "Memory to lend. Default: all available memory.", metavar="SIZE"),
     ] = None
     threads: Annotated[
         int | None,
@@ -42,7 +42,7 @@ class LendingOptions:
         option(
             _PANEL,
             "--public",
-            "Listen where more than a private network may reach it.",
+            "Allow an address that is reachable from outside the private network.",
             variable=False,
         ),
     ] = False
@@ -50,7 +50,7 @@ class LendingOptions:
 
 @partial(with_options, leave_out=())
 def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
-    """Lend this machine's memory and devices to a model that runs on another one.
+    """Lend this machine's memory and devices to a model on another machine.
 
     There, name this worker with --workers. Nothing protects it: whoever reaches the address can use the
     machine, and read what the other one sends.

@@ -33,14 +33,14 @@ def whole_prompt(prompt: str | None, terminal: Terminal, how: str) -> str:
     if prompt is not None:
         prompt = as_text(prompt, "The prompt")
         if not prompt:
-            raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
+            raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")
         piped = _read(terminal) if _is_pipe_or_file() else ""
         return f"{piped}\n\n{prompt}" if piped.strip() else prompt
     if sys.stdin is None or sys.stdin.closed or is_terminal(sys.stdin):
         raise UsageError("There is no prompt.", how)
     text = _read(terminal)
     if not text:
-        raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
+        raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")
     return text
 
 

@@ -170,7 +170,7 @@ class Terminal:
     def thinking(self, engine: Conversable, config: GenerationConfig) -> None:
         """Note if --think has no effect on this model."""
         if config.think != "auto" and not engine.can_think:
-            self.note("The model's chat template knows no thoughts, so --think changes nothing.")
+            self.note("The model's chat template has no thinking mode, so --think has no effect.")
 
     def statistics(self, generation: Generation, to_go_on: str) -> None:
         """Print one line about an answer, if a person is watching, and how to go on if it was cut off."""

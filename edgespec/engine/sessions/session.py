@@ -128,7 +128,7 @@ class Session:
             ContextLengthError: the conversation fills the context.
         """
         if not self.messages:
-            raise SessionError("There is no answer to go on with.", "Ask something first.")
+            raise SessionError("There is no answer to continue.", "Ask something first.")
         begun, said = self._begun(config)
         yield from self._stream(
             begun,
