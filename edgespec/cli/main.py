@@ -28,8 +28,8 @@ app = typer.Typer(
     name="edgespec",
     cls=RootGroup,
     help="Run a GGUF model larger than memory at chat speed: a small model drafts, the large one verifies.",
-    epilog="Options have environment variables: EDGESPEC_MEMORY=8GiB is --memory 8GiB. Those of a single run "
-    "have none, such as --output.",
+    epilog="Most options have an environment variable: EDGESPEC_MEMORY=8GiB is --memory 8GiB. Options for a "
+    "single run, such as --output, have none.",
     context_settings={"help_option_names": sorted(_HELP)},
     pretty_exceptions_enable=False,
     invoke_without_command=True,

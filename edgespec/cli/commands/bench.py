@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _ROWS = "Rows"
 _MIXTURE = "moe:"
-_WORK = "What is asked"
+_WORK = "Workload"
 _OUTPUT = "Output"
 _TREES = ("16", "32", "auto")
 _SEED = 1  # without one, sampled answers could not be compared
@@ -114,7 +114,7 @@ def bench(
         ),
     ] = None,
     max_tokens: Annotated[
-        int, option(_WORK, "-n --max-tokens", metavar="N", help_text="Most tokens of an answer.")
+        int, option(_WORK, "-n --max-tokens", metavar="N", help_text="Maximum tokens per answer.")
     ] = 64,
     context: Annotated[
         int | None,
@@ -133,15 +133,14 @@ def bench(
     ] = None,
     prompts: Annotated[
         int,
-        option(
-            _WORK, "--prompts", metavar="N", help_text="Questions to ask, balanced over their categories."
-        ),
+        option(_WORK, "--prompts", metavar="N", help_text="Number of questions, balanced over categories."),
     ] = 3,
     repetitions: Annotated[
-        int, option(_WORK, "--repetitions", metavar="N", help_text="How often, besides a warm-up.")
+        int, option(_WORK, "--repetitions", metavar="N", help_text="Measured runs per row, after a warm-up.")
     ] = 3,
     row_seconds: Annotated[
-        float, option(_WORK, "--row-seconds", metavar="S", help_text="Most seconds measured for a row.")
+        float,
+        option(_WORK, "--row-seconds", metavar="S", help_text="Maximum measuring time per row, in seconds."),
     ] = 60.0,
     profile: Annotated[
         float,
@@ -149,7 +148,7 @@ def bench(
             _WORK,
             "--profile-seconds",
             metavar="S",
-            help_text="Profile the pair for so long first, unless that was done, and predict; 0 does not.",
+            help_text="Profile the pair for S seconds first, unless done already, to predict; 0 skips it.",
         ),
     ] = 50.0,
     form: Annotated[
@@ -159,7 +158,7 @@ def bench(
             "-o --output",
             variable=False,
             metavar="FILE|md|csv|json|jsonl",
-            help_text="Write the rows to FILE, whose ending says how, or print them in this format.",
+            help_text="Write the rows to FILE, in the format of its extension, or print them in this format.",
         ),
     ] = "md",
     json_name: Annotated[
@@ -183,8 +182,8 @@ def bench(
             "--share",
             variable=False,
             metavar="FILE",
-            help_text="Write what can be posted: machine, model, settings and rows as JSON, without paths or "
-            "names of yours.",
+            help_text="Write a JSON file to publish: machine, model, settings and rows, without paths or "
+            "host names.",
         ),
     ] = None,
     quiet: Annotated[bool, option(_OUTPUT, "--quiet", help_text="Print only results and errors.")] = False,

@@ -65,8 +65,8 @@ def make(
 ) -> None:
     """Make a drafter: fewer bits, fewer layers, or both, whichever makes the target fastest.
 
-    The target writes some text first, and drafters are judged by how often they would have written the
-    same. Ended early, it goes on where it was when it is started again.
+    The target generates some text first; candidates are ranked by how well they predict it. If
+    interrupted, the same command resumes where it stopped.
     """
     limits = parse_size(memory) if memory else None, parse_size(size) if size else None
     from edgespec.drafting.make import MakeOptions, make_for
@@ -159,11 +159,10 @@ def tune(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tune a drafter on the target's own answers, and keep it if it is the best.
+    """Tune a drafter on the target's own answers, and keep the result if it is the best drafter.
 
-    The target answers prompts, and the drafter learns what it might have said at every token. What that
-    gained is measured on answers that it has not learned from. Ended early, it goes on where it was when it
-    is started again.
+    The target answers prompts, and the drafter is trained on the target's distribution at every token.
+    The gain is measured on held-out answers. If interrupted, the same command resumes where it stopped.
     """
     room = parse_size(memory) if memory else None
     from edgespec.drafting.tuning.options import TuneOptions
@@ -208,7 +207,7 @@ def convert(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert a published EAGLE-3 head to a GGUF file, and remember it as a drafter of its target."""
+    """Convert a published EAGLE-3 head to a GGUF file, and register it as a drafter of its target."""
     from edgespec.drafting.head_conversion import convert_head
     from edgespec.units import readable
 

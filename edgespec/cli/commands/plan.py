@@ -42,8 +42,8 @@ def plan(
 ) -> None:
     """Predict how a model would run here: memory, trees, speed, and what would help.
 
-    The figures are those of 'edgespec profile' where it has measured them, and derived from other models
-    where it has not. A model on the Hub is not downloaded for that.
+    The figures come from 'edgespec profile' where it has run, and are derived from other models where it
+    has not. Models on the Hub are not downloaded.
     """
     load, config = flag.on(loading, called).arguments(), sampling.config()
     context = load.get("context", 4096)

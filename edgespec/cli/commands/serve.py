@@ -28,8 +28,10 @@ _PANEL = "Server"
 @partial(with_options, leave_out=("as_json", "collect"))
 def serve(
     called: typer.Context,
-    host: Annotated[str, option(_PANEL, "--host", "Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
-    port: Annotated[int, option(_PANEL, "--port", "0 takes a free one.", metavar="N")] = 8080,
+    host: Annotated[str, option(_PANEL, "--host", "Address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[
+        int, option(_PANEL, "--port", "Port to listen on; 0 for any free port.", metavar="N")
+    ] = 8080,
     api_key: Annotated[
         str | None,
         option(
@@ -41,11 +43,11 @@ def serve(
     ] = None,
     queue: Annotated[
         int,
-        option(_PANEL, "--queue", "Requests that may wait; more get a 429.", metavar="N"),
+        option(_PANEL, "--queue", "Maximum waiting requests; further ones get a 429.", metavar="N"),
     ] = 16,
     parallel: Annotated[
         int,
-        option(_PANEL, "--parallel", "Requests that are answered at once.", metavar="N"),
+        option(_PANEL, "--parallel", "Requests to answer at once.", metavar="N"),
     ] = 8,
     name: Annotated[
         str | None,
@@ -67,7 +69,7 @@ def serve(
     ] = None,
     max_body: Annotated[
         str,
-        option(_PANEL, "--max-body", "Largest request; larger ones get status 413.", metavar="SIZE"),
+        option(_PANEL, "--max-body", "Maximum request size; larger ones get a 413.", metavar="SIZE"),
     ] = "8MiB",
     cors: Annotated[
         str | None,

@@ -27,7 +27,7 @@ class LendingOptions:
 
     listen: Annotated[
         str,
-        option(_PANEL, "--listen", "Address and port, for programs on other machines.", metavar="ADDRESS"),
+        option(_PANEL, "--listen", "Address and port to listen on.", metavar="ADDRESS"),
     ] = "127.0.0.1:50052"
     memory: Annotated[
         str | None,
@@ -52,8 +52,8 @@ class LendingOptions:
 def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
     """Lend this machine's memory and devices to a model on another machine.
 
-    There, name this worker with --workers. Nothing protects it: whoever reaches the address can use the
-    machine, and read what the other one sends.
+    On that machine, name this worker with --workers. Connections are neither authenticated nor encrypted:
+    anyone who can reach the address can use this machine and read the traffic.
     """
     from edgespec.machine.cores import default_threads
     from edgespec.workers.address import Address, is_guarded
