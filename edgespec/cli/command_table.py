@@ -98,7 +98,7 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command(
         "serve",
         "serve",
-        "Serve the OpenAI API over HTTP, with several requests in every pass.",
+        "Serve the OpenAI, Anthropic and Ollama APIs over HTTP, with several requests in every pass.",
         ("edgespec serve", "edgespec serve large.gguf --memory 12GiB --port 8000"),
     ),
     "worker": Command(
