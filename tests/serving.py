@@ -23,9 +23,9 @@ from edgespec.serving.app import Application
 from edgespec.serving.request_log import Entry
 from edgespec.serving.server import Server
 from edgespec.serving.worker import Worker
+from tests.waiting import PATIENCE_S
 
 CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-PATIENCE_S = 120.0
 
 
 @dataclass

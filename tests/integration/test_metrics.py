@@ -9,7 +9,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.test_serve_faults import eventually, streamed
-from tests.serving import PATIENCE_S, TEXT, Running, load, serving
+from tests.serving import TEXT, Running, load, serving
+from tests.waiting import PATIENCE_S
 
 
 def figures(server: Running) -> dict[str, float]:

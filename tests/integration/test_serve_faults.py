@@ -26,8 +26,9 @@ from edgespec.errors import MemoryLimitError
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
 from edgespec.serving.api.limits import Limits
-from tests.serving import CHAT, PATIENCE_S, TEXT, Client, Running, end_of, load, serving, started
+from tests.serving import CHAT, TEXT, Client, Running, end_of, load, serving, started
 from tests.tiny import write_tiny
+from tests.waiting import PATIENCE_S
 
 LONG = {"prompt": "la " * 100, "max_tokens": 3000}  # it goes on like that
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4}
