@@ -353,7 +353,7 @@ def test_counts_fade_by_half_in_a_half_life_however_long_it_runs() -> None:
         counts.next_pass()
     counts.add([1], [0.5])
     assert counts.worth[0] == pytest.approx(counts.worth[1])
-    for _ in range(100_000):
+    for _ in range(20_000):  # far more than numbers could grow for
         counts.next_pass()
         counts.add([0], shares(1))
     assert np.isfinite(counts.worth).all()
