@@ -327,6 +327,11 @@ class Engine(ManyAnswers):
         self.last_generation = answer
         return answer
 
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for their turn."""
+        return self._usage.waiting
+
     def cancel(self) -> None:
         """End the running answer; may be called from other threads and from signal handlers."""
         self._abort.set()
