@@ -330,10 +330,13 @@ def test_a_fence_of_other_json_is_shown_as_soon_as_it_is_seen_to_be_no_call() ->
     assert shown == '```json\n{"city"'
 
 
-def test_several_calls_in_a_fence_are_text_where_one_is_allowed() -> None:
-    both = fenced(f"[{CALL_F}, {CALL_G}]")
-    assert taken_apart([both], syntax=HERMES_OR_FENCES, several=False) == ("", both, [])
-    assert taken_apart([fenced(CALL_F)], syntax=HERMES_OR_FENCES, several=False)[2] == [("f", PARIS)]
+@pytest.mark.parametrize("last", [CALL_G, CALL_F])
+def test_the_first_call_counts_where_one_is_allowed(last: str) -> None:
+    text = fenced(f"[{CALL_F}, {CALL_G}]") + f"\nOr:\n{fenced(last)}"
+    for pieces in ([text], list(text)):
+        said, calls = taken_apart(pieces, syntax=HERMES_OR_FENCES, several=False)[1:]
+        assert calls == [("f", PARIS)]
+        assert said == f"Or:\n{fenced(last)}"
 
 
 @given(

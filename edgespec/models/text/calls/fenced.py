@@ -60,13 +60,15 @@ class FenceReader:
     Args:
         tools: those that may be called.
         fits: whether a call may be made.
-        several: whether a fence may hold more than one call.
+        several: whether an answer may have more than one call. If not, its first one counts: others in the
+            same fence are dropped, and later fences are text.
     """
 
     def __init__(self, tools: Sequence[Tool], fits: FittingCalls, *, several: bool = True) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._fits = fits
         self._several = several
+        self._had_call = False
         calls = [f'{{"name":"{name}"' for name in self._tools] + ['{"arguments":']
         self._beginnings = [begin + call for begin in ("", "[") for call in calls]
         self._searched = 0  # where the search for the end of the fence is
@@ -80,10 +82,13 @@ class FenceReader:
         decided = self._decided(text, final=final)
         if decided is not None:
             self._searched = 0
+            self._had_call = self._had_call or bool(decided.calls)
         return decided
 
     def _decided(self, text: str, *, final: bool) -> Fence | None:
         opened = Fence(len(FENCE), is_open=True)
+        if self._had_call and not self._several:
+            return opened
         line, newline, body = text[len(FENCE) :].partition("\n")
         if not newline:
             undecided = any(name.startswith(line.strip(" \r\t")) for name in _LANGUAGES)
@@ -115,9 +120,9 @@ class FenceReader:
         except (ValueError, RecursionError):
             return ()
         found = [call for call in calls if call is not None]
-        if len(found) < len(calls) or (len(found) > 1 and not self._several):
+        if len(found) < len(calls):
             return ()
-        return found
+        return found if self._several else found[:1]
 
     def _call(self, value: Any) -> FencedCall | None:
         if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:
