@@ -18,8 +18,6 @@ from edgespec.costs.yields import BUDGETS, Yields
 
 Bound = Literal["disk", "compute", "drafter"]
 
-_CLOSE = 1.03  # a larger tree, or having a tree at all, must gain more than this
-
 
 @dataclass(frozen=True)
 class Passes:
@@ -225,14 +223,54 @@ def alternatives(
 
 
 def best(predictions: Iterable[Prediction]) -> Prediction:
-    """The fastest prediction; of several that are about as fast, the first."""
-    chosen: Prediction | None = None
-    for prediction in predictions:
-        if chosen is None or prediction.tokens_per_second > _CLOSE * chosen.tokens_per_second:
-            chosen = prediction
+    """The fastest prediction; of several that are as fast, the first.
+
+    Raises:
+        ValueError: there are no predictions.
+    """
+    chosen = max(predictions, key=lambda prediction: prediction.tokens_per_second, default=None)
     if chosen is None:
         raise ValueError("there is nothing to choose from")
     return chosen
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every way to run that was compared: the choice and all tables of a plan are read off this one list.
+
+    Attributes:
+        plain: plain decoding.
+        trees: for each drafter, every tree size with it.
+    """
+
+    plain: Prediction
+    trees: tuple[tuple[Prediction, ...], ...] = ()
+
+    @property
+    def all(self) -> list[Prediction]:
+        """All predictions, plain decoding first."""
+        return [self.plain, *(size for sizes in self.trees for size in sizes)]
+
+    @property
+    def by_drafter(self) -> list[Prediction]:
+        """Plain decoding, and the fastest tree of each drafter: the fastest first."""
+        rows = [self.plain, *(best(sizes) for sizes in self.trees if sizes)]
+        return sorted(rows, key=lambda row: -row.tokens_per_second)
+
+    @property
+    def fastest(self) -> Prediction:
+        """The fastest of all."""
+        return self.by_drafter[0]
+
+    @property
+    def gain(self) -> float:
+        """The speed of the fastest, in times that of plain decoding."""
+        return self.fastest.tokens_per_second / self.plain.tokens_per_second
+
+    def beside(self, row: Prediction) -> list[Prediction]:
+        """Plain decoding, and every tree size with the drafter of a row."""
+        sizes = next((sizes for sizes in self.trees if any(size is row for size in sizes)), ())
+        return [self.plain, *sizes]
 
 
 @dataclass(frozen=True)

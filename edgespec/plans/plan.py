@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.costs.batches import BatchPrediction, TextCells
-from edgespec.costs.planner import Advice, Prediction, PromptTime
+from edgespec.costs.planner import Advice, Comparison, Prediction, PromptTime
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,10 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do, and the alternatives.
+    """How a model would run here.
 
     Attributes:
-        chosen: the fastest way to run.
-        plain: without drafts.
-        drafter: the one whose trees are the fastest; "none" if none could draft.
-        ways: the best tree of every drafter, the fastest first.
-        sizes: every tree size with every drafter.
+        comparison: the ways to run that were compared; the choice is the fastest of them.
         advice: what would help most.
         prompt: how long a prompt takes to be read, "exact" and "not_exact".
         batch: many texts at once.
@@ -85,11 +81,7 @@ class Plan:
     """
 
     model: str
-    chosen: Prediction
-    plain: Prediction
-    drafter: str
-    ways: list[Prediction]
-    sizes: list[Prediction]
+    comparison: Comparison
     advice: list[Advice]
     batch: BatchPlan
     kv: str = "f16"
@@ -98,6 +90,32 @@ class Plan:
     prompt: dict[str, PromptTime] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     uncertain: bool = False
+
+    @property
+    def chosen(self) -> Prediction:
+        """The fastest way to run."""
+        return self.comparison.fastest
+
+    @property
+    def plain(self) -> Prediction:
+        """Decoding without drafts."""
+        return self.comparison.plain
+
+    @property
+    def ways(self) -> list[Prediction]:
+        """Plain decoding and the best tree of every drafter, the fastest first."""
+        return self.comparison.by_drafter
+
+    @property
+    def sizes(self) -> list[Prediction]:
+        """Plain decoding, and every tree size with every drafter."""
+        return self.comparison.all
+
+    @property
+    def drafter(self) -> str:
+        """The drafter whose trees are the fastest; "none" if none could draft."""
+        plain = self.plain
+        return next((way.drafter for way in self.ways if way is not plain), plain.drafter)
 
     def to_json(self) -> dict[str, Any]:
         """What scripts see."""

@@ -12,7 +12,7 @@ import hashlib
 import json
 import platform
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -297,6 +297,14 @@ class ProfileStore:
     def put_experts(self, model: str, profile: ExpertProfile) -> None:
         """Store how often they were."""
         self._put("experts", {"model": model}, profile.to_json())
+
+    def products(self, key: Key) -> tuple[float, ...] | None:
+        """Seconds of products for a byte of weights, for each of kernels.report.ROWS."""
+        return _read(self._path("products", key), lambda figures: tuple(map(float, figures["seconds"])))
+
+    def put_products(self, key: Key, seconds: Sequence[float]) -> None:
+        """Store seconds of products for a byte of weights."""
+        self._put("products", key, {"seconds": list(seconds)})
 
     def threads(self, key: Key) -> int | None:
         """The number of threads that was the fastest."""

@@ -105,6 +105,12 @@ class GGUFHeader:
         return self._count("context_length")
 
     @property
+    def keeps_running_state(self) -> bool:
+        """Whether some layers keep a recurrent state instead of keys and values."""
+        kinds = tuple(f"{self.architecture}.{kind}." for kind in ("ssm", "wkv"))
+        return any(key.startswith(kinds) for key in self.metadata)
+
+    @property
     def n_vocab(self) -> int:
         """Tokens in the vocabulary; 0 where the file has none."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
