@@ -1,4 +1,4 @@
-"""The drafters that a model could have here, and the costs and yields of each: measured, derived or assumed."""
+"""The drafters that a model could have here, with their costs and yields: measured, derived or assumed."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class DraftCosts:
     def of_drafters(self, draft: str, on_progress: Progress) -> list[tuple[Drafting, InspectedModel | None]]:
         """The drafters to compare, each with its model if it has one.
 
-        The yield of prompt lookup depends on the text. Until it was measured it is a guess, with which nothing
-        is compared unless a person asks for prompt lookup.
+        The yield of prompt lookup depends on the text. Until it was measured it is a guess, and nothing
+        is compared with a guess unless a person asks for prompt lookup.
 
         Args:
             draft: as for loading: "auto", "none", "lookup", or the name of a model.

@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
+from edgespec.kernels.report import ROWS
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.llama.row_rule import SPARING
@@ -23,6 +25,7 @@ from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk
 from edgespec.progress import no_progress
 
 THREADS = 1
+Q4_1 = 3
 COMPUTE = Curve.through([(1, 0.010), (8, 0.030), (32, 0.090), (64, 0.170)])
 
 
@@ -82,8 +85,7 @@ def test_passes_beside_a_drafter_count_what_is_streamed_then(
     """The target fits alone, and not beside its drafter."""
     roomy = planned(smol_path, store, 4 << 30, q4_drafter_path)
     (with_drafter,) = (way for way in roomy.ways if way.drafter != "none")
-    memory = (roomy.plain.holding.needed + with_drafter.holding.needed) // 2
-    tight = planned(smol_path, store, memory, q4_drafter_path)
+    tight = planned(smol_path, store, with_drafter.holding.needed - 30_000_000, q4_drafter_path)
     assert tight.plain.holding.streamed_bytes == 0
     drafted = [size for size in tight.sizes if size.drafter != "none"]
     assert drafted
@@ -107,17 +109,31 @@ def test_streamed_passes_are_padded_as_exact_decoding_pads_them(smol_path: Path,
 
 
 def test_derived_passes_follow_the_types_and_sizes_of_the_matrices(
-    smol_path: Path, q4_drafter_path: Path, tmp_path: Path
+    smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pass multiplies by each matrix once: the time is the sum over matrices, by the speed of their types."""
+    """A pass multiplies by each matrix once, so its time is a sum over matrices."""
+    monkeypatch.setenv("EDGESPEC_KERNELS", "plain")
     store = ProfileStore(tmp_path / "profiles")
-    types = {t.type_id for path in (smol_path, q4_drafter_path) for t in read_header(path).tensors}
-    for type_id in types:
-        speed = (1e-9, 2e-9, 4e-9) if type_id != 3 else (1e-9, 8e-9, 32e-9)  # Q4_1 is slow with many rows
-        key = machine_identity() | {"threads": str(THREADS), "type": str(type_id)}
-        store.put_products(key, speed)
+    header = read_header(smol_path)
+    matrices = [tensor for tensor in header.tensors if len(tensor.shape) > 1]
+    speeds = dict.fromkeys({tensor.type_id for tensor in matrices}, (1e-09, 1e-08, 1e-07))
+    speeds[Q4_1] = (2e-9, 4e-8, 8e-7)
+    for type_id, seconds in speeds.items():
+        store.put_products(machine_identity() | {"threads": str(THREADS), "type": str(type_id)}, seconds)
     derived = DerivedPasses(store, THREADS, no_progress)
-    slow, quick = (derived.curve([read_header(path)]) for path in (smol_path, q4_drafter_path))
-    assert slow.at(32) > 2 * quick.at(32)
-    assert slow.at(1) == pytest.approx(quick.at(1), rel=0.3), "with one row, bytes count"
-    assert not derived.disturbed
+    curve = derived.curve([header])
+    assert curve.rows == ROWS
+    products = [sum(t.n_bytes * speeds[t.type_id][at] for t in matrices) for at in range(len(ROWS))]
+    for rows, seconds, expected in zip(ROWS, curve.seconds, products, strict=True):
+        assert expected < seconds < expected + 0.001 * rows * (header.block_count or 0)
+    assert not derived.disturbed, "nothing was measured"
+
+
+def test_embeddings_that_are_only_looked_up_take_no_time(smol_path: Path, tmp_path: Path) -> None:
+    """Where the output has a matrix of its own, a pass does not multiply by the embeddings."""
+    header = read_header(smol_path)
+    tied = next(tensor for tensor in header.tensors if tensor.name == "token_embd.weight")
+    untied = replace(header, tensors=(*header.tensors, replace(tied, name="output.weight")))
+    derived = DerivedPasses(ProfileStore(tmp_path / "profiles"), THREADS, no_progress)
+    derived.curve([header])  # measures
+    assert derived.curve([untied]) == derived.curve([header])

@@ -50,7 +50,7 @@ def plans(draw: st.DrawFn) -> Plan:
 def tables(report: str) -> dict[str, list[tuple[str, int, float]]]:
     """Each table with trees, by its title: names, nodes and tokens per second."""
     found: dict[str, list[tuple[str, int, float]]] = {}
-    for part in report.split("\n\n"):
+    for part in report.strip().split("\n\n"):
         title, *lines = part.splitlines()
         if " NODES " in title:
             rows = (line.split() for line in lines)

@@ -108,9 +108,7 @@ def test_what_binds_is_what_would_help() -> None:
     agreement=st.floats(0.05, 0.95),
     step=st.floats(0.0001, 1),
 )
-def test_the_choice_is_the_fastest(
-    seconds: list[float], rate: float, agreement: float, step: float
-) -> None:
+def test_the_choice_is_the_fastest(seconds: list[float], rate: float, agreement: float, step: float) -> None:
     passes = Passes(Curve.through(zip((1, 16, 64), seconds, strict=True)), rate)
     drafting = Drafting("small", expected_yields(agreement), Curve.through([(1, step)]))
     ways = alternatives(STREAMED, passes, drafting, 60)
