@@ -21,7 +21,7 @@ from edgespec.kernels.setting import PLAIN
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.types import GGUFHeader, TensorInfo
+from edgespec.models.gguf.types import BLOCK_SIZES, GGUFHeader, TensorInfo
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
 from edgespec.progress import Progress
 
@@ -30,6 +30,9 @@ _FEW = 0.02  # of a model's weights: a type with fewer is taken to be as fast as
 # Attention, norms and the threads' waiting for each other, for each layer: seen from 0.14 to 0.24 ms with one
 # row, and from 0.6 to 0.7 ms with 32.
 _LAYER_S, _LAYER_ROW_S = 0.2e-3, 16e-6
+
+_TRIED_WEIGHTS = 2048 * 1024  # of the matrix that the trial of the kernels multiplies by
+_MEMORY_BYTE_S = 1 / 25e9  # for a byte of weights from a usual desktop's memory
 
 Seconds = tuple[float, ...]
 
@@ -71,10 +74,7 @@ class DerivedPasses:
             speed = self._seconds(*(kind if size >= _FEW * total else usual))
             products = [sum_s + size * byte_s for sum_s, byte_s in zip(products, speed, strict=True)]
         layers = headers[0].block_count or 0
-        return Curve.through(
-            (rows, seconds + layers * (_LAYER_S + rows * _LAYER_ROW_S))
-            for rows, seconds in zip(ROWS, products, strict=True)
-        )
+        return pass_curve(products, layers)
 
     def _seconds(self, type_id: int, layout: str) -> Seconds:
         """Seconds for a byte of weights in a layout, for each of ROWS: those of the plain one, corrected."""
@@ -110,6 +110,32 @@ class DerivedPasses:
 
     def _key(self, type_id: int) -> Key:
         return machine_identity() | {"threads": str(self._threads), "type": str(type_id)}
+
+
+def pass_curve(products: Sequence[float], layers: int) -> Curve:
+    """Seconds of passes by rows, from those of all products for each of ROWS."""
+    return Curve.through(
+        (rows, seconds + layers * (_LAYER_S + rows * _LAYER_ROW_S))
+        for rows, seconds in zip(ROWS, products, strict=True)
+    )
+
+
+def known_products(store: ProfileStore, threads: int, type_id: int) -> Seconds | None:
+    """Seconds for a byte of weights of a type, if something was measured of them; nothing is measured now.
+
+    Weights that come from memory were measured if a plan needed them. Otherwise the trial of the kernels has
+    measured products within one core's cache.
+    """
+    key = machine_identity() | {"threads": str(threads), "type": str(type_id)}
+    stored = store.products(key)
+    report = stored_report()
+    known = report.seconds.get(type_id) if report else None
+    if stored is not None or not known:
+        return stored
+    within = min(known.values(), key=sum)
+    n_bytes = _TRIED_WEIGHTS * BLOCK_SIZES[type_id][1] // BLOCK_SIZES[type_id][0]
+    alone = [seconds / n_bytes / threads for seconds in within]
+    return tuple(max(seconds, _MEMORY_BYTE_S) for seconds in alone)
 
 
 def _multiplied(headers: Sequence[GGUFHeader]) -> Iterator[tuple[TensorInfo, float]]:

@@ -53,11 +53,13 @@ class ArrayInfo:
 
     Attributes:
         values: of a short array of integers, its elements.
+        place: of an array of strings, the first byte in the file, and the byte after the last one.
     """
 
     element_type: str
     length: int
     values: tuple[int, ...] = field(default=(), compare=False)
+    place: tuple[int, int] = field(default=(0, 0), compare=False)
 
 
 @dataclass(frozen=True)
