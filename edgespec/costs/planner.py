@@ -1,7 +1,7 @@
-"""The planner: how fast a target would run with each way to hold its weights and to draft for it.
+"""The planner: the speed of a target with each way to hold its weights and to draft for it.
 
-How long a round takes comes from `pass_time`, and how many tokens a pass yields from measurements of this
-pair's trees (`yields`).
+The time of a round comes from `pass_time`, and the tokens of a pass from measurements of this pair's trees
+(`yields`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Bound = Literal["disk", "compute", "drafter"]
 
 @dataclass(frozen=True)
 class Passes:
-    """How long the target's passes take.
+    """The time of the target's passes.
 
     Attributes:
         compute: seconds of arithmetic, by rows.
@@ -40,7 +40,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Drafting:
-    """What the drafter yields and costs.
+    """The yields and costs of a drafter.
 
     Attributes:
         name: the drafter's; "none" for plain decoding.
@@ -95,7 +95,7 @@ class Prediction:
 
     @property
     def bound(self) -> Bound:
-        """What most of the time is spent on."""
+        """The part of a round that takes most of the time."""
         if self.draft_s > self.pass_s:
             return "drafter"
         return "disk" if self.read_s > self.compute_s else "compute"
@@ -160,7 +160,7 @@ def predict(holding: PlannedMemory, passes: Passes, drafting: Drafting, nodes: i
 
 @dataclass(frozen=True)
 class PromptTime:
-    """How long it takes to read a prompt.
+    """The time to read a prompt.
 
     Attributes:
         tokens: tokens in the prompt.
@@ -179,7 +179,7 @@ class PromptTime:
 
     @property
     def bound(self) -> Bound:
-        """Which of the two takes longer."""
+        """The part that takes longer."""
         return "disk" if self.read_s > self.compute_s else "compute"
 
     def to_json(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class PromptTime:
 
 
 def predict_prompt(holding: PlannedMemory, passes: Passes, tokens: int, rows: int) -> PromptTime:
-    """How long a prompt of this many tokens takes when it is read in pieces of so many rows."""
+    """The time to read a prompt of this many tokens in pieces of so many rows."""
     whole, rest = divmod(tokens, rows)
     pieces = [rows] * whole + ([rest] if rest else [])
     compute = [passes.compute.at(piece) for piece in pieces]

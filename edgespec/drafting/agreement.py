@@ -1,4 +1,4 @@
-"""How often a drafter agrees with its target, measured on text that the target generated.
+"""Measure how often a drafter agrees with its target, on text that the target generated.
 
 The target decodes greedily, so every token of an answer is its first choice. The drafter reads the same text
 in a few large batches, and its ranks of those tokens are counted. This is cheap, and it predicts acceptance:
@@ -76,7 +76,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class PassCost:
-    """What passes of a target cost, with the memory that it had.
+    """The cost of a target's passes, with the memory that it had.
 
     Attributes:
         pass_s: median seconds of a pass.
@@ -91,7 +91,7 @@ class PassCost:
 
 @dataclass(frozen=True)
 class Written:
-    """Texts that the target generated, and what that cost."""
+    """Texts that the target generated, and the cost of that."""
 
     texts: tuple[Text, ...]
     cost: PassCost
@@ -146,7 +146,7 @@ class Reader:
             raise
 
     def agreement(self, texts: Sequence[Text], on_text: Callable[[int], None] | None = None) -> Agreement:
-        """How often the model ranks the answers' tokens first, or among the first four."""
+        """The shares of the answers' tokens that the model ranks first, and among the first four."""
         ranks: list[int] = []
         for number, text in enumerate(texts):
             if on_text is not None:

@@ -74,7 +74,7 @@ class DraftCosts:
         return found
 
     def on_device(self, drafting: Drafting, model: InspectedModel, placed: Placed) -> Drafting:
-        """The same drafter, on a device: as measured there, or derived from its steps on the processor."""
+        """A drafter on a device: as measured there, or derived from its steps on the processor."""
         if not placed.drafter_device or drafting.step is None:
             return drafting
         fingerprint = model.headers[0].fingerprint

@@ -174,7 +174,7 @@ class _Planning:
         )
 
     def _placement(self, files: ModelFiles, threads: int) -> Placement:
-        """What may hold layers: workers, this machine's devices, or the processor alone."""
+        """The holders of layers: workers, this machine's devices, or the processor alone."""
         request = self._request
         if request.workers:
             self._on_progress("Connecting to workers", 0.0)
@@ -252,7 +252,7 @@ class _Planning:
         )
 
     def _prompt(self, files: ModelFiles, holding: PlannedMemory, passes: Passes) -> dict[str, PromptTime]:
-        """What reading a prompt takes, bit-exact and not."""
+        """The time to read a prompt, bit-exact and not."""
         tokens = min(_PROMPT_TOKENS, self._request.context // 2)
         exact, longest = MOST_ROWS, MOST_PROMPT_ROWS
         if holding.streamed_bytes:
@@ -292,7 +292,7 @@ class _Planning:
         return BatchPlan(cells, 1 + cells.texts_in(budget - least), fewest_texts(sizes), sizes)
 
     def _target(self, files: ModelFiles, rows: int = USUAL_NODES) -> Footprint:
-        """What the model takes, its adapters included."""
+        """The footprint of the model, its adapters included."""
         size = self._footprint(files.headers[0], rows, self._request.kv)
         return replace(size, weights=files.tensor_bytes, buffers=size.buffers + self._adapter_bytes)
 

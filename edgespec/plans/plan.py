@@ -1,4 +1,4 @@
-"""What to plan, and the plan: plain values."""
+"""A request for a plan, and the plan: plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgespec.costs.planner import Advice, Comparison, Prediction, PromptTime
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What to plan.
+    """A request for a plan.
 
     Attributes:
         model, draft: as for loading; no model means the default one.
@@ -38,10 +38,10 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How many texts are answered at once.
+    """The number of texts answered at once.
 
     Attributes:
-        cells: what a text takes in the cache.
+        cells: the memory of a text in the KV cache.
         most: texts that the memory has room for beside the weights that stay in it for a single text; where
             weights are streamed, beside as few weights as possible.
         chosen: the fewest texts that come close to the highest speed.
@@ -66,7 +66,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model would run here.
+    """A prediction of how a model would run on this machine.
 
     Attributes:
         comparison: the ways to run that were compared; the choice is the fastest of them.
@@ -118,7 +118,7 @@ class Plan:
         return next((way.drafter for way in self.ways if way is not plain), plain.drafter)
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         return {
             "model": self.model,
             "chosen": self.chosen.to_json(),

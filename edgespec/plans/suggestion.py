@@ -1,7 +1,8 @@
-"""Which well-known models this machine would run well, estimated from the catalog in milliseconds.
+"""The well-known models that this machine would run well, estimated from the catalog in milliseconds.
 
-No file is read for it. What a plan finds in a model's header is estimated here from its parameters and bytes,
-and what was never measured on this machine is assumed. The figures are good for a choice, and no more.
+No model file is read. The facts that a plan takes from a header are estimated from the number of parameters
+and bytes, and figures that were never measured on this machine are assumed. That is enough for a choice, and
+no more.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a choice depends on.
+    """The facts that a choice depends on.
 
     Attributes:
         memory, disk: free bytes.
@@ -148,7 +149,7 @@ def suggest(resources: Resources) -> list[Suggestion]:
 
 
 def _estimated(entry: Entry, resources: Resources) -> Suggestion | None:
-    """How fast a model would be, with the drafter that helps most; None if it has no room."""
+    """The speed of a model with the drafter that helps most; None if there is no room for it."""
     found = []
     for drafter in (None, *(catalog.entries()[name] for name in entry.drafters)):
         held = _held(entry, drafter, resources.memory)
@@ -172,7 +173,7 @@ def _estimated(entry: Entry, resources: Resources) -> Suggestion | None:
 
 
 def _held(entry: Entry, drafter: Entry | None, budget: int) -> PlannedMemory | None:
-    """Where the weights would be; None if not even the rest fits."""
+    """The places of the weights; None if not even the rest fits."""
     beside = _OTHER_BYTES + sum(
         round(_CELLS * (_CELL_BYTES + _CELL_BYTES_A_PARAMETER * e.parameters))
         for e in (entry, drafter)
@@ -220,7 +221,7 @@ def _reference(store: ProfileStore) -> PassProfile | None:
 
 
 def downloads_folder() -> Path:
-    """Where huggingface-hub keeps downloads, without the time that importing it takes."""
+    """The folder in which huggingface-hub keeps downloads, without importing it, which takes long."""
     hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if hub:
         return Path(hub).expanduser()

@@ -1,4 +1,4 @@
-"""What a chat with no model named says first: which model this is, and which to take instead."""
+"""The first lines of a chat without a named model: the demo model, and better ones for this machine."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Entry:
     heads: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         row = asdict(self)
         row["bytes"] = row.pop("n_bytes")
         row["drafters"], row["heads"] = list(self.drafters), list(self.heads)
@@ -170,7 +170,7 @@ def _is_cached(name: HubName, hub: Hub | None) -> bool:
 
 
 def hub_name_of(model: str) -> HubName | None:
-    """What a name means on the Hub; None for paths and packages, and for what is not a name."""
+    """The meaning of a name on the Hub; None for paths, packages, and anything that is not a name."""
     if _exists(_as_path(model)):
         return None
     known = entries()
@@ -197,7 +197,7 @@ def _packaged(entry: Entry) -> Path:
 
 
 def is_installed(entry: Entry) -> bool:
-    """Whether the package that a model comes in is installed."""
+    """Check that the package of a model is installed."""
     return bool(entry.package) and importlib.util.find_spec(entry.package) is not None
 
 

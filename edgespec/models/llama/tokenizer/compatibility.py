@@ -1,4 +1,4 @@
-"""Whether a drafter's token ids mean the same to its target."""
+"""Check that a drafter's token ids mean the same to its target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = {  # llama_vocab_type
 
 
 def differs(target: Vocabulary, drafter: Vocabulary) -> str:
-    """How the vocabularies differ, for messages; empty if token ids mean the same in both.
+    """The difference between two vocabularies, for messages; empty if token ids mean the same in both.
 
     Vocabularies padded to different sizes are compatible: a token that only one of them has is never drafted.
     """
@@ -69,7 +69,7 @@ def compare(target: Vocabulary, drafter: Vocabulary) -> list[Check]:
 
 
 def _needed(target: Vocabulary, drafter: Vocabulary) -> tuple[Check, Check]:
-    """What must agree for token ids to mean the same: the kind of tokenizer, and the tokens."""
+    """The checks that token ids depend on: the kind of tokenizer, and the tokens."""
     shared = min(target.n_tokens, drafter.n_tokens)
     differing = [t for t in range(shared) if target.text(t) != drafter.text(t)]
     first = "; ".join(
