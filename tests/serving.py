@@ -116,6 +116,7 @@ def serving(
     aliases: Sequence[str] = (),
     on_request: Callable[[Entry], None] | None = None,
     system: str | None = None,
+    api_key: str | None = None,
     **defaults: Any,
 ) -> Iterator[Running]:
     """A server in this process.
@@ -127,6 +128,7 @@ def serving(
         aliases: other names of the model.
         on_request: called when a request is done.
         system: the system prompt of conversations that have none.
+        api_key: what clients must send.
         defaults: settings that requests leave open.
     """
     limits = limits or Limits()
@@ -142,6 +144,7 @@ def serving(
             aliases=aliases,
             on_request=on_request,
             system=system,
+            api_key=api_key,
         )
         server = Server(app, limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -98,7 +98,7 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command(
         "serve",
         "serve",
-        "Answer the OpenAI API over HTTP, several requests in every pass.",
+        "Answer the OpenAI, Anthropic and Ollama APIs over HTTP, several requests in every pass.",
         ("edgespec serve", "edgespec serve large.gguf --memory 12GiB --port 8000"),
     ),
     "worker": Command(

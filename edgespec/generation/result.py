@@ -139,6 +139,7 @@ class Generation:
             answer, the tokens that spell it are included.
         finish_reason: "stop" (end token or stop string), "tool_calls" (it calls tools), "length" (max_tokens,
             or the context is full), "cancelled", or "error".
+        stop_string: the stop string that ended the answer; empty if none did.
         context_full: the answer ended because the context had no room left.
         exact: passes followed one row rule, so the logits, and with them the text, are bit for bit the same
             with any drafter and tree.
@@ -156,6 +157,7 @@ class Generation:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
+    stop_string: str = ""
     context_full: bool = False
     prompt_tokens: int = 0
     exact: bool = False

@@ -55,7 +55,9 @@ def serve(
     ] = None,
     alias: Annotated[
         list[str] | None,
-        option(_PANEL, "--alias", "Another name for the model; may be repeated.", metavar="NAME"),
+        option(
+            _PANEL, "--alias", "Another name for the model, or a pattern; may be repeated.", metavar="NAME"
+        ),
     ] = None,
     log: Annotated[
         str | None,
@@ -87,7 +89,7 @@ def serve(
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
-    """Answer the OpenAI API over HTTP, several requests in every pass."""
+    """Answer the OpenAI, Anthropic and Ollama APIs over HTTP, several requests in every pass."""
     loading = flag.on(loading, called)
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
@@ -155,6 +157,7 @@ def serve(
             bound = listener.getsockname()
             address = f"http://{_for_url(bound[0])}:{bound[1]}"
             terminal.note(f"Serving {model} at {address}/v1; chat at {address}. Ctrl-C ends it.")
+            terminal.note(f"Base URLs: OpenAI {address}/v1, Anthropic {address}, Ollama {address}.")
             if not can_chat:
                 terminal.warn(
                     "The model has no chat template: /v1/completions is served, and /v1/chat/completions is "
