@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import Comparison, Drafting, Passes, alternatives
 from edgespec.generation.result import MemoryUse
@@ -9,13 +11,23 @@ from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.profiles.store import Keys, ProfileStore
 
 
+@dataclass(frozen=True)
+class ExpectedSpeed:
+    """The speed to expect.
+
+    Attributes:
+        tokens_per_second: with drafts if their yield was measured, and else without.
+        drafted: whether it is with drafts.
+    """
+
+    tokens_per_second: float
+    drafted: bool
+
+
 def expected_speed(
     keys: Keys, memory: MemoryUse, temperature: float, store: ProfileStore | None = None
-) -> float | None:
-    """Tokens per second; None if this model's passes were not measured.
-
-    Where it was not measured what trees of the drafter yield, this is the speed of plain decoding: drafting
-    that does not pay is switched off.
+) -> ExpectedSpeed | None:
+    """The speed of a loaded pair; None if the passes of this model were not measured.
 
     Args:
         keys: of the loaded pair.
@@ -32,7 +44,7 @@ def expected_speed(
     (plain,) = alternatives(holding, passes, Drafting("none"), 1)
     yields, steps = store.yields_at(keys, temperature), store.drafts(keys.drafts)
     if yields is None or steps is None:
-        return plain.tokens_per_second
+        return ExpectedSpeed(plain.tokens_per_second, drafted=False)
     drafting = Drafting("drafter", yields, steps.step, steps.overhead)
     trees = tuple(alternatives(holding, passes, drafting, USUAL_NODES)[1:])
-    return Comparison(plain, (trees,)).fastest.tokens_per_second
+    return ExpectedSpeed(Comparison(plain, (trees,)).fastest.tokens_per_second, drafted=True)

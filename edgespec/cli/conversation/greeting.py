@@ -9,6 +9,7 @@ from edgespec.units import readable
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.generation.result import MemoryUse
+    from edgespec.plans.loaded import ExpectedSpeed
 
 
 def greeting(engine: Engine, temperature: float) -> str:
@@ -22,12 +23,12 @@ def greeting(engine: Engine, temperature: float) -> str:
     return greeting_line(model, drafter, engine.memory, speed)
 
 
-def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: float | None) -> str:
+def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: ExpectedSpeed | None) -> str:
     """The line, from its facts.
 
     Args:
         drafter: "none" for plain decoding.
-        speed: tokens per second; None if nothing is known of it.
+        speed: None if it is not known.
     """
     drafted = "without a drafter" if drafter == "none" else f"drafted by {drafter}"
     streamed = memory.streamed_bytes_per_pass
@@ -38,5 +39,10 @@ def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: float | No
         held = f"{readable(memory.resident_bytes)} in memory" if memory.resident_bytes else "all in memory"
     if memory.layers:
         held += f", {memory.layers}"
-    figure = "" if speed is None else f"; about {speed:.{0 if speed >= 10 else 1}f} tokens/s to be expected"
+    figure = ""
+    if speed is not None:
+        rate = speed.tokens_per_second
+        figure = f"; about {rate:.{0 if rate >= 10 else 1}f} tokens/s"
+        if drafter != "none" and not speed.drafted:
+            figure += " without drafts, more with them"
     return f"{model}, {drafted}, {held}{figure}."
