@@ -42,8 +42,8 @@ def plan(
 ) -> None:
     """Say how a model would run here: what stays in memory, which trees, how fast, and what would help.
 
-    The figures are those of 'edgespec profile' where it has measured them, and derived from other models
-    where it has not. A model on the Hub is not downloaded for that.
+    Figures are measured where this machine has run the model, and derived from the speed of its processor
+    and disk otherwise. A model on the Hub is not downloaded for that.
     """
     load, config = flag.on(loading, called).arguments(), sampling.config()
     context = load.get("context", 4096)
