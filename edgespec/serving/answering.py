@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +19,12 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.serving.api import protocol, response_items, responses
 from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal, ShuttingDown, refusal_for
+from edgespec.serving.api.refusals import Refusal, ShuttingDown, logged_refusal
 from edgespec.serving.api.requests import (
     Request,
     check_size,
@@ -41,6 +40,9 @@ from edgespec.serving.worker import Place, Task, Worker
 HALF_CLOSED = "edgespec.half_closed"
 """Key in a request's state: an asyncio.Event that is set when the client has closed its sending side."""
 
+REFUSED = "edgespec.refused"
+"""Key in a request's state: the refusal that the connection has sent already, if it has."""
+
 _THREADS = 2
 _SHUTDOWN_REPLY_S = 1.0
 _POLL_S = 0.1
@@ -52,8 +54,6 @@ _EVENT_STREAM = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
-_log = logging.getLogger("uvicorn.error")
-
 Kind = Literal["chat", "text", "response"]
 
 
@@ -124,11 +124,9 @@ class Answering:
             async with self._bodies.received(reply.http) as body:
                 await self._until_abandoned(reply, self._respond(reply, body, kind, exchanges))
         except ClientDisconnect:
-            pass
+            reply.note_refused()
         except Exception as error:
-            if not isinstance(error, Refusal | EdgeSpecError):
-                _log.error("Bug: %s", error, exc_info=error if _log.isEnabledFor(logging.INFO) else None)
-            await reply.refuse(refusal_for(error))
+            await reply.refuse(logged_refusal(error))
         finally:
             self._worker.metrics.request_ended(reply.outcome)
             if self._on_request is not None:
@@ -263,7 +261,7 @@ class Answering:
                 for event in form.usage(exchange.answers):
                     yield event
         except Exception as error:
-            reply.refusal = refusal_for(error)
+            reply.refusal = logged_refusal(error)
             yield dict(reply.refusal.body)
 
 
@@ -295,6 +293,11 @@ class Reply:
             status = self.refusal.status
             return "turned_away" if status == 429 else "failed" if status >= 500 else "refused"
         return "answered" if self._complete else "abandoned"
+
+    def note_refused(self) -> None:
+        """Take over the refusal that the connection has sent, if it has."""
+        self.refusal = self.http.scope.get("state", {}).get(REFUSED)
+        self.status = self.refusal.status if self.refusal else self.status
 
     async def whole(self, body: Mapping[str, object]) -> None:
         """Send a whole answer."""
