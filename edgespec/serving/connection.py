@@ -45,6 +45,7 @@ class Connection(H11Protocol):
     """A connection that closes when its client stalls."""
 
     _limits = Limits()
+    conn: _StrictHTTP
 
     def __init__(
         self,
