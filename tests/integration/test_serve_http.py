@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,14 +17,10 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Event
-from tests.serving import CHAT, PATIENCE_S, TEXT, Running, end_of, load, serving, started
+from tests.serving import CHAT, PATIENCE_S, RESPONSE, TEXT, Running, end_of, load, serving, started
 from tests.tiny import write_tiny
 
 BODY = b'{"prompt": "Once", "max_tokens": 2}'
-ROUTES = (
-    "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, GET /v1/models, "
-    "GET /v1/models/{model}, GET /health, GET /, GET /metrics"
-)
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +153,7 @@ def test_a_malformed_body_is_one_line_in_the_log(model: Path, tmp_path: Path) ->
         program.send_signal(signal.SIGTERM)
         code, told = end_of(program)
     assert code == 143
-    assert told.startswith("The model has no chat template")
-    assert len(told.splitlines()) == 1
+    assert not re.search("traceback|exception|error", told, re.IGNORECASE), told
     statuses = [json.loads(line)["status"] for line in log.read_text().splitlines()]
     assert statuses == [400] * 2 * len(MALFORMED) + [200]
 
@@ -199,11 +195,21 @@ def test_a_proxy_that_ends_tls_says_so(server: Running) -> None:
 
 @pytest.mark.parametrize(
     ("line", "status"),
-    [("POST /v1/messages", 404), ("GET /v1/embeddings", 404), (f"GET {CHAT}", 405), ("POST /health", 405)],
+    [("POST /v2/messages", 404), ("GET /v1/embeddings", 404), (f"GET {CHAT}", 405), ("POST /health", 405)],
 )
 def test_what_is_not_served_names_what_is(server: Running, line: str, status: int) -> None:
     ((found, answer),) = exchange(server, head("Content-Length: 0", CLOSE, line=f"{line} HTTP/1.1"))
-    assert (found, answer["error"]["message"]) == (status, f"Not supported: {line}; routes: {ROUTES}.")
+    said = answer["error"]["message"]
+    assert found == status
+    assert said.startswith(f"Not supported: {line}; routes: POST {CHAT}, ")
+    routes = said.removesuffix(".").partition("routes: ")[2].split(", ")
+    assert {f"POST {CHAT}", f"POST {TEXT}", f"POST {RESPONSE}", "GET /v1/models", "GET /health"} <= {*routes}
+    for route in routes:
+        method, _, path = route.partition(" ")
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+        connection.request(method, path.replace("{model}", "model"))
+        assert connection.getresponse().status not in (404, 405, 501), route
+        connection.close()
 
 
 # Bugs
