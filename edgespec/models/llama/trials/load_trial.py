@@ -1,6 +1,6 @@
 """The child's part of vetting a model file: load it without its weights, and tokenize some texts.
 
-Run by `processes.trial` for `vetting`.
+Run by `processes.trial` for `runtime.vetting`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EdgeSpecError
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads import is_head
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.context import Context
@@ -32,7 +34,7 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
         The "error" with which llama.cpp refused the file, or nothing.
     """
     try:
-        with Model(Path(request["path"]), memory_map=False, repack=False, allocate=False) as model:
+        with _planned(Path(request["path"])) as model:
             vocabulary = model.vocabulary
             for text in _TEXTS:
                 for control in (False, True):
@@ -41,11 +43,15 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
                 vocabulary.piece(token, control=True)
             if "beside" in request:
                 _open_head(model, Path(request["beside"]))
-            else:
+            elif not is_head(read_header(Path(request["path"]))):  # which needs its target for a context
                 _open(model).close()
     except EdgeSpecError as error:
         return {"error": error.what}
     return {}
+
+
+def _planned(path: Path) -> Model:
+    return Model(path, memory_map=False, repack=False, allocate=False, vetted=False)
 
 
 def _open(model: Model) -> Context:
@@ -54,5 +60,5 @@ def _open(model: Model) -> Context:
 
 def _open_head(model: Model, target: Path) -> None:
     """Set up a head beside its target, whose matrices it may borrow."""
-    with Model(target, memory_map=False, repack=False, allocate=False) as large:
+    with _planned(target) as large:
         HeadContext(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()
