@@ -1,8 +1,9 @@
 """Vetting model files: a child process loads each of them first.
 
 llama.cpp has hundreds of assertions that abort on an inconsistent header, and `gguf.checks` anticipates only
-some of them. So no header is loaded here before a child process has loaded it, without its weights, and
-survived. The verdict is saved for that header and llama.cpp build: a file is tried once.
+some of them. So no file is loaded here before a child process has loaded its header, computed a few rows with
+zeros for its weights, and survived. The verdict is saved for that header and llama.cpp build: a file is tried
+once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.processes.trial import attempt_in_child
 
-_MOST_S = 20.0  # of processor time: the largest vocabularies take two
+# Of processor time: the largest vocabularies take two seconds, and computing with zeros 0.1 s a gigabyte.
+_MOST_S, _MOST_S_PER_GB = 20.0, 2.0
 
 _survived: dict[Path, FileState] = {}  # files whose headers this process need not look up again
 
@@ -42,7 +44,8 @@ def require_loadable(headers: Sequence[GGUFHeader], beside: GGUFHeader | None = 
     place = _place(headers if beside is None else [*headers, beside])
     failure = _read(place)
     if failure is None:
-        failure = _try_out(headers[0].path, None if beside is None else beside.path)
+        seconds = _MOST_S + _MOST_S_PER_GB * sum(header.file_bytes for header in headers) / 1e9
+        failure = _try_out(headers[0].path, None if beside is None else beside.path, seconds)
         _keep(place, failure)
     if failure:
         raise ModelFileError(
@@ -69,7 +72,7 @@ def require_survived(path: Path) -> None:
     require_loadable([read_header(part) for part in parts])
 
 
-def _try_out(path: Path, beside: Path | None) -> str:
+def _try_out(path: Path, beside: Path | None, most_s: float) -> str:
     """What ends a process that loads the file; empty if it survives."""
     request = {"path": str(path.resolve())}
     if beside is not None:
@@ -77,7 +80,7 @@ def _try_out(path: Path, beside: Path | None) -> str:
     verdict = attempt_in_child(
         "edgespec.models.llama.trials.load_trial",
         request,
-        cpu_s=_MOST_S,
+        cpu_s=most_s,
         stack_bytes=8 << 20,
     )
     if verdict.why == "time":
