@@ -200,7 +200,9 @@ def names() -> list[str]:
     words = sorted(set(re.findall(rb"(?<=\0)[a-z0-9][a-z0-9_.-]{1,24}(?=\0)", library)))
     headers = {word: Header([Entry(b"general.architecture", STRING, word)], [_ANY]) for word in words}
     return [
-        word.decode() for word, header in headers.items() if "unknown model architecture" not in attempt(header)
+        word.decode()
+        for word, header in headers.items()
+        if "unknown model architecture" not in attempt(header)
     ]
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 from pathlib import Path
 
 from edgespec.errors import EdgeSpecError, ModelFileError

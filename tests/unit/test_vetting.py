@@ -97,7 +97,9 @@ def test_a_file_that_ends_a_child_is_refused_and_remembered(
 
 def test_a_file_is_tried_once(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model(smol_path)
-    model.entries.append(Entry(b"general.description", STRING, str(tmp_path).encode()))  # no header seen before
+    model.entries.append(
+        Entry(b"general.description", STRING, str(tmp_path).encode())
+    )  # no header seen before
     path = written(model, tmp_path)
     require_survived(path)
     monkeypatch.setattr(CHILD, _no_child)

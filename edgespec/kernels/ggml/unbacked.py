@@ -90,7 +90,9 @@ class UnbackedBufferType:
     def _alloc(self, _type: Address, size: int) -> Address:
         # Read-only private memory does not count towards the limit on committed memory.
         area = mmap.mmap(-1, size + mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
-        if hasattr(mmap, "MADV_HUGEPAGE"):  # where the area is read after all, one page of zeros stands for many
+        if hasattr(
+            mmap, "MADV_HUGEPAGE"
+        ):  # where the area is read after all, one page of zeros stands for many
             with contextlib.suppress(OSError):
                 area.madvise(mmap.MADV_HUGEPAGE)
         self._areas.append(area)
