@@ -1,4 +1,4 @@
-"""Check what EdgeSpec does with a real pair of models in a folder: its largest GGUF file and its smallest.
+"""Check a real pair of models: the largest GGUF file of a folder, and the smallest as its drafter.
 
     python -m tests.real FOLDER [--memory 1100] [--only exactness tools]
 

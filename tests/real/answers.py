@@ -45,7 +45,7 @@ def json_schema(pair: Pair) -> str:
     form = Grammar.of_schema(_SCHEMA)
     with pair.load() as engine:
         for temperature in (0.0, 0.8):
-            config = GenerationConfig(max_tokens=160, grammar=form, temperature=temperature, seed=5)
+            config = GenerationConfig(max_tokens=100, grammar=form, temperature=temperature, seed=5)
             text = engine.generate("Describe a well-known film as JSON.", config).text
             _require_form(text)
     return f"the last one: {text}"
@@ -80,7 +80,7 @@ def tokens_of(pair: Pair, **options: Any) -> list[list[int]]:
     with pair.load(**options) as engine:
         return [
             engine.generate(
-                question, GenerationConfig(max_tokens=40, temperature=temperature, seed=11)
+                question, GenerationConfig(max_tokens=24, temperature=temperature, seed=11)
             ).tokens
             for question in _QUESTIONS
             for temperature in (0.0, 0.8)
