@@ -1,6 +1,6 @@
 """Check a real pair of models: the largest GGUF file of a folder, and the smallest as its drafter.
 
-    python -m tests.real FOLDER [--memory 1100] [--only exactness tools]
+    python -m tests.real FOLDER [--memory 1500] [--only exactness tools]
 
 Every check runs with as much memory as there is, and then within `--memory` MiB, which streams part of the
 target. Prints a line for each and ends with status 1 if one fails.
@@ -25,7 +25,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--memory", type=int, default=1100, help="of the second round, in MiB")
+    parser.add_argument("--memory", type=int, default=1500, help="of the second round, in MiB")
     parser.add_argument("--only", nargs="+", help="the names of checks")
     options = parser.parse_args()
     pair = Pair.found_in(options.folder)
