@@ -15,7 +15,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.vetting import require_survived
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
-from tests.fuzz.headers import STRING, UINT32, Entry, Header, small_model
+from tests.fuzz.headers import STRING, UINT32, Entry, Header, small_model, tiny_model
 
 CHILD = "edgespec.models.llama.runtime.vetting.attempt_in_child"
 REMEMBERED = "edgespec.models.llama.runtime.vetting._survived"
@@ -134,6 +134,14 @@ def test_no_way_to_a_model_ends_this_process(
     for way in ways:
         with pytest.raises(ModelFileError, match=expected):
             way()
+
+
+def test_a_model_over_which_only_computing_aborts_is_refused(smol_path: Path, tmp_path: Path) -> None:
+    # A hybrid whose first layer with attention was cut off: llama.cpp plans its memory, and aborts in use.
+    path = written(tiny_model("qwen3next", smol_path, tmp_path), tmp_path)
+    Model(path, allocate=False, repack=False, vetted=False).close()
+    with pytest.raises(ModelFileError, match="SIGABRT"):
+        Model(path)
 
 
 def test_a_file_that_changes_is_tried_again(smol_path: Path, tmp_path: Path) -> None:

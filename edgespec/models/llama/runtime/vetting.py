@@ -19,6 +19,7 @@ from edgespec.errors import ModelFileError
 from edgespec.files.state import FileState
 from edgespec.files.writing import atomic_write
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads import is_head
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.llama.runtime.backend import build_identity
@@ -45,7 +46,7 @@ def require_loadable(headers: Sequence[GGUFHeader], beside: GGUFHeader | None = 
     failure = _read(place)
     if failure is None:
         seconds = _MOST_S + _MOST_S_PER_GB * sum(header.file_bytes for header in headers) / 1e9
-        failure = _try_out(headers[0].path, None if beside is None else beside.path, seconds)
+        failure = _try_out(headers[0], beside, seconds)
         _keep(place, failure)
     if failure:
         raise ModelFileError(
@@ -72,11 +73,11 @@ def require_survived(path: Path) -> None:
     require_loadable([read_header(part) for part in parts])
 
 
-def _try_out(path: Path, beside: Path | None, most_s: float) -> str:
+def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float) -> str:
     """What ends a process that loads the file; empty if it survives."""
-    request = {"path": str(path.resolve())}
+    request = {"path": str(header.path.resolve()), "head": is_head(header)}
     if beside is not None:
-        request["beside"] = str(beside.resolve())
+        request["beside"] = str(beside.path.resolve())
     verdict = attempt_in_child(
         "edgespec.models.llama.trials.load_trial",
         request,

@@ -11,8 +11,6 @@ from typing import Any
 
 from edgespec.errors import EdgeSpecError
 from edgespec.kernels.ggml import UnsupportedBuild
-from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.heads import is_head
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
@@ -33,6 +31,8 @@ start_backend()
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Do what loading the model at "path", for a head beside the one at "beside", and reading a prompt do.
 
+    A "head" without its target is only loaded.
+
     Returns:
         The "error" with which llama.cpp refused the file, or nothing.
     """
@@ -40,7 +40,7 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         if "beside" in request:
             _open_head(path, Path(request["beside"]))
-        elif is_head(read_header(path)):
+        elif request.get("head"):
             with _planned(path) as model:
                 _read_and_write(model)
         else:
