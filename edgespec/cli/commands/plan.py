@@ -40,10 +40,10 @@ def plan(
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
-    """Say how a model would run here: what stays in memory, which trees, how fast, and what would help.
+    """Predict how a model would run here: memory, trees, speed, and what would help.
 
-    The figures are those of 'edgespec profile' where it has measured them, and derived from other models
-    where it has not. A model on the Hub is not downloaded for that.
+    The figures come from 'edgespec profile' where it has run, and are derived from other models where it
+    has not. Models on the Hub are not downloaded.
     """
     load, config = flag.on(loading, called).arguments(), sampling.config()
     context = load.get("context", 4096)
@@ -101,7 +101,7 @@ def _report(plan: Plan) -> str:
         rows.append(
             ("plain decoding", f"{plan.plain.tokens_per_second:.2f} tokens/s; this is {gain:.1f} times that")
         )
-    rows.append(("what binds", _BOUNDS[chosen.bound]))
+    rows.append(("bottleneck", _BOUNDS[chosen.bound]))
     many, cells = plan.batch.chosen, plan.batch.cells
     rows.append(
         (
@@ -111,7 +111,7 @@ def _report(plan: Plan) -> str:
         )
     )
     room = f"room for {count(plan.batch.most, 'text')} of {cells.tokens} tokens"
-    rows.append(("a token in memory", f"{readable(cells.cell_bytes)}; {room}"))
+    rows.append(("KV cache per token", f"{readable(cells.cell_bytes)}; {room}"))
     rows += [(_PROMPTS[mode], _prompt(time)) for mode, time in plan.prompt.items()]
     text = table((), rows)
     if len(plan.ways) > 1:

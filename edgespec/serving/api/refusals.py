@@ -39,11 +39,17 @@ class Refusal(Exception):
             kind = "server_error"
         return protocol.failure(self.message, kind, self.code)
 
-    def response(self) -> JSONResponse:
-        """The error as a response."""
+    def response(self, body: dict[str, Any] | None = None) -> JSONResponse:
+        """The error as a response.
+
+        Args:
+            body: in the form of another API; None for that of OpenAI's.
+        """
         from starlette.responses import JSONResponse  # batches, which report errors too, do without it
 
-        return JSONResponse(self.body, self.status, {"Retry-After": str(RETRY_S)} if self.retry else None)
+        return JSONResponse(
+            body or self.body, self.status, {"Retry-After": str(RETRY_S)} if self.retry else None
+        )
 
 
 class QueueFull(Refusal):

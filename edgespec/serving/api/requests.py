@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, UsageError
@@ -101,7 +102,7 @@ def read_request(
     Args:
         defaults: settings for what it leaves open.
         model: the model's name.
-        aliases: its other names.
+        aliases: its other names, which may be patterns such as "claude-*".
 
     Raises:
         UsageError: a field is missing, of the wrong kind, out of its range, or not supported here.
@@ -111,7 +112,7 @@ def read_request(
     if not isinstance(body, dict):
         raise UsageError("The body is not a JSON object.")
     asked = body.get("model")
-    if asked not in (None, "", model) and not (isinstance(asked, str) and asked in aliases):
+    if asked not in (None, "") and not names_model(asked, (model, *aliases)):
         text = f"The model {shown(asked)} does not exist here. This server runs {model!r}."
         raise Refusal(404, text, "model_not_found")
     for name, what in _UNSUPPORTED.items():
@@ -136,6 +137,16 @@ def read_request(
         model=asked if isinstance(asked, str) else "",
         warnings=warnings,
     )
+
+
+def names_model(asked: object, names: Collection[str]) -> bool:
+    """Tell whether a request names the model by one of its names, which may be patterns."""
+    return isinstance(asked, str) and (asked in names or any(fnmatchcase(asked, name) for name in names))
+
+
+def is_pattern(name: str) -> bool:
+    """Tell whether a name of the model stands for many, so that it cannot be listed."""
+    return "*" in name or "?" in name
 
 
 def with_system(request: Request, system: str | None) -> Request:
