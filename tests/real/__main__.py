@@ -59,6 +59,7 @@ def _passes(name: str, check: Callable[[Pair], str], pair: Pair) -> bool:
     except Exception as error:  # the other checks still run
         traceback.print_exc()
         outcome, passed = f"{type(error).__name__}: {error}", False
+    outcome = " ".join(outcome.split())
     place = "in memory" if pair.memory is None else f"{pair.memory} MiB"
     seconds = time.perf_counter() - start
     print(f"{'ok  ' if passed else 'FAIL'} {place:9} {name:11} {seconds:4.0f} s  {outcome}", flush=True)
