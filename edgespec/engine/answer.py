@@ -225,6 +225,8 @@ class AnswerBuilder:
         self.generation.reasoning = "".join(self._reasoning)
         # Only now that nothing can follow is it certain that a held-back stop string is one.
         self.ended = self.ended or self._stream.stopped
+        if self._stream.stopped:
+            self.generation.stop_string = self._stream.stop_string
         ending: FinishReason = "tool_calls" if self.generation.tool_calls else "stop"
         self.generation.finish_reason = ending if self.ended else reason
         return self._said_since(before)

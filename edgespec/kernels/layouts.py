@@ -19,8 +19,13 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.native import library
 from edgespec.kernels.native.build import sources_digest
-from edgespec.kernels.report_store import ensure_report, layouts_in_use, stored_report
-from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, instruction_set
+from edgespec.kernels.report_store import (
+    ensure_report,
+    faulty_with_sequences,
+    layouts_in_use,
+    stored_report,
+)
+from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, instruction_set, owner
 
 _EXPERTS = re.compile(r"exps\.")
 _ROWS = 512  # of activations when asking for support; any number would do
@@ -147,8 +152,7 @@ def kernel_layouts() -> tuple[KernelLayout, ...]:
         return _only
     report = stored_report()
     names = layouts_in_use([layout.name for layout in available_layouts()], report)
-    if report is None:
-        names = tuple(name for name in names if name != OWN)
+    names = tuple(name for name in names if name not in _left_out and not (name == OWN and report is None))
     if OWN in names:
         use_own()
     layouts = tuple(layout for layout in available_layouts() if layout.name in names)
@@ -217,6 +221,45 @@ def follows_ggml() -> bool:
     return not _unusual(tuple(layout.name for layout in kernel_layouts()))
 
 
+@contextmanager
+def for_sequences_with_states() -> Iterator[None]:
+    """Leave out layouts that compute several sequences of a model with a running state wrongly.
+
+    Raises:
+        BackendError, UsageError: as `report_store.faulty_with_sequences`.
+    """
+    global _left_out
+    before, _left_out = _left_out, _left_out | _faulty()
+    try:
+        yield
+    finally:
+        _left_out = before
+
+
+def check_sequences_with_states(layouts: Sequence[str]) -> None:
+    """Refuse to compute several sequences of a model with a running state in layouts that are wrong there.
+
+    Args:
+        layouts: ggml's names of those that the model was loaded with.
+
+    Raises:
+        BackendError: one of them is.
+        UsageError: as `report_store.faulty_with_sequences`.
+    """
+    faulty = [name for name in layouts if name in _faulty()]
+    if faulty:
+        raise BackendError(
+            f"{owner(faulty[0])} {faulty[0]} kernels compute nonsense where several sequences of a model with a "
+            "running state share a pass.",
+            "Set EDGESPEC_KERNELS=plain.",
+        )
+
+
+def _faulty() -> frozenset[str]:
+    """What is known of several sequences; nothing within the process that tries it."""
+    return frozenset() if _only is not None else faulty_with_sequences()
+
+
 def offer_to_loader() -> bool:
     """Restrict llama.cpp's loader to the layouts in use, which are tried first if they have not been yet.
 
@@ -278,6 +321,7 @@ def only(layouts: Sequence[KernelLayout]) -> Iterator[None]:
 
 _only: tuple[KernelLayout, ...] | None = None
 _own_in_use = False
+_left_out: frozenset[str] = frozenset()
 
 
 def _unusual(names: tuple[str, ...]) -> list[tuple[int, str]]:

@@ -6,26 +6,24 @@ At every stage, the request is abandoned as soon as its client disconnects or th
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
-from edgespec.generation.result import Chunk, Generation
-from edgespec.serving.api import protocol, response_items, responses
+from edgespec.generation.result import Generation
+from edgespec.serving.api.endpoint import Endpoint, Event, Form
 from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal, ShuttingDown, refusal_for
+from edgespec.serving.api.refusals import Refusal, ShuttingDown, logged_refusal
 from edgespec.serving.api.requests import (
     Request,
     check_size,
@@ -41,40 +39,37 @@ from edgespec.serving.worker import Place, Task, Worker
 HALF_CLOSED = "edgespec.half_closed"
 """Key in a request's state: an asyncio.Event that is set when the client has closed its sending side."""
 
+REFUSED = "edgespec.refused"
+"""Key in a request's state: the refusal that the connection has sent already, if it has."""
+
 _THREADS = 2
 _SHUTDOWN_REPLY_S = 1.0
 _POLL_S = 0.1
 _PROBE_S = 1.0
 _KEEP_ALIVE_S = 15.0
-_COMMENT = b": waiting\n\n"
-_EVENT_STREAM = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
-_log = logging.getLogger("uvicorn.error")
-
-Kind = Literal["chat", "text", "response"]
-
-
-class Form(Protocol):
-    """Builds what answers one request: `protocol.Reply` or `response_items.Reply`."""
-
-    def whole(self, answers: Sequence[Generation]) -> dict[str, Any]: ...
-    def begin(self, index: int) -> list[dict[str, Any]]: ...
-    def piece(self, index: int, chunk: Chunk) -> list[dict[str, Any]]: ...
-    def end(self, index: int, answer: Generation) -> list[dict[str, Any]]: ...
-    def usage(self, answers: Sequence[Generation]) -> list[dict[str, Any]]: ...
+_NO_BUFFERING = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 @dataclass
 class _Exchange:
-    """A request that was received, and its answers so far."""
+    """A request that was received, and its answers so far.
 
-    kind: Kind
+    Attributes:
+        raw: the answer continues a text.
+        tokens: the prompt.
+    """
+
     request: Request
+    raw: bool
     tokens: list[int]
     answers: list[Generation] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _NoAnswer:
+    """A request that needs no answer of the model, and what is sent instead."""
+
+    reply: Event
 
 
 class Answering:
@@ -116,19 +111,17 @@ class Answering:
         self._worker.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def answer(self, reply: Reply, kind: Kind) -> None:
+    async def answer(self, reply: Reply) -> None:
         """Answer one request; returns when it is answered, refused or abandoned."""
         start = time.perf_counter()
         exchanges: list[_Exchange] = []
         try:
             async with self._bodies.received(reply.http) as body:
-                await self._until_abandoned(reply, self._respond(reply, body, kind, exchanges))
+                await self._until_abandoned(reply, self._respond(reply, body, exchanges))
         except ClientDisconnect:
-            pass
+            reply.note_refused()
         except Exception as error:
-            if not isinstance(error, Refusal | EdgeSpecError):
-                _log.error("Bug: %s", error, exc_info=error if _log.isEnabledFor(logging.INFO) else None)
-            await reply.refuse(refusal_for(error))
+            await reply.refuse(logged_refusal(error))
         finally:
             self._worker.metrics.request_ended(reply.outcome)
             if self._on_request is not None:
@@ -155,52 +148,49 @@ class Answering:
         elif self._stopping.is_set():
             raise ShuttingDown
 
-    async def _respond(self, reply: Reply, body: Body, kind: Kind, exchanges: list[_Exchange]) -> None:
+    async def _respond(self, reply: Reply, body: Body, exchanges: list[_Exchange]) -> None:
+        endpoint = reply.endpoint
         if self._stopping.is_set():
             raise ShuttingDown
         with self._worker.place() as place:
             loop = asyncio.get_running_loop()
             exchange = await loop.run_in_executor(
-                self._threads, lambda content: self._prepare(content, kind), body.content
+                self._threads, lambda content: self._prepare(content, endpoint), body.content
             )
-            exchanges.append(exchange)
             self._bodies.drop(body)
+            if isinstance(exchange, _NoAnswer):
+                await reply.whole(exchange.reply)
+                return
+            exchanges.append(exchange)
             self._worker.metrics.prompt_accepted(len(exchange.tokens))
-            form = self._form(exchange)
+            model = exchange.request.model or self._model
+            form = endpoint.form(exchange.request, model=model, prompt_tokens=len(exchange.tokens))
             if exchange.request.stream:
-                events = self._events(exchange, place, form, reply)
-                await reply.stream(events, done=kind != "response")
+                await reply.stream(self._events(exchange, place, form, reply), form)
             else:
                 async for answer in self._answers(exchange, place):
                     exchange.answers.append(answer)
                 await reply.whole(form.whole(exchange.answers))
 
-    def _form(self, exchange: _Exchange) -> Form:
-        request = exchange.request
-        model = request.model or self._model
-        if exchange.kind == "response":
-            return response_items.Reply(model=model, config=request.config, warnings=request.warnings)
-        return protocol.Reply(
-            chat=exchange.kind == "chat",
-            model=model,
-            warnings=request.warnings,
-            timed=True,
-            speculates=request.with_speculation,
-        )
-
-    def _prepare(self, content: bytearray, kind: Kind) -> _Exchange:
+    def _prepare(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _NoAnswer:
         """The request in a body, and the tokens of its prompt; called in a thread."""
         limits = self._limits
-        chat = kind != "text"
         with self._worker.borrowed() as engine:
+            body = parse(content, values=limits.values + engine.context, depth=limits.depth)
+            translated = endpoint.translate(body)
+            if translated.reply is not None:
+                return _NoAnswer(translated.reply)
+            chat = not translated.raw
             if chat and not engine.has_chat_template:
                 text = "The model has no chat template, so only /v1/completions is served here."
                 raise Refusal(400, text, "no_chat_template")
-            body = parse(content, values=limits.values + engine.context, depth=limits.depth)
-            if kind == "response":
-                body = responses.as_chat(body)
             request = read_request(
-                body, self._defaults, chat=chat, model=self._model, aliases=self._aliases, limits=limits
+                translated.body,
+                self._defaults,
+                chat=chat,
+                model=self._model,
+                aliases=self._aliases,
+                limits=limits,
             )
             if chat:
                 request = with_system(request, self._system)
@@ -211,7 +201,9 @@ class Answering:
                 raise UsageError("The prompt is empty.")
             if len(tokens) >= engine.context:
                 raise too_long(f"{len(tokens)} tokens", engine.context)
-        return _Exchange(kind, request, tokens)
+        if endpoint.counts:
+            return _NoAnswer(endpoint.counted(len(tokens)))
+        return _Exchange(request, translated.raw, tokens)
 
     @contextmanager
     def _tasks(self, exchange: _Exchange, place: Place) -> Iterator[list[Task]]:
@@ -224,7 +216,7 @@ class Answering:
                 exchange.tokens,
                 nth_config(request.config, n),
                 place,
-                raw=exchange.kind == "text",
+                raw=exchange.raw,
                 traced=traced,
             )
             for n in range(request.answers)
@@ -246,7 +238,7 @@ class Answering:
 
     async def _events(
         self, exchange: _Exchange, place: Place, form: Form, reply: Reply
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    ) -> AsyncGenerator[Event, None]:
         try:
             with self._tasks(exchange, place) as tasks:
                 for index, task in enumerate(tasks):
@@ -263,20 +255,22 @@ class Answering:
                 for event in form.usage(exchange.answers):
                     yield event
         except Exception as error:
-            reply.refusal = refusal_for(error)
-            yield dict(reply.refusal.body)
+            reply.refusal = logged_refusal(error)
+            yield reply.endpoint.failure(reply.refusal)
 
 
 class Reply:
     """Sends the answer to one request.
 
     Attributes:
+        endpoint: the path that was asked; decides the form of errors and streams.
         refusal: why there is no answer, or why it is not complete; None if nothing is wrong.
         status: the HTTP status that was sent; 0 before that.
         streamed: whether the answer is sent event by event.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        self.endpoint = endpoint
         self.http = HTTPRequest(scope, receive)
         self.status = 0
         self.streamed = False
@@ -296,6 +290,11 @@ class Reply:
             return "turned_away" if status == 429 else "failed" if status >= 500 else "refused"
         return "answered" if self._complete else "abandoned"
 
+    def note_refused(self) -> None:
+        """Take over the refusal that the connection has sent, if it has."""
+        self.refusal = self.http.scope.get("state", {}).get(REFUSED)
+        self.status = self.refusal.status if self.refusal else self.status
+
     async def whole(self, body: Mapping[str, object]) -> None:
         """Send a whole answer."""
         await JSONResponse(body)(self._scope, self._receive, self._send)
@@ -305,22 +304,18 @@ class Reply:
         """Send an error, unless an answer has begun."""
         self.refusal = refusal
         if not self._started:
-            await refusal.response()(self._scope, self._receive, self._send)
+            await refusal.response(self.endpoint.failure(refusal))(self._scope, self._receive, self._send)
 
-    async def stream(self, events: AsyncGenerator[dict[str, Any], None], *, done: bool = True) -> None:
-        """Send an answer event by event, with a comment now and then while there is none.
-
-        Args:
-            done: end it with "[DONE]", as clients of all but the Responses API expect.
-        """
+    async def stream(self, events: AsyncGenerator[Event, None], form: Form) -> None:
+        """Send an answer event by event, with a sign of life now and then while there is none."""
         self.streamed = True
-        headers = [(name.encode(), value.encode()) for name, value in _EVENT_STREAM.items()]
+        named = {"content-type": self.endpoint.media_type, **_NO_BUFFERING}
+        headers = [(name.encode(), value.encode()) for name, value in named.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        async with aclosing(_with_comments(events, self._half_closed)) as pieces:
+        async with aclosing(_framed(events, self.endpoint, form, self._half_closed)) as pieces:
             async for piece in pieces:
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        last = b"data: [DONE]\n\n" if done else b""
-        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        await self._send({"type": "http.response.body", "body": self.endpoint.last, "more_body": False})
         self._complete = True
 
     async def _send(self, message: Message) -> None:
@@ -329,17 +324,16 @@ class Reply:
         await self._to_client(message)
 
 
-async def _with_comments(
-    events: AsyncGenerator[dict[str, Any], None], half_closed: asyncio.Event
+async def _framed(
+    events: AsyncGenerator[Event, None], endpoint: Endpoint, form: Form, half_closed: asyncio.Event
 ) -> AsyncGenerator[bytes, None]:
-    """The events as server-sent events, with comments in between.
+    """The events as they are sent, with signs of life in between.
 
-    Comments keep proxies from giving up during a long wait. A client that has closed its sending side gets
-    them
+    They keep proxies from giving up during a long wait. A client that has closed its sending side gets them
     sooner: if it has left, its system answers with a reset.
     """
 
-    async def following() -> dict[str, Any] | None:
+    async def following() -> Event | None:
         return await anext(events, None)
 
     coming = asyncio.create_task(following())
@@ -351,13 +345,12 @@ async def _with_comments(
                 event = coming.result()
                 if event is None:
                     return
-                name = f"event: {event['type']}\n" if "type" in event else ""
-                yield f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
+                yield endpoint.frame(event)
                 coming, silence = asyncio.create_task(following()), 0.0
                 continue
             silence += _POLL_S
             if silence >= (_PROBE_S if half_closed.is_set() else _KEEP_ALIVE_S):
-                yield _COMMENT
+                yield endpoint.waiting(form)
                 silence = 0.0
     finally:
         coming.cancel()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,15 +16,27 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgespec.errors import EdgeSpecError
 from edgespec.generation.config import GenerationConfig
-from edgespec.serving.answering import Answering, Kind, Reply
+from edgespec.serving.answering import Answering, Reply
+from edgespec.serving.anthropic.endpoints import Messages
 from edgespec.serving.api import protocol
+from edgespec.serving.api.endpoint import Completions, Endpoint, Event, Responses
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal, refusal_for
+from edgespec.serving.api.requests import is_pattern, names_model
+from edgespec.serving.ollama.endpoints import Prompts, failure
+from edgespec.serving.ollama.models import ModelCard, version
 from edgespec.serving.origins import origin_checks
 from edgespec.serving.page import PAGE, Page
 from edgespec.serving.request_log import Entry
 from edgespec.serving.worker import Worker
+
+_OLLAMA = "/api/"
+# Paths of the Ollama API that manage models or embed texts.
+_UNSUPPORTED = ("embed", "embeddings", "pull", "push", "create", "copy", "delete", "blobs/{digest:path}")
+
+_ANY = ("GET", "POST", "PUT", "DELETE")
 
 
 class Application:
@@ -31,7 +44,7 @@ class Application:
 
     Args:
         model: the name it answers to.
-        aliases: other names that it answers to.
+        aliases: other names that it answers to; they may be patterns such as "claude-*".
         defaults: settings for what requests leave open.
         api_key: what clients must send as a bearer token; None requires none.
         hosts: accepted names in the Host header, so that a web page cannot reach a server on this machine
@@ -63,10 +76,18 @@ class Application:
         self._answering = Answering(
             worker, model, defaults, limits or Limits(), aliases=aliases, on_request=on_request, system=system
         )
+        self._card: ModelCard | None = None
+        endpoints = _endpoints(model)
         routes = [
-            Route("/v1/chat/completions", _Completions(self._answering, "chat"), methods=["POST"]),
-            Route("/v1/completions", _Completions(self._answering, "text"), methods=["POST"]),
-            Route("/v1/responses", _Completions(self._answering, "response"), methods=["POST"]),
+            *(
+                Route(path, _Answers(self._answering, endpoint), methods=["POST"])
+                for path, endpoint in endpoints.items()
+            ),
+            *(Route(f"{_OLLAMA}{name}", _refuse_unsupported, methods=_ANY) for name in _UNSUPPORTED),
+            Route("/api/tags", self._describe(ModelCard.tags)),
+            Route("/api/ps", self._describe(ModelCard.running)),
+            Route("/api/show", self._describe(ModelCard.shown), methods=["POST"]),
+            Route("/api/version", _version),
             Route("/v1/models", self._list_models),
             Route("/v1/models/{model:path}", self._show_model),
             Route("/health", self._health),
@@ -77,7 +98,8 @@ class Application:
         middleware += origin_checks(cors)
         if api_key is not None:
             middleware.append(Middleware(_RequireKey, api_key=api_key))
-        handlers: dict[Any, Any] = {404: _no_such_page, 405: _no_such_page, 500: _bug}
+        refuse = _NoSuchRoute(routes)
+        handlers: dict[Any, Any] = {404: refuse, 405: refuse, 500: _bug}
         self._app: ASGIApp = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,13 +110,34 @@ class Application:
         self._answering.stop()
 
     async def _list_models(self, _http: HTTPRequest) -> Response:
-        return JSONResponse(protocol.models(self._names, self._started))
+        names = [name for name in self._names if not is_pattern(name)]
+        return JSONResponse(protocol.models(names, self._started))
 
     async def _show_model(self, http: HTTPRequest) -> Response:
         name = http.path_params["model"]
-        if name not in self._names:
+        if not names_model(name, self._names):
             return Refusal(404, f"This server runs {self._names[0]!r}.", "model_not_found").response()
         return JSONResponse(protocol.model(name, self._started))
+
+    def _describe(
+        self, describe: Callable[[ModelCard], dict[str, Any]]
+    ) -> Callable[[HTTPRequest], Coroutine[Any, Any, Response]]:
+        """A handler that describes the model from its file, which is read at the first request."""
+
+        def body() -> dict[str, Any]:
+            if self._card is None:
+                with self._worker.borrowed() as engine:
+                    self._card = ModelCard(engine, self._names)
+            return describe(self._card)
+
+        async def handler(_http: HTTPRequest) -> Response:
+            try:
+                return JSONResponse(await asyncio.to_thread(body))
+            except (Refusal, EdgeSpecError) as error:
+                refusal = refusal_for(error)
+                return refusal.response(failure(refusal))
+
+        return handler
 
     async def _health(self, _http: HTTPRequest) -> Response:
         trouble = self._worker.trouble
@@ -109,15 +152,35 @@ class Application:
         return Response(page, headers={"content-type": content_type})
 
 
-class _Completions:
-    """An endpoint that answers completions."""
+def _endpoints(model: str) -> dict[str, Endpoint]:
+    """The paths that answer prompts."""
+    return {
+        "/v1/chat/completions": Completions(chat=True),
+        "/v1/completions": Completions(chat=False),
+        "/v1/responses": Responses(),
+        "/v1/messages": Messages(),
+        "/v1/messages/count_tokens": Messages(counts=True),
+        "/api/chat": Prompts(chat=True, model=model),
+        "/api/generate": Prompts(chat=False, model=model),
+    }
 
-    def __init__(self, answering: Answering, kind: Kind) -> None:
+
+class _Answers:
+    """The application at a path that answers prompts."""
+
+    def __init__(self, answering: Answering, endpoint: Endpoint) -> None:
         self._answering = answering
-        self._kind = kind
+        self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answering.answer(Reply(scope, receive, send), self._kind)
+        await self._answering.answer(Reply(self._endpoint, scope, receive, send))
+
+
+def _failure_at(path: str, refusal: Refusal) -> Event:
+    """The body of an error, in the form of the API that a path belongs to."""
+    if path.startswith("/v1/messages"):
+        return Messages().failure(refusal)
+    return failure(refusal) if path.startswith(_OLLAMA) else refusal.body
 
 
 class _RequireKey:
@@ -125,21 +188,49 @@ class _RequireKey:
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
-        self._wanted = f"Bearer {api_key}".encode()
+        self._key = api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in ("/health", PAGE):
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._wanted):
+            headers = dict(scope["headers"])
+            bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+            given = headers.get(b"x-api-key", bearer)  # as clients of the Anthropic API send it
+            if not hmac.compare_digest(given, self._key):
                 refusal = Refusal(401, "The API key is missing or wrong.", "invalid_api_key")
-                await refusal.response()(scope, receive, send)
+                await refusal.response(_failure_at(scope["path"], refusal))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-async def _no_such_page(http: HTTPRequest, error: Any) -> Response:
-    return Refusal(error.status_code, f"There is no {http.method} {http.url.path} here.").response()
+class _NoSuchRoute:
+    """Answers requests for what is not served with the routes that are."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        served = [
+            ("POST" if "POST" in (route.methods or ()) else "GET", route.path)
+            for route in routes
+            if route.endpoint is not _refuse_unsupported
+        ]
+        self._routes = ", ".join(f"{method} {path}" for method, path in served).replace(":path}", "}")
+
+    async def __call__(self, http: HTTPRequest, error: Any) -> Response:
+        text = f"Not supported: {http.method} {http.url.path}; routes: {self._routes}."
+        refusal = Refusal(error.status_code, text, "no_such_route")
+        response = refusal.response(_failure_at(http.url.path, refusal))
+        response.headers.update(error.headers or {})
+        return response
 
 
-async def _bug(_http: HTTPRequest, error: Exception) -> Response:
-    return refusal_for(error).response()
+async def _refuse_unsupported(http: HTTPRequest) -> Response:
+    text = f"Not supported: {http.method} {http.url.path}. This server runs one model, which answers prompts."
+    refusal = Refusal(501, text)
+    return refusal.response(failure(refusal))
+
+
+async def _version(_http: HTTPRequest) -> Response:
+    return JSONResponse(version())
+
+
+async def _bug(http: HTTPRequest, error: Exception) -> Response:
+    refusal = refusal_for(error)
+    return refusal.response(_failure_at(http.url.path, refusal))

@@ -33,6 +33,9 @@ def test_joined_chunks_are_the_text_up_to_the_earliest_stop(
     chunks = [stream.push(piece) for piece in _pieces(text.encode(), cuts)] + [stream.flush()]
     assert "".join(chunks) == _expected(text, stops)
     assert stream.stopped == any(stop in text for stop in stops)
+    if stream.stopped:
+        assert stream.stop_string in stops
+        assert text.startswith(stream.stop_string, len(_expected(text, stops)))
     assert not any("\ufffd" in chunk for chunk in chunks)
 
 

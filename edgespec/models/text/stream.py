@@ -22,10 +22,12 @@ class TextStream:
         stopped: a stop string was found; nothing more is returned. With several stop strings
             this can come a few characters after the first whole one, while an earlier start may
             still grow into another.
+        stop_string: the stop string that was found, once `stopped`.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self.stopped = False
+        self.stop_string = ""
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self._matchers = [_Matcher(text) for text in dict.fromkeys(stop) if text]
         self._held = ""  # decoded, but perhaps part of a stop string
@@ -55,7 +57,8 @@ class TextStream:
             for matcher in self._matchers:
                 if matcher.advance(character):
                     start = self._scanned - matcher.length
-                    self._cut = start if self._cut is None else min(self._cut, start)
+                    if self._cut is None or start < self._cut:
+                        self._cut, self.stop_string = start, matcher.pattern
             if self._cut is not None and self._cut <= self._undecided():
                 return self._stop(self._cut)
         certain = self._undecided()
@@ -82,7 +85,8 @@ class _Matcher:
     """Knuth-Morris-Pratt search for one string, a character at a time.
 
     Attributes:
-        length: of the string.
+        pattern: the string.
+        length: its characters.
         matched: the longest beginning of the string that the text so far ends with (the whole
             string excepted).
     """
@@ -90,7 +94,7 @@ class _Matcher:
     def __init__(self, pattern: str) -> None:
         self.length = len(pattern)
         self.matched = 0
-        self._pattern = pattern
+        self.pattern = pattern
         # _fallback[n]: the longest proper suffix of pattern[:n] that is also its beginning.
         self._fallback = [0] * (len(pattern) + 1)
         for end in range(1, len(pattern)):
@@ -105,6 +109,6 @@ class _Matcher:
         return True
 
     def _extend(self, matched: int, character: str) -> int:
-        while matched and self._pattern[matched] != character:
+        while matched and self.pattern[matched] != character:
             matched = self._fallback[matched]
-        return matched + (self._pattern[matched] == character)
+        return matched + (self.pattern[matched] == character)

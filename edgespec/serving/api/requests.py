@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, UsageError
@@ -101,7 +102,7 @@ def read_request(
     Args:
         defaults: settings for what it leaves open.
         model: the model's name.
-        aliases: its other names.
+        aliases: its other names, which may be patterns such as "claude-*".
 
     Raises:
         UsageError: a field is missing, of the wrong kind, out of its range, or not supported here.
@@ -111,7 +112,7 @@ def read_request(
     if not isinstance(body, dict):
         raise UsageError("The body is not a JSON object.")
     asked = body.get("model")
-    if asked not in (None, "", model) and not (isinstance(asked, str) and asked in aliases):
+    if asked not in (None, "") and not names_model(asked, (model, *aliases)):
         text = f"The model {shown(asked)} does not exist here. This server runs {model!r}."
         raise Refusal(404, text, "model_not_found")
     for name, what in _UNSUPPORTED.items():
@@ -136,6 +137,16 @@ def read_request(
         model=asked if isinstance(asked, str) else "",
         warnings=warnings,
     )
+
+
+def names_model(asked: object, names: Collection[str]) -> bool:
+    """Tell whether a request names the model by one of its names, which may be patterns."""
+    return isinstance(asked, str) and (asked in names or any(fnmatchcase(asked, name) for name in names))
+
+
+def is_pattern(name: str) -> bool:
+    """Tell whether a name of the model stands for many, so that it cannot be listed."""
+    return "*" in name or "?" in name
 
 
 def with_system(request: Request, system: str | None) -> Request:
@@ -271,7 +282,10 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
         if kind == "json_object":
             forms.append(Grammar("json_schema", '{"type": "object"}'))
         elif kind == "json_schema" and isinstance(form.get("json_schema"), dict):
-            forms.append(_schema("response_format", form["json_schema"].get("schema", {})))
+            wanted = form["json_schema"]
+            forms.append(
+                _schema("response_format", wanted.get("schema", {}), closed=wanted.get("strict") is True)
+            )
         elif kind != "text":
             raise UsageError(
                 "response_format is of the wrong kind.", "It must be text, json_object or json_schema."
@@ -281,9 +295,18 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
     return forms[0] if forms else None
 
 
-def _schema(name: str, value: object) -> Grammar:
+def _schema(name: str, value: object, *, closed: bool = False) -> Grammar:
+    """The grammar of a JSON schema.
+
+    Args:
+        closed: its objects have no properties but those that are listed, unless it says otherwise.
+    """
     if not isinstance(value, dict | bool):
         raise wrong(name, value, "a JSON schema")
+    if closed and isinstance(value, dict):
+        from edgespec.models.text.calls.closed_arguments import closed_schema
+
+        value = closed_schema(value)
     return Grammar.of_schema(value)
 
 

@@ -1,0 +1,1 @@
+"""The Anthropic API: `/v1/messages` and its token counts."""

@@ -1,0 +1,46 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from edgespec.serving.anthropic.reply import PING, Reply
+from edgespec.serving.anthropic.requests import as_chat
+from edgespec.serving.api.endpoint import Endpoint, Event, Form, Translated
+from edgespec.serving.api.refusals import Refusal
+from edgespec.serving.api.requests import Request
+
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class Messages(Endpoint):
+    """`/v1/messages`, or its `count_tokens`.
+
+    Args:
+        counts: count the prompt's tokens instead of answering it.
+    """
+
+    def __init__(self, *, counts: bool = False) -> None:
+        self.counts = counts
+
+    def translate(self, body: object) -> Translated:
+        return Translated(as_chat(body, counts=self.counts))
+
+    def form(self, request: Request, *, model: str, prompt_tokens: int) -> Form:
+        return Reply(model=model, prompt_tokens=prompt_tokens, warnings=request.warnings)
+
+    def failure(self, refusal: Refusal) -> Event:
+        message = refusal.message
+        if refusal.code == "context_length_exceeded":  # clients look for these words, and compact
+            message = f"prompt is too long: {message}"
+        kind = _ERRORS.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
+    def waiting(self, form: Form) -> bytes:
+        return self.frame(PING)

@@ -1,0 +1,124 @@
+"""What an API decides at one of its paths: the form of requests, of answers, and of errors.
+
+Every request is translated to one of the OpenAI API, which `requests` checks. So settings have the same
+limits in every API.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edgespec.generation.result import Chunk, Generation
+from edgespec.serving.api import protocol, response_items, responses
+from edgespec.serving.api.refusals import Refusal
+from edgespec.serving.api.requests import Request
+
+Event = dict[str, Any]
+_COMMENT = b": waiting\n\n"
+
+
+class Form(Protocol):
+    """Builds the bodies or events that answer one request."""
+
+    def whole(self, answers: Sequence[Generation]) -> Event: ...
+    def begin(self, index: int) -> list[Event]: ...
+    def piece(self, index: int, chunk: Chunk) -> list[Event]: ...
+    def end(self, index: int, answer: Generation) -> list[Event]: ...
+    def usage(self, answers: Sequence[Generation]) -> list[Event]: ...
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A request as one of the OpenAI API.
+
+    Attributes:
+        body: of a chat completion; of a completion, if it is raw.
+        raw: the prompt is a text to continue, without a chat template.
+        reply: the answer, for a request that needs none of the model's.
+    """
+
+    body: object
+    raw: bool = False
+    reply: Event | None = None
+
+
+class Endpoint(ABC):
+    """A path that answers prompts.
+
+    Attributes:
+        media_type: of streamed answers.
+        last: what a stream ends with.
+        counts: count the prompt's tokens instead of answering it.
+    """
+
+    media_type = "text/event-stream; charset=utf-8"
+    last = b""
+    counts = False
+
+    @abstractmethod
+    def translate(self, body: object) -> Translated:
+        """Translate the JSON of a request.
+
+        Raises:
+            UsageError: a field has another form, or is not supported here.
+        """
+
+    @abstractmethod
+    def form(self, request: Request, *, model: str, prompt_tokens: int) -> Form:
+        """The form of the answer to a request.
+
+        Args:
+            model: the name by which the model was asked for.
+        """
+
+    def counted(self, prompt_tokens: int) -> Event:
+        """The answer of a path that counts tokens."""
+        return {"input_tokens": prompt_tokens}
+
+    def failure(self, refusal: Refusal) -> Event:
+        """The body of an error."""
+        return refusal.body
+
+    def frame(self, event: Event) -> bytes:
+        """An event of a stream as it is sent."""
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        return f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
+
+    def waiting(self, form: Form) -> bytes:
+        """What is sent while there is nothing else, so that neither proxy nor client gives up."""
+        return _COMMENT
+
+
+class Completions(Endpoint):
+    """`/v1/chat/completions` and `/v1/completions` of the OpenAI API."""
+
+    last = b"data: [DONE]\n\n"
+
+    def __init__(self, *, chat: bool) -> None:
+        self._chat = chat
+
+    def translate(self, body: object) -> Translated:
+        return Translated(body, raw=not self._chat)
+
+    def form(self, request: Request, *, model: str, prompt_tokens: int) -> Form:
+        return protocol.Reply(
+            chat=self._chat,
+            model=model,
+            warnings=request.warnings,
+            timed=True,
+            speculates=request.with_speculation,
+        )
+
+
+class Responses(Endpoint):
+    """`/v1/responses` of the OpenAI API."""
+
+    def translate(self, body: object) -> Translated:
+        return Translated(responses.as_chat(body))
+
+    def form(self, request: Request, *, model: str, prompt_tokens: int) -> Form:
+        return response_items.Reply(model=model, config=request.config, warnings=request.warnings)

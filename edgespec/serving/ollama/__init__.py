@@ -1,0 +1,1 @@
+"""The Ollama API: `/api/chat`, `/api/generate`, and what describes the model."""

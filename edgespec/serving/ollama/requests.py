@@ -1,0 +1,153 @@
+"""Requests of the Ollama API, translated to requests for a chat or a completion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.errors import UsageError
+from edgespec.serving.api.values import boolean, shown, wrong
+
+# Options and their names in a request for a chat; other options tune Ollama's own engine.
+_OPTIONS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+    "stop": "stop",
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repeat_penalty",
+    "repeat_last_n": "penalty_window",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+_LATEST = ":latest"
+
+
+def chat_as_chat(body: object) -> dict[str, Any]:
+    """The request for a chat that a request to `/api/chat` stands for.
+
+    Raises:
+        UsageError: a field has another form, or is not supported here.
+    """
+    fields = _checked(body)
+    chat = _settings(fields)
+    chat["messages"] = _messages(fields.get("messages"))
+    tools = fields.get("tools")
+    if tools is not None:
+        chat["tools"] = tools
+    return chat
+
+
+def generate_as_chat(body: object) -> tuple[dict[str, Any], bool]:
+    """The request for a chat that a request to `/api/generate` stands for.
+
+    Returns:
+        The request, and whether it is raw: then it is one for a completion.
+
+    Raises:
+        UsageError: a field has another form, or is not supported here.
+    """
+    fields = _checked(body)
+    for name in ("suffix", "template"):
+        if fields.get(name) not in (None, ""):
+            raise UsageError(f"{name!r} is not supported.", "Leave it out.")
+    prompt, system = fields.get("prompt"), fields.get("system")
+    if not isinstance(prompt, str):
+        raise wrong("prompt", prompt, "a text")
+    settings = _settings(fields)
+    if boolean(fields, "raw"):
+        return settings | {"prompt": prompt}, True
+    if not isinstance(system, str | None):
+        raise wrong("system", system, "a text")
+    messages = [{"role": "system", "content": system}] if system else []
+    return settings | {"messages": [*messages, {"role": "user", "content": prompt}]}, False
+
+
+def only_loads(body: object, name: str) -> bool:
+    """Tell whether a request only wants the model to be loaded, which it is: it has no prompt.
+
+    Args:
+        name: the field of the prompt.
+    """
+    return isinstance(body, dict) and body.get(name) in (None, "", [])
+
+
+def model_name(value: object) -> object:
+    """The name of a model without Ollama's default tag."""
+    return value.removesuffix(_LATEST) if isinstance(value, str) else value
+
+
+def _checked(body: object) -> Mapping[str, Any]:
+    if not isinstance(body, dict):
+        raise UsageError("The body is not a JSON object.")
+    if body.get("images"):
+        raise UsageError("Images are not supported.", "Only text is.")
+    return body
+
+
+def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
+    options = body.get("options") or {}
+    if not isinstance(options, dict):
+        raise wrong("options", options, "an object")
+    chat: dict[str, Any] = {
+        ours: options[name] for name, ours in _OPTIONS.items() if options.get(name) is not None
+    }
+    # Negative numbers mean: until the context is full, and a random seed.
+    if isinstance(limit := chat.get("max_tokens"), int) and limit < 0:
+        del chat["max_tokens"]
+    if isinstance(window := chat.get("penalty_window"), int) and window < 0:
+        del chat["penalty_window"]
+    chat["model"] = model_name(body.get("model"))
+    chat["stream"] = boolean(body, "stream", default=True)
+    if body.get("think") is not None:
+        chat["think"] = body["think"]
+    form = body.get("format")
+    if form == "json":
+        chat["response_format"] = {"type": "json_object"}
+    elif form not in (None, ""):
+        if not isinstance(form, dict):
+            raise wrong("format", form, '"json" or a JSON schema')
+        chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form}}
+    for name in ("logprobs", "top_logprobs"):
+        if body.get(name):
+            raise UsageError(f"{name!r} is not supported.", "Use /v1/chat/completions for log-probabilities.")
+    return chat
+
+
+def _messages(value: object) -> list[dict[str, Any]]:
+    """The messages, with ids for calls and results: this API has none, but keeps them in order."""
+    if not isinstance(value, list):
+        raise wrong("messages", value, "a list")
+    messages: list[dict[str, Any]] = []
+    waiting: list[str] = []  # ids of calls whose results have not come yet
+    for message in value:
+        if not isinstance(message, dict):
+            raise UsageError(f"A message is {shown(message)}.", "It must be an object.")
+        if message.get("images"):
+            raise UsageError("Images are not supported.", "Only text is.")
+        told: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
+        if message.get("thinking"):
+            told["reasoning_content"] = message["thinking"]
+        calls = message.get("tool_calls")
+        if calls:
+            told["tool_calls"] = _calls(calls, len(messages))
+            waiting = [call["id"] for call in told["tool_calls"]]
+        if told["role"] == "tool":
+            name = message.get("tool_name") or message.get("name")
+            told |= {"name": name} if name else {}
+            if waiting:
+                told["tool_call_id"] = waiting.pop(0)
+        messages.append(told)
+    return messages
+
+
+def _calls(value: object, place: int) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise wrong("tool_calls", value, "a list")
+    calls = []
+    for index, call in enumerate(value):
+        function = call.get("function") if isinstance(call, dict) else None
+        calls.append({"id": f"call_{place}_{index}", "type": "function", "function": function})
+    return calls
