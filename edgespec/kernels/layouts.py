@@ -249,8 +249,8 @@ def check_sequences_with_states(layouts: Sequence[str]) -> None:
     faulty = [name for name in layouts if name in _faulty()]
     if faulty:
         raise BackendError(
-            f"{owner(faulty[0])} {faulty[0]} kernels compute nonsense where several sequences of a model with a "
-            "running state share a pass.",
+            f"{owner(faulty[0])} {faulty[0]} kernels compute nonsense where several sequences of a model "
+            "with a running state share a pass.",
             "Set EDGESPEC_KERNELS=plain.",
         )
 

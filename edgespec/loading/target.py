@@ -21,7 +21,15 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.prefill_chunks import PrefillChunks, outcomes_path
-from edgespec.models.llama.row_rule import ANY_ROWS, FREE, SPARING, THOROUGH, RowRule, RowRuleStore
+from edgespec.models.llama.row_rule import (
+    ANY_ROWS,
+    FREE,
+    FREE_SPARING,
+    SPARING,
+    THOROUGH,
+    RowRule,
+    RowRuleStore,
+)
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.batch import Batch
@@ -210,18 +218,18 @@ def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state:
     held = f"{memory.kernels}{state.variant}{memory.places}"
     slow = memory.plan.stream is not None or state.crew is not None
     rules = RowRuleStore(user_cache_path("edgespec") / "rows")
-    rule = rules.get(fingerprint, held, context, FREE)
-    if rule is None:
-        rule = rules.get(fingerprint, held, context, SPARING if slow else THOROUGH)
-    if rule is None and exact is None:
-        state.notes.append("No row rule holds for this model here, so the text is not bit-exact.")
-    elif rule is None:
+    for search in (FREE_SPARING, SPARING) if slow else (FREE, THOROUGH):
+        rule = rules.get(fingerprint, held, context, search)
+        if rule is not None:
+            return rule
+    if exact is not None:
         raise BackendError(
             "No row rule gives identical results with this model on this machine, so decoding cannot "
             "be exact here.",
             "Use --no-exact: the text may then differ at near-ties between tokens.",
         )
-    return rule
+    state.notes.append("No row rule holds for this model here, so the text is not bit-exact.")
+    return None
 
 
 def _allow_long_chunks(target: Target, fingerprint: str) -> None:
