@@ -136,7 +136,7 @@ with Model(Path({str(wide_path)!r}), memory_map=False) as model:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=one_heap
     )
     assert child.returncode == 0, child.stderr
-    expected = found.cache + found.buffers + work_bytes([header], rows, 2)
+    expected = found.cache + found.buffers + work_bytes([header], rows, 2, 1024)
     assert 0.75 * expected < int(child.stdout) < 1.03 * expected + (4 << 20)
 
 

@@ -86,7 +86,7 @@ using BF16 = Float<30>;
 
 template <class T> constexpr bool is_float = T::BLOCK == 1;
 template <class T> constexpr size_t panel_bytes(int64_t k) {
-    size_t bytes;
+    size_t bytes = 0;
     if constexpr (is_float<T>) bytes = (size_t) k * PANEL * 2;
     else bytes = (size_t) k / STEP * T::BITS * 64 + (size_t) k / T::BLOCK * T::SCALE_BYTES;
     return (bytes + 63) / 64 * 64;

@@ -16,6 +16,7 @@ _HALF, _FLOAT = 2, 4  # bytes of an element of the mask, and of an activation
 CACHE_TYPES = {"f16": 2.0, "q8_0": 34 / 32}
 """Types of cached keys and values, and bytes of an element."""
 CACHE_BLOCK = 32  # elements of a head that a quantized type stores together
+_SCORES = 16 * 4  # bytes of a cell's scores for as many queries as are taken at once
 _THREAD_BYTES = 1 << 20  # for kernels' scratch memory and the stack, for each thread
 _TOKEN_BYTES, _MERGE_BYTES = 160, 200  # for an entry in llama.cpp's vocabulary, and for a merge
 
@@ -67,7 +68,7 @@ def footprint(
         weights=header.tensor_bytes,
         cache=n_cells * cell_bytes(header, kv),
         # Logits are in the graph and in the output buffer.
-        buffers=max(rows, logits) + logits + work_bytes([header], n_rows, n_threads),
+        buffers=max(rows, logits) + logits + work_bytes([header], n_rows, n_threads, n_cells),
     )
 
 
@@ -88,8 +89,11 @@ def cell_bytes(header: GGUFHeader, kv: str = "f16") -> int:
     return round((header.block_count or 0) * heads_kv * sum(head_sizes(header)) * CACHE_TYPES[kv])
 
 
-def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int) -> int:
-    """The kernels' scratch memory, which llama.cpp does not report: activations converted for a product.
+def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int, n_cells: int) -> int:
+    """The kernels' scratch memory, which llama.cpp does not report.
+
+    Activations are converted for a product; and of attention, each thread keeps the scores of a few queries for
+    all cells.
 
     Args:
         headers: of all the model's files.
@@ -101,8 +105,8 @@ def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int) -> in
             quantized = tensor.n_bytes < 1.5 * math.prod(tensor.shape)
             if len(tensor.shape) in (2, 3) and not tensor.name.startswith("token_embd"):
                 row = tensor.shape[0] * (experts if len(tensor.shape) == 3 else 1)
-                widest = max(widest, round(row * (1.15 if quantized else 2)))
-    return n_rows * widest + n_threads * _THREAD_BYTES
+                widest = max(widest, round(row * (1.4 if quantized else _FLOAT)))
+    return n_rows * widest + n_threads * (_THREAD_BYTES + n_cells * _SCORES)
 
 
 def vocabulary_bytes(header: GGUFHeader) -> int:

@@ -172,7 +172,7 @@ def _footprints(
             header, n_cells=options.n_cells, n_outputs=options.n_outputs, n_rows=rows, kv=options.kv
         )
         if found is not None:
-            work = work_bytes(files.headers, rows, options.n_threads)
+            work = work_bytes(files.headers, rows, options.n_threads, options.n_cells)
             size = replace(size, cache=found[at].cache, buffers=found[at].buffers + work)
         footprints.append(replace(size, weights=files.tensor_bytes))
     return footprints
