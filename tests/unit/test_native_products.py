@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType as T
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.kernels.products import Processor, product
 from tests.unit.native_products import (
     FLOATS,
     PANEL,
@@ -173,6 +174,21 @@ def test_all_instruction_sets_quantize_to_the_same_bytes(kind: int) -> None:
     x[4] = 0
     made = [products().activations(isa, kind, x) for isa in products().isas()]
     assert all(np.array_equal(each, made[0]) for each in made)
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_results_are_as_accurate_as_those_of_ggml(kind: T) -> None:
+    random = np.random.default_rng(8)
+    k, n = 1024, 4 * PANEL
+    rows = random_blocks(kind, n, k, random)
+    x = random.normal(size=(16, k)).astype(np.float32)
+    exact = x.astype(np.float64) @ values_of(kind, rows).astype(np.float64).T
+    with Processor(1) as processor, product(processor, int(kind), (k, n), rows.tobytes(), None, x) as of_ggml:
+        of_ggml.compute()
+        error_of_ggml = np.sqrt(np.mean((of_ggml.result() - exact) ** 2))
+    out = products().product(products().isas()[-1], kind, products().pack(kind, rows, k), x, n)
+    error = np.sqrt(np.mean((out - exact) ** 2))
+    assert error <= 1.1 * error_of_ggml + 1e-6 * np.sqrt(np.mean(exact**2))
 
 
 def test_what_is_unknown_is_refused() -> None:
