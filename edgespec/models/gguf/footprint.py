@@ -92,8 +92,8 @@ def cell_bytes(header: GGUFHeader, kv: str = "f16") -> int:
 def work_bytes(headers: Iterable[GGUFHeader], n_rows: int, n_threads: int, n_cells: int) -> int:
     """The kernels' scratch memory, which llama.cpp does not report.
 
-    Activations are converted for a product. In attention, each thread keeps the scores of a few queries for all
-    cells.
+    Activations are converted for a product. In attention, each thread keeps the scores of a few queries for
+    all cells.
 
     Args:
         headers: of all the model's files.
