@@ -12,7 +12,7 @@ template <bool VNNI> struct Avx2 {
     using Ints = __m256i;
     using Floats = __m256;
     using Scale = __m256i;  // VNNI: 32-bit numbers; else each twice, as 16-bit numbers
-    static constexpr int BYTES = 32, LANES = 8, PARTS = 2, STRIPS = 1, ROWS = 1, FLOAT_ROWS = 2;
+    static constexpr int BYTES = 32, LANES = 8, PARTS = 2, STRIPS = 1, ROWS = 1, FLOAT_ROWS = 4;
     // vpmaddubsw adds two products in 16 bits, so bytes above 127 must be taken as signed numbers.
     template <class T> static constexpr bool is_signed = !VNNI && T::MAX > 127;
 
