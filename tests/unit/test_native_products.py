@@ -191,6 +191,14 @@ def test_results_are_as_accurate_as_those_of_ggml(kind: T) -> None:
     assert error <= 1.1 * error_of_ggml + 1e-6 * np.sqrt(np.mean(exact**2))
 
 
+@pytest.mark.parametrize("kind", [T.Q4_0, T.Q4_K, T.F16], ids=lambda kind: kind.name)
+def test_no_rows_have_no_results(kind: T) -> None:
+    random = np.random.default_rng(9)
+    packed = products().pack(kind, random_blocks(kind, PANEL, 256, random), 256)
+    for isa in products().isas():
+        assert products().product(isa, kind, packed, np.empty((0, 256), np.float32), PANEL).size == 0
+
+
 def test_what_is_unknown_is_refused() -> None:
     library = products().library
     assert library.edgespec_type_block(int(T.IQ1_S)) == 0

@@ -19,6 +19,7 @@ constexpr int64_t TILE_CHUNK = 128;  // by AMX, where decoding costs more
 
 // AMX takes the rows of a chunk in equal groups of at most 16; the rows that this adds are zeros.
 inline int64_t padded_rows(int64_t rows) {
+    if (rows <= 0) return 0;
     const int64_t rest = (rows - 1) % TILE_CHUNK + 1, tiles = (rest + 15) / 16;
     return rows - rest + (rest + tiles - 1) / tiles * tiles;
 }
