@@ -284,19 +284,19 @@ def offer_to_loader() -> bool:
     return bool(layouts)
 
 
-def own_attention() -> Callable[[], bool]:
-    """Begin to watch who computes attention.
+def watch_own() -> Callable[[], bool]:
+    """Begin to watch who computes products and attention.
 
     Returns:
-        Whether EdgeSpec's own kernels have computed all attention since then, and there was any.
+        Whether EdgeSpec's own kernels have computed all of them since then, and there was any attention.
     """
     own = library.loaded() if _own_in_use else None
     if own is None:
         return lambda: False
-    ours_before, left_before = own.attention_answers()
+    ours_before, left_before = own.answers()
 
     def all_own() -> bool:
-        ours, left = own.attention_answers()
+        ours, left = own.answers()
         return ours > ours_before and left == left_before
 
     return all_own

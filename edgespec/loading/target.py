@@ -34,7 +34,7 @@ from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
-from edgespec.models.llama.runtime.device_layers import DeviceLayers
+from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.residency import Residency
 from edgespec.models.text.template import ChatTemplate
@@ -202,7 +202,7 @@ def _free_rule(
 ) -> RowRule | None:
     """The rule that adds no rows, if it holds for a model in memory and exact decoding was not declined."""
     options, plan = state.options, memory.plan
-    in_memory = plan.stream is None and not plan.paged and state.crew is None
+    in_memory = plan.stream is None and not plan.paged and _alone(memory, state)
     fits = options.tree_budget is None or options.tree_budget <= ANY_ROWS.maximum
     if options.exact is not None or not (in_memory and fits) or context.model.keeps_recurrent_state:
         return None
@@ -212,13 +212,19 @@ def _free_rule(
     return RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, FREE)
 
 
+def _alone(memory: MemoryDecision, state: LoadState) -> bool:
+    """Whether this machine's processor computes all layers: who computes elsewhere cannot be watched."""
+    return state.crew is None and memory.spread is None and memory.on_cards.target == ON_PROCESSOR
+
+
 def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState) -> RowRule | None:
     exact = state.options.exact
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
     held = f"{memory.kernels}{state.variant}{memory.places}"
     slow = memory.plan.stream is not None or state.crew is not None
     rules = RowRuleStore(user_cache_path("edgespec") / "rows")
-    for search in (FREE_SPARING, SPARING) if slow else (FREE, THOROUGH):
+    searches = (FREE_SPARING, SPARING) if slow else (FREE, THOROUGH)
+    for search in searches if _alone(memory, state) else searches[1:]:
         rule = rules.get(fingerprint, held, context, search)
         if rule is not None:
             return rule

@@ -14,7 +14,7 @@ import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
 from edgespec.kernels import products
-from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows, own_attention
+from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows, watch_own
 from edgespec.kernels.native import library
 from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, setting_for
 from edgespec.models.gguf.header import read_header
@@ -91,7 +91,7 @@ def logits(model: Model, *, rows: int, n_threads: int = 2, n_tokens: int = _LENG
 def test_the_number_of_rows_changes_no_bit(own: library.Library, model_path: Path) -> None:
     with Model(model_path) as model:
         expected = logits(model, rows=_LENGTH)
-        all_own = own_attention()
+        all_own = watch_own()
         for rows in (1, 5, 33, 63, 64):
             assert np.array_equal(logits(model, rows=rows), expected), f"{rows} rows"
         assert all_own()
@@ -197,6 +197,17 @@ def test_attention_of_ggml_is_not_taken_for_own(
 ) -> None:
     monkeypatch.setenv(VARIABLE, PLAIN)
     with Model(smol_path) as model:
+        context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=2, n_threads=2)
+        assert find_row_rule(context, FREE) is None
+        context.close()
+
+
+def test_a_router_of_ggml_keeps_a_mixture_from_single_rows(
+    own: library.Library, smol_path: Path, tmp_path: Path
+) -> None:
+    tiny = write_tiny(tmp_path / "tiny.gguf", "qwen3moe", smol_path)
+    quantized = make_drafter(tiny, tmp_path / "quantized.gguf", quantization="q4_0")
+    with Model(quantized) as model:
         context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=2, n_threads=2)
         assert find_row_rule(context, FREE) is None
         context.close()

@@ -23,7 +23,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "edgespec_activate": (None, []),
     "edgespec_use_isa": (ctypes.c_int, [ctypes.c_int]),
     "edgespec_use_attention": (None, [ctypes.c_int]),
-    "edgespec_attention_nodes": (None, [ctypes.POINTER(ctypes.c_int64)] * 2),
+    "edgespec_answers": (None, [ctypes.POINTER(ctypes.c_int64)] * 2),
     "edgespec_isa_name": (ctypes.c_char_p, [ctypes.c_int]),
     "edgespec_isa_id": (ctypes.c_int, [ctypes.c_char_p]),
     "edgespec_isa_usable": (ctypes.c_int, [ctypes.c_int]),
@@ -76,10 +76,10 @@ class Library:
         """Compute attention as well from now on, or leave it to ggml."""
         self._f["edgespec_use_attention"](use)
 
-    def attention_answers(self) -> tuple[int, int]:
-        """How often ggml was told that attention is computed here, and that it is left to ggml."""
+    def answers(self) -> tuple[int, int]:
+        """How often attention was taken from ggml, and how often attention or a product was left to it."""
         ours, left = ctypes.c_int64(), ctypes.c_int64()
-        self._f["edgespec_attention_nodes"](ctypes.byref(ours), ctypes.byref(left))
+        self._f["edgespec_answers"](ctypes.byref(ours), ctypes.byref(left))
         return ours.value, left.value
 
 

@@ -23,7 +23,7 @@ constexpr int64_t MOST_PANELS = 16;  // of a share
 edgespec_operations ops;
 std::atomic<int> chosen_isa{-1};
 std::atomic<bool> attention_is_ours{false};
-std::atomic<int64_t> attention_taken{0}, attention_left{0};
+std::atomic<int64_t> attention_taken{0}, left_to_ggml{0};
 Buffer * (*alloc_plain)(BufferType *, size_t);
 BufferType * plain_type;
 void (*barrier)(void * threadpool);
@@ -235,14 +235,19 @@ class Packed : public ExtraBufferType {
     }
 
     TensorTraits * get_tensor_traits(const Tensor * op) override {
-        if (op->op == ops.product) return is_packed(op->src[0]) ? &product : nullptr;
-        if (op->op == ops.indexed_product) return is_packed(op->src[0]) ? &indexed_product : nullptr;
+        if (op->op == ops.product) return is_packed(op->src[0]) ? &product : left();
+        if (op->op == ops.indexed_product) return is_packed(op->src[0]) ? &indexed_product : left();
         if (op->op == ops.rows) return is_packed(op->src[0]) ? &rows_of : nullptr;
-        if (op->op == ops.attention && attention_is_ours.load(std::memory_order_relaxed)) {
-            TensorTraits * traits = attention_traits(op);
-            (traits ? attention_taken : attention_left).fetch_add(1, std::memory_order_relaxed);
-            return traits;
-        }
+        if (op->op != ops.attention) return nullptr;
+        TensorTraits * traits = attention_is_ours.load(std::memory_order_relaxed) ? attention_traits(op) : nullptr;
+        if (!traits) return left();
+        attention_taken.fetch_add(1, std::memory_order_relaxed);
+        return traits;
+    }
+
+  private:
+    static TensorTraits * left() {
+        left_to_ggml.fetch_add(1, std::memory_order_relaxed);
         return nullptr;
     }
 };
@@ -358,5 +363,5 @@ int edgespec_use_isa(int isa) {
 
 void edgespec_use_attention(int use) { attention_is_ours = use != 0; }
 
-void edgespec_attention_nodes(int64_t * ours, int64_t * left) { *ours = attention_taken, *left = attention_left; }
+void edgespec_answers(int64_t * ours, int64_t * left) { *ours = attention_taken, *left = left_to_ggml; }
 }

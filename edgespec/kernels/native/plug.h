@@ -30,9 +30,9 @@ void edgespec_activate(void);
 int edgespec_use_isa(int isa);
 /* Computes attention as well from now on (1), or leaves it to ggml (0). */
 void edgespec_use_attention(int use);
-/* How often ggml has asked about attention nodes while attention was to be computed here, and the answer was that it is
- * (`ours`) or that it is left to ggml (`left`). */
-void edgespec_attention_nodes(int64_t * ours, int64_t * left);
+/* How often ggml has asked about attention that is computed here (`ours`), and about attention and products that are
+ * left to it (`left`). */
+void edgespec_answers(int64_t * ours, int64_t * left);
 
 #ifdef __cplusplus
 }

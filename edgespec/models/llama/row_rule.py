@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.files.writing import atomic_write
-from edgespec.kernels.layouts import own_attention
+from edgespec.kernels.layouts import watch_own
 from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
@@ -76,7 +76,7 @@ def find_row_rule(context: Context, search: Search = THOROUGH) -> RowRule | None
 
     The context must be empty, and is left empty.
     """
-    if ANY_ROWS in search.rules and not _attention_is_own(context):
+    if ANY_ROWS in search.rules and not _computed_by_own(context):
         return None
     rng = np.random.default_rng(0)
     n_vocab = context.model.vocabulary.n_tokens
@@ -84,9 +84,9 @@ def find_row_rule(context: Context, search: Search = THOROUGH) -> RowRule | None
     return next((rule for rule in search.rules if _holds(context, rule, search, tokens)), None)
 
 
-def _attention_is_own(context: Context) -> bool:
-    """Whether EdgeSpec's own kernels compute the attention in this context; found by a pass."""
-    all_own = own_attention()
+def _computed_by_own(context: Context) -> bool:
+    """Whether EdgeSpec's own kernels compute all products and attention in a context; found by a pass."""
+    all_own = watch_own()
     try:
         context.decode(Batch.run([0, 0], 0, n_sequences=1, logits="all"))
     finally:
