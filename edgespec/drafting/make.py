@@ -197,7 +197,8 @@ def _check(options: MakeOptions) -> None:
                 f"There is no quantization '{name}'.", f"Choose from {KEEP}, {', '.join(QUANTIZATIONS)}."
             )
     if options.pass_s is not None and not 0 < options.pass_s < 3600:
-        raise UsageError(f"A pass of {options.pass_s} seconds makes no sense.", "It must be above 0.")
+        limit = "below 3600" if options.pass_s > 0 else "positive"
+        raise UsageError(f"--pass-seconds must be {limit}, not {options.pass_s:g}.")
     if not 8 <= options.tokens <= 512:
         raise UsageError(f"The number of tokens is {options.tokens}.", "It must be from 8 to 512.")
     if options.output is not None and not options.output.absolute().parent.is_dir():

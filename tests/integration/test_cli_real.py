@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -18,11 +19,12 @@ from openai.types.chat import ChatCompletion
 
 from edgespec.generation.result import Generation
 from tests.desk import STORY, Desk
+from tests.gate import Gate
+from tests.waiting import PATIENCE_S
 
 PROGRAM = [sys.executable, "-m", "edgespec"]
 ROOT = Path(__file__).resolve().parents[2]
 SKY = "Why is the sky blue?"
-DEADLINE_S = 60.0
 Reply = Callable[..., str]
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("at_a_desk")
 
 def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*PROGRAM, *arguments], input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        [*PROGRAM, *arguments], input=text, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -128,25 +130,33 @@ def test_an_output_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> Non
     assert done.stderr == f"{what}\nMake the folder first.\n"
 
 
-def test_a_closed_pipe_ends_quietly() -> None:
-    command = [*PROGRAM, "generate", "-p", SKY, "--max-tokens", "64"]
+def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    gate.close()
+    command = [*gate.program, "generate", "-p", SKY, "--draft", "none", "--max-tokens", "64"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
         assert program.stdout is not None
         assert program.stderr is not None
         program.stdout.read(1)
         program.stdout.close()
+        gate.open()
         assert program.stderr.read() == b""
-        assert program.wait(DEADLINE_S) == 1
+        assert program.wait(PATIENCE_S) == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_the_answer_so_far(number: signal.Signals, code: int, reply: Reply) -> None:
-    command = [*PROGRAM, "generate", "-p", SKY]
+def test_a_signal_keeps_the_answer_so_far(
+    number: signal.Signals, code: int, reply: Reply, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    gate.close()
+    command = [*gate.program, "generate", "-p", SKY, "--draft", "none"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as program:
         assert program.stdout is not None
         begun = program.stdout.read(1)
+        gate.wait()
         program.send_signal(number)
-        rest, err = program.communicate(timeout=DEADLINE_S)
+        rest, err = program.communicate(timeout=PATIENCE_S)
     assert program.returncode == code
     text = (begun + rest).decode()
     assert text.startswith(reply(SKY, 1))
@@ -193,20 +203,26 @@ def test_lines_that_nothing_can_be_done_with_end_nothing_else(tmp_path: Path) ->
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    with contextlib.closing(Desk("chat", "--max-tokens", "300")) as desk:
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "gate")
+
+
+@pytest.fixture
+def desk(gate: Gate) -> Iterator[Desk]:
+    with contextlib.closing(Desk("chat", "--max-tokens", "100", program=gate.program)) as desk:
         yield desk
 
 
-def test_chat_at_a_terminal(desk: Desk, reply: Reply) -> None:
+def test_chat_at_a_terminal(desk: Desk, gate: Gate, reply: Reply) -> None:
     desk.wait_for(">>>")
     desk.type("Hi\r")
     desk.wait_for(" tokens, ")
     assert reply("Hi", 8) in desk.shown
 
     desk.wait_for(">>>")
+    gate.close()
     desk.type(STORY + "\r")
-    desk.wait_for(" and ")  # in the middle of an answer
+    gate.wait()
     desk.type("\x03")
     desk.wait_for("Stopped; what was said so far is kept.")
 
@@ -280,3 +296,28 @@ def test_requests_in_openais_format_get_the_text_that_the_prompt_gets_alone(
     before = answers.read_bytes()
     assert run(*arguments).stderr.endswith("\n0 answered, 5 were there already, 1 failed.\n")
     assert answers.read_bytes() == before
+
+
+def test_text_in_a_locale_without_utf8(short_path: Path) -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    asked = ["--system", "Du hörst zu.", "-p", "Grüß dich 漢", "--stop", "ß", "--json", "--max-tokens", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "edgespec", "generate", str(short_path), *asked],
+        env=os.environ | locale,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["prompt"] == "Grüß dich 漢"
+
+
+def test_a_prompt_that_is_not_utf8_is_refused_in_any_locale(short_path: Path) -> None:
+    for locale in ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
+        done = subprocess.run(
+            [sys.executable, "-m", "edgespec", "generate", str(short_path), "-p", b"Gr\xfc\xdf dich"],
+            env=os.environ | locale,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert done.stderr.startswith(b"Error: The prompt is not valid UTF-8: byte 0xfc at offset 2.")

@@ -13,6 +13,7 @@ import edgespec
 from edgespec.serving.api.limits import Limits
 from tests.browser import Browser, browsing, chromium
 from tests.serving import CHAT, Running, serving
+from tests.waiting import PATIENCE_S
 
 in_a_browser = pytest.mark.skipif(chromium() is None, reason="there is no Chromium here")
 
@@ -42,7 +43,7 @@ def server(short_path: Path, shared_cache: Path) -> Iterator[Running]:
 def request(
     server: Running, method: str, path: str, body: object = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     content = None if body is None else json.dumps(body)
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, content, {"Content-Type": "application/json", **fields})

@@ -124,9 +124,9 @@ def test_going_on_extends_the_answer(typed: Any, engine: TalkingEngine) -> None:
     )
     out, err, session = typed("Hi", "/continue", "/regenerate")
     assert out == ["Blue", ANSWER, ANSWER]
-    assert err[0] == "Stopped; what was said so far is kept. /continue goes on with it."
+    assert err[0] == "Stopped; what was said so far is kept. /continue resumes it."
     assert [message["role"] for message in session.messages] == ["user", "assistant"]
-    assert typed("/continue")[1] == ["There is no answer to go on with. Ask something first."]
+    assert typed("/continue")[1] == ["There is no answer to continue. Ask something first."]
 
 
 def test_exporting_asks_before_it_writes_over_a_file(
@@ -178,7 +178,7 @@ def test_think_says_that_the_model_cannot(typed: Any, engine: TalkingEngine) -> 
     engine.can_think = False
     _, err, _ = typed("/think off", "/set temperature 1", "/think auto")
     assert err == [
-        "The model's chat template knows no thoughts, so --think changes nothing.",
+        "The model's chat template has no thinking mode, so --think has no effect.",
         "think is off from now on.",
         "temperature is 1 from now on.",
         "think is auto from now on.",
@@ -197,7 +197,7 @@ def test_ctrl_c_in_an_answer_keeps_the_conversation(typed: Any, engine: TalkingE
     )
     out, err, session = typed("Hi", "Go on")
     assert out == ["Blue", ANSWER]
-    assert err == ["Stopped; what was said so far is kept. /continue goes on with it."]
+    assert err == ["Stopped; what was said so far is kept. /continue resumes it."]
     assert len(session.messages) == 4
 
 

@@ -129,6 +129,7 @@ class Chat:
     ) -> tuple[Interruption, Generation]:
         """Show `before` and then an answer as it comes; a signal ends it early."""
         answer = None
+        show = self.results.verbatim if self._writer is None else self._writer.text
         try:
             with without_echo(), cancelling(self._engine) as interruption, self.terminal.status() as status:
                 status.waiting("Reading the prompt")
@@ -141,7 +142,7 @@ class Chat:
                     if chunk.text or answer is not None:
                         status.clear()
                         self.thoughts.end()
-                        (self._writer or self.results).text(before + chunk.text)
+                        show(before + chunk.text)
                         before = ""
         finally:
             if self._writer is not None:

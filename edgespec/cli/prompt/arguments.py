@@ -26,20 +26,20 @@ FirstWord = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="Path of a GGUF file, or a name. Default: a small model that comes along.",
+        help="GGUF file or model name. Default: the bundled smollm2-135m.",
         autocompletion=complete_model,
     ),
 ]
 MoreWords = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PROMPT", help="What to ask, in quotes; the model may be left out."),
+    typer.Argument(metavar="PROMPT", help="The prompt, in quotes; the model can be omitted."),
 ]
 NamedModel = Annotated[
     str | None,
     option(
         "Model",
         "-m --model",
-        "The same; what stands without a flag is then the prompt. Default: a small model that comes along.",
+        "Model to use, when the positional argument is the prompt. Default: smollm2-135m.",
         metavar="MODEL",
         autocompletion=complete_model,
     ),

@@ -73,6 +73,10 @@ class TensorInfo:
     n_bytes: int
 
 
+# What the settings of layers with a running state are called.
+_STATES = ("ssm", "wkv", "kda", "shortconv")
+
+
 @dataclass(frozen=True)
 class GGUFHeader:
     """A checked header; every tensor lies inside the file, after `data_offset`, in file order.
@@ -107,16 +111,17 @@ class GGUFHeader:
         return self._count("context_length")
 
     @property
-    def keeps_running_state(self) -> bool:
-        """Whether some layers keep a recurrent state instead of keys and values."""
-        kinds = tuple(f"{self.architecture}.{kind}." for kind in ("ssm", "wkv"))
-        return any(key.startswith(kinds) for key in self.metadata)
-
-    @property
     def n_vocab(self) -> int:
         """Tokens in the vocabulary; 0 where the file has none."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         return tokens.length if isinstance(tokens, ArrayInfo) else 0
+
+    @property
+    def keeps_running_state(self) -> bool:
+        """Whether layers keep a running state instead of cells, as recurrent and hybrid models do."""
+        return any(
+            key.startswith(tuple(f"{self.architecture}.{kind}." for kind in _STATES)) for key in self.metadata
+        )
 
     @property
     def tensor_bytes(self) -> int:

@@ -68,29 +68,32 @@ class SlashCommands:
             ),
             "/show": Command("", "settings, model and session", self._show),
             "/file": Command("PATH", "attach a text file to the next question", self._file, paths),
-            "/clear": Command("", "start over; what is saved stays as it is", self._clear),
-            "/undo": Command("", "take back the last question and its answer", rewriting.undo),
+            "/clear": Command("", "start over; a saved conversation is kept", self._clear),
+            "/undo": Command("", "remove the last question and its answer", rewriting.undo),
             "/retry": Command("", "answer the last question again (/regenerate)", rewriting.retry),
             "/edit": Command(
                 "[TEXT]", "ask TEXT instead of the last question, or change it in an editor", rewriting.edit
             ),
-            "/continue": Command("", "go on with an answer that was cut off or stopped", rewriting.go_on),
+            "/continue": Command("", "continue an answer that was cut off or stopped", rewriting.go_on),
             "/model": Command(
-                "[NAME]", "go on with another model, or list those here", models.change, complete_model
+                "[NAME]", "switch to another model, or list the models here", models.change, complete_model
             ),
-            "/save": Command("NAME", "save the conversation, from now on as it goes", self._save, _sessions),
-            "/load": Command("NAME", "go on with a saved conversation", self._load, _sessions),
+            "/save": Command("NAME", "save the conversation now and after every turn", self._save, _sessions),
+            "/load": Command("NAME", "resume a saved conversation", self._load, _sessions),
             "/export": Command(
-                "FILE", "write the conversation as Markdown, or as JSON if FILE ends so", self._export, paths
+                "FILE",
+                "write the conversation as Markdown, or as JSON if FILE ends in .json",
+                self._export,
+                paths,
             ),
             "/sessions": Command("", "list saved conversations", self._list_sessions),
             "/think": Command(
                 "[show|hide|off|N]",
-                "show the last thought; or all from now on; or think less",
+                "show the last thought, show or hide all, or limit thinking",
                 self._think,
                 _thinking,
             ),
-            "/stats": Command("", "figures of the last answer", self._stats),
+            "/stats": Command("", "statistics of the last answer", self._stats),
             "/tree": Command("", "draw the last token tree: accepted path and rejected branches", self._tree),
             "/copy": Command("[code]", "copy the last answer, or its last block of code", self._copy, _code),
             "/bye": Command("", "leave, as Ctrl-D does", lambda _: None),
@@ -109,7 +112,7 @@ class SlashCommands:
         """Run the command of that name or alias.
 
         Raises:
-            UsageError: there is no such command, or its value makes no sense.
+            UsageError: there is no such command, or its value is invalid.
         """
         self._command(ALIASES.get(name, name)).run(value)
 

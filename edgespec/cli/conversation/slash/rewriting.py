@@ -53,7 +53,7 @@ class Rewriting:
     def go_on(self, _rest: str) -> None:
         """Go on with the last answer."""
         if not self._chat.chat.session.messages:
-            raise UsageError("There is no answer to go on with.", "Ask something first.")
+            raise UsageError("There is no answer to continue.", "Ask something first.")
         self._chat.go_on()
 
     @property
