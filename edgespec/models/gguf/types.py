@@ -118,7 +118,7 @@ class GGUFHeader:
 
     @property
     def keeps_running_state(self) -> bool:
-        """Whether layers keep a running state instead of cells, as recurrent and hybrid models do."""
+        """True if some layers keep a recurrent state instead of keys and values."""
         return any(
             key.startswith(tuple(f"{self.architecture}.{kind}." for kind in _STATES)) for key in self.metadata
         )

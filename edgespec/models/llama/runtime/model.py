@@ -23,6 +23,7 @@ from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLaye
 from edgespec.models.llama.runtime.layout_overrides import layout_overrides
 from edgespec.models.llama.runtime.residency import AllInMemory, Residency
 from edgespec.models.llama.runtime.signals import DeferredSignals
+from edgespec.models.llama.runtime.vetting import require_survived
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 
 
@@ -50,13 +51,15 @@ class Model:
         vocabulary_only: load the vocabulary and no weights; nothing can be computed.
         allocate: if False, plan the memory of the model and its contexts without allocating it; nothing can
             be computed.
+        vetted: if False, load a header that no child process has survived: for such a child.
 
     Attributes:
         states: of the model's files, as they were loaded.
         layouts: ggml's names of the kernel layouts that its weights may be in.
 
     Raises:
-        ModelFileError: llama.cpp cannot load the file, or the file changes while it is loaded.
+        ModelFileError: llama.cpp cannot load the file or would not survive it, or the file changes while it
+            is loaded.
         MemoryLimitError: there is not enough memory.
         UsageError, BackendError: EDGESPEC_KERNELS cannot be obeyed, or llama.cpp does not work here.
         BackendError: llama.cpp cannot compute in this process, because it had computed before the fork.
@@ -75,10 +78,13 @@ class Model:
         weights: Residency | None = None,
         vocabulary_only: bool = False,
         allocate: bool = True,
+        vetted: bool = True,
     ) -> None:
         if not vocabulary_only:
             forks.check_computing()
         start_backend()
+        if vetted:
+            require_survived(path)
         self.path = path
         self.weights: Residency = weights or AllInMemory()
         self._handle: Any = None
