@@ -20,10 +20,8 @@ def main() -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from tests import desk as desks
     from tests.desk import Desk
 
-    desks.DEADLINE_S = 600.0  # a large model takes its time
     arguments = ["chat", *sys.argv[1:], "--max-tokens", "64", "--sampling", "greedy"]
     with contextlib.closing(Desk(*arguments, columns=COLUMNS, lines=LINES)) as desk:
         desk.ask("Why is the sky blue?", until=" tokens, ")

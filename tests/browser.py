@@ -10,12 +10,12 @@ import select
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 60.0
+from tests.waiting import PATIENCE_S, wait_until
+
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _KEYS = {
     "Enter": 13,
@@ -119,12 +119,11 @@ class Browser:
 
     def wait_for(self, condition: str) -> Any:
         """The value of an expression, once it is true."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not (value := self.run(condition)):
-            shown = self.run("document.body.innerText.slice(0, 1500)") if time.monotonic() > deadline else ""
-            assert time.monotonic() < deadline, f"{condition} never came true; {self.troubles} {shown}"
-            time.sleep(0.02)
-        return value
+
+        def shown() -> str:
+            return f"{condition}: {self.troubles} {self.run('document.body.innerText.slice(0, 1500)')}"
+
+        return wait_until(lambda: self.run(condition), shown)
 
     def type(self, text: str) -> None:
         """Type into what has the focus."""

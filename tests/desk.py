@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import pyte
 import pytest
 
-DEADLINE_S = 60.0
-# Its answer is far from its end when it is killed or stopped, also on a quick machine.
+from tests.waiting import PATIENCE_S
+
 STORY = "Write a story of five hundred words about a lighthouse."
 _BETWEEN_WORDS = r"(?:\s|\x1b\[[0-?]*[@-~])+"  # spaces, ends of lines, and what steers the terminal
 
@@ -113,7 +113,7 @@ class Desk:
 
     def wait_for(self, text: str) -> None:
         """Read what the terminal shows until `text` does, over several lines where the window is narrow."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         words = re.compile(_BETWEEN_WORDS.join(map(re.escape, text.split(" "))))
         while (found := words.search(self._seen)) is None:
             if not self._read(deadline - time.monotonic()):
@@ -133,9 +133,9 @@ class Desk:
 
     def leave(self) -> int:
         """The exit code, once the program has ended."""
-        while self._read(DEADLINE_S):
+        while self._read(PATIENCE_S):
             pass
-        return self.program.wait(DEADLINE_S)
+        return self.program.wait(PATIENCE_S)
 
     def close(self) -> None:
         self.program.kill()

@@ -10,8 +10,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.files.direct_reader import FileReader
 from edgespec.generation.result import Generation
-
-_MOST_S = 30  # that anything may take
+from tests.waiting import PATIENCE_S
 
 
 def cancelled_while_reading(
@@ -29,11 +28,11 @@ def cancelled_while_reading(
         left[0] -= 1
         if left[0] <= 0 and not go_on.is_set():
             stuck.set()
-            assert go_on.wait(_MOST_S)
+            assert go_on.wait(PATIENCE_S)
         return read(self, memories, offset)
 
     def cancel() -> None:
-        assert stuck.wait(_MOST_S)
+        assert stuck.wait(PATIENCE_S)
         engine.cancel()
 
     monkeypatch.setattr(FileReader, "read_into", hanging)

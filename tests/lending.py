@@ -9,6 +9,8 @@ import subprocess
 import sys
 from types import TracebackType
 
+from tests.waiting import PATIENCE_S
+
 
 class LocalWorker:
     """`edgespec worker` as a process of its own, on a free port of the loopback.
@@ -59,7 +61,7 @@ class LocalWorker:
     def _ended(self) -> int:
         if self._process.stdout is not None:
             self._process.stdout.close()
-        return self._process.wait(20)
+        return self._process.wait(PATIENCE_S)
 
     def __enter__(self) -> LocalWorker:
         return self

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
@@ -23,9 +25,9 @@ from edgespec.serving.app import Application
 from edgespec.serving.request_log import Entry
 from edgespec.serving.server import Server
 from edgespec.serving.worker import Worker
+from tests.waiting import PATIENCE_S
 
 CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-PATIENCE_S = 120.0
 
 
 @dataclass
@@ -59,6 +61,21 @@ class Running:
         status, answer = self.post(TEXT, {"prompt": prompt, "max_tokens": 8, **more})
         assert status == 200, answer
         return str(answer["choices"][0]["text"])
+
+    def figures(self) -> dict[str, float]:
+        """What /metrics tells, by name; requests by their outcome."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        assert answer.status == 200
+        page = answer.read().decode()
+        connection.close()
+        return {
+            sample.labels.get("outcome", sample.name): sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        }
 
     def connect(self) -> Client:
         """A client whose every byte the test decides."""

@@ -24,6 +24,7 @@ from edgespec.engine.tree_limits import limits_for
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.text.encoding import Encoder, Prompt
@@ -144,6 +145,16 @@ class Engine(ManyAnswers):
     @drafter.setter
     def drafter(self, drafter: Drafter) -> None:
         self.loop.drafter = drafter
+
+    @property
+    def decisions(self) -> Decisions:
+        """Which decisions are forced instead of following from measured costs; may be set between answers."""
+        return self.loop.decisions
+
+    @decisions.setter
+    def decisions(self, decisions: Decisions) -> None:
+        self.loop.decisions = decisions
+        self.target.model.weights.guess_experts(decisions.expert_guesses)
 
     @property
     def last_round(self) -> tuple[TokenTree, Acceptance] | None:
@@ -326,6 +337,11 @@ class Engine(ManyAnswers):
         answer.timings.load_s, self._load_s = self._load_s, 0.0
         self.last_generation = answer
         return answer
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for their turn."""
+        return self._usage.waiting
 
     def cancel(self) -> None:
         """End the running answer; may be called from other threads and from signal handlers."""

@@ -17,6 +17,7 @@ from edgespec.bench.rows.capped import cap_kind
 from edgespec.cli.main import main
 from tests.desk import Desk
 from tests.tiny import write_tiny
+from tests.waiting import PATIENCE_S
 
 SMALL = ["--prompts", "1", "--repetitions", "1", "--max-tokens", "8", "--tree-budget", "8"]
 
@@ -190,7 +191,7 @@ def test_ctrl_c_prints_the_rows_that_are_done(tmp_path: Path) -> None:
     else:
         pytest.fail("".join(said))
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "in memory, plain" in out
     document = json.loads((tmp_path / "bench.json").read_text())

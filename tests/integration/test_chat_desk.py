@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.engine.sessions.file import sessions_folder
 from tests.desk import EDGESPEC, STORY, Desk
+from tests.gate import Gate
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
 
@@ -120,16 +121,18 @@ def test_only_what_was_written_in_the_editor_is_sent(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("moment", ["typing", "answering"])
-def test_ctrl_z_suspends_and_fg_goes_on(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_z_suspends_and_fg_goes_on(moment: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PS1", "ready$ ")
-    chat = shlex.join([*EDGESPEC, *QUICK, "--max-tokens", "200"])
+    gate = Gate(tmp_path / "gate")
+    chat = shlex.join([*gate.program, *QUICK, "--max-tokens", "16"])
     with contextlib.closing(Desk(program=SHELL)) as desk:
         desk.wait_for("ready$")
         desk.type(f"{chat}\r")
         desk.wait_for(">>>")
         if moment == "answering":
+            gate.close()
             desk.type(STORY + "\r")
-            desk.wait_for(" and ")
+            gate.wait()
         desk.type("\x1a")
         desk.wait_for("Stopped")
         desk.wait_for("ready$")
@@ -138,6 +141,7 @@ def test_ctrl_z_suspends_and_fg_goes_on(moment: str, monkeypatch: pytest.MonkeyP
         desk.wait_for("42")
         assert not desk.cursor_hidden
         desk.type("fg\r")
+        gate.open()
         if moment == "answering":
             desk.wait_for(" tokens, ")
         desk.wait_for(">>>")

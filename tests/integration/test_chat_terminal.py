@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.engine.sessions.file import sessions_folder
 from tests.desk import STORY, Desk
+from tests.gate import DRAFT, PROMPT, Gate
 from tests.least_memory import least_memory
 from tests.templated import with_template
 from tests.unit import templates
@@ -84,10 +85,16 @@ def test_without_colour_nothing_is_drawn_twice(monkeypatch: pytest.MonkeyPatch, 
         assert " ".join(reply(SKY, 24).split()) in " ".join(" ".join(desk.screen).split())
 
 
-def test_a_window_that_changes_its_size_in_an_answer(reply: Reply) -> None:
-    with contextlib.closing(Desk("chat", "--max-tokens", "120", columns=44)) as desk:
-        desk.ask(SKY, until=reply(SKY, 7))
+def test_a_window_that_changes_its_size_in_an_answer(reply: Reply, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    arguments = ["chat", "--draft", "none", "--max-tokens", "120"]
+    with contextlib.closing(Desk(*arguments, columns=44, program=gate.program)) as desk:
+        desk.wait_for(">>>")
+        gate.close()
+        desk.type(SKY + "\r")
+        gate.wait()
         desk.resize(90, 30)
+        gate.open()
         desk.wait_for(" tokens, ")
         desk.wait_for(">>>")
         screen = desk.screen
@@ -97,13 +104,17 @@ def test_a_window_that_changes_its_size_in_an_answer(reply: Reply) -> None:
         assert text.count(reply(SKY, 5)) == 1
 
 
-def test_ctrl_c_while_the_prompt_is_read(long_question: str) -> None:
-    with contextlib.closing(Desk("chat", "--max-tokens", "8")) as desk:
-        desk.ask(long_question, until="Reading the prompt")
+def test_ctrl_c_while_the_prompt_is_read(long_question: str, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate", PROMPT)
+    with contextlib.closing(Desk("chat", "--max-tokens", "8", program=gate.program)) as desk:
+        desk.wait_for(">>>")
+        gate.close()
+        desk.type(long_question + "\r")
+        gate.wait()
+        desk.wait_for("Reading the prompt")
         desk.type("\x03")
         desk.wait_for("Stopped before the answer began, so the question is not kept.")
-        desk.ask("/retry", until="Reading the prompt")
-        desk.wait_for(" tokens, ")
+        desk.ask("/retry", until=" tokens, ")
 
 
 @pytest.fixture(params=["in memory", "streaming"])
@@ -118,13 +129,17 @@ def held(request: pytest.FixtureRequest, smol_path: Path) -> list[str]:
 STREAMS = "layers are streamed from disk"
 
 
-def test_a_killed_chat_loses_only_the_answer_it_was_writing(held: list[str]) -> None:
-    first = ["chat", "--session", "trip", "--max-tokens", "12", "--exact", *held]
-    with contextlib.closing(Desk(*first, "--max-tokens", "500")) as desk:
+def test_a_killed_chat_loses_only_the_answer_it_was_writing(held: list[str], tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    first = ["chat", "--session", "trip", "--max-tokens", "12", "--exact", "--tree-budget", "1", *held]
+    with contextlib.closing(Desk(*first, program=gate.program)) as desk:
         if held:
             desk.wait_for(STREAMS)
         desk.ask("Hi", until=" tokens, ")
-        desk.ask(STORY, until=" and ")
+        desk.wait_for(">>>")
+        gate.close()
+        desk.type(STORY + "\r")
+        gate.wait()
         desk.kill()
     kept = session_messages("trip")
     assert kept[0] == "Hi"
@@ -148,13 +163,19 @@ def test_a_killed_chat_loses_only_the_answer_it_was_writing(held: list[str]) -> 
     assert len(killed) == 4
 
 
-def test_a_chat_killed_while_it_drafts_keeps_all_but_that_answer(q4_drafter_path: Path) -> None:
-    drafting = ["--draft", str(q4_drafter_path), "--tree-budget", "32", "--max-tokens", "200"]
-    with contextlib.closing(Desk("chat", "--session", "trip", *drafting)) as desk:
+def test_a_chat_killed_while_it_drafts_keeps_all_but_that_answer(
+    q4_drafter_path: Path, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "gate", DRAFT)
+    drafting = ["--draft", str(q4_drafter_path), "--tree-budget", "8", "--max-tokens", "200"]
+    with contextlib.closing(Desk("chat", "--session", "trip", *drafting, program=gate.program)) as desk:
         desk.ask("Hi", until=" tokens, ")
+        desk.wait_for(">>>")
         kept = session_messages("trip")
         assert len(kept) == 2
-        desk.ask(STORY, until=" and ")  # most of a round is drafting, with so large a tree
+        gate.close()
+        desk.type(STORY + "\r")
+        gate.wait()
         desk.kill()
     assert session_messages("trip") == kept
     with contextlib.closing(Desk("chat", "--session", "trip", *drafting[:-1], "4")) as desk:
@@ -164,10 +185,15 @@ def test_a_chat_killed_while_it_drafts_keeps_all_but_that_answer(q4_drafter_path
     assert session_messages("trip")[:3] == [*kept, STORY]
 
 
-def test_a_chat_killed_while_it_reads_keeps_the_question(long_question: str) -> None:
+def test_a_chat_killed_while_it_reads_keeps_the_question(long_question: str, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate", PROMPT)
     arguments = ["chat", "--session", "long", "--max-tokens", "4"]
-    with contextlib.closing(Desk(*arguments)) as desk:
-        desk.ask(long_question, until="Reading the prompt")
+    with contextlib.closing(Desk(*arguments, program=gate.program)) as desk:
+        desk.wait_for(">>>")
+        gate.close()
+        desk.type(long_question + "\r")
+        gate.wait()
+        desk.wait_for("Reading the prompt")
         desk.kill()
     assert session_messages("long") == []
     with contextlib.closing(Desk(*arguments)) as desk:
@@ -177,12 +203,16 @@ def test_a_chat_killed_while_it_reads_keeps_the_question(long_question: str) -> 
     assert session_messages("long")[0].endswith(f"word159\n```\n\n{long_question}")
 
 
-def test_ctrl_c_while_drafting_or_streaming(held: list[str]) -> None:
+def test_ctrl_c_while_drafting_or_streaming(held: list[str], tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
     drafting = ["--draft", "lookup", "--tree-budget", "8", "--max-tokens", "400"]
-    with contextlib.closing(Desk("chat", *drafting, *held)) as desk:
+    with contextlib.closing(Desk("chat", *drafting, *held, program=gate.program)) as desk:
         if held:
             desk.wait_for(STREAMS)
-        desk.ask(STORY, until=" and ")
+        desk.wait_for(">>>")
+        gate.close()
+        desk.type(STORY + "\r")
+        gate.wait()
         desk.type("\x03")
         desk.wait_for("Stopped; what was said so far is kept.")
         desk.ask("/set max_tokens 8", until="from now on")
@@ -231,9 +261,11 @@ def test_a_chat_without_a_model_says_which_it_is_and_which_would_be_better(
         told = [line for line in desk.screen if line][
             : [line[:3] for line in desk.screen if line].index(">>>")
         ]
-        assert told[0].startswith("This is SmolLM2 135M, a toy to try things with.")
+        assert told[0].startswith("This is SmolLM2 135M, the bundled demo model.")
         assert len(told) <= 3
     for arguments in (["-m", "smollm2-135m"], ["--quiet"]):
         with contextlib.closing(Desk(*quick, *arguments)) as desk:
             desk.wait_for(">>>")
-            assert "toy" not in "\n".join(desk.screen)
+            screen = "\n".join(desk.screen)
+            assert "demo model" not in screen
+            assert ("without a drafter" in screen) == ("-m" in arguments)

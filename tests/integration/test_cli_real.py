@@ -19,11 +19,12 @@ from openai.types.chat import ChatCompletion
 
 from edgespec.generation.result import Generation
 from tests.desk import STORY, Desk
+from tests.gate import Gate
+from tests.waiting import PATIENCE_S
 
 PROGRAM = [sys.executable, "-m", "edgespec"]
 ROOT = Path(__file__).resolve().parents[2]
 SKY = "Why is the sky blue?"
-DEADLINE_S = 60.0
 Reply = Callable[..., str]
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("at_a_desk")
 
 def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*PROGRAM, *arguments], input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        [*PROGRAM, *arguments], input=text, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -82,6 +83,24 @@ def test_verbose_statistics_go_to_stderr(reply: Reply) -> None:
     assert "\x1b" not in done.stderr
 
 
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize("command", [f"generate -p '{SKY}'", f"chat <<<'{SKY}'"])
+def test_an_answer_is_whole_where_standard_error_cannot_be_written(command: str, stderr: str) -> None:
+    if "full" in stderr and not Path("/dev/full").exists():
+        pytest.skip("the system has no /dev/full")
+    options = "--verbose --sampling greedy --max-tokens 20"  # so that much is said there
+
+    def answer(where: str) -> tuple[int, str]:
+        shell = ["bash", "-c", f"exec {' '.join(PROGRAM)} {command} {options} {where}"]
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        return done.returncode, done.stdout
+
+    expected = answer("")
+    assert expected[0] == 0
+    assert expected[1].strip()
+    assert answer(stderr) == expected
+
+
 def test_a_full_context_is_told() -> None:
     done = run("generate", "--raw", "-p", "one two three four", "--context", "16")
     assert done.returncode == 0
@@ -129,25 +148,33 @@ def test_an_output_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> Non
     assert done.stderr == f"{what}\nMake the folder first.\n"
 
 
-def test_a_closed_pipe_ends_quietly() -> None:
-    command = [*PROGRAM, "generate", "-p", SKY, "--max-tokens", "64"]
+def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    gate.close()
+    command = [*gate.program, "generate", "-p", SKY, "--draft", "none", "--max-tokens", "64"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
         assert program.stdout is not None
         assert program.stderr is not None
         program.stdout.read(1)
         program.stdout.close()
+        gate.open()
         assert program.stderr.read() == b""
-        assert program.wait(DEADLINE_S) == 1
+        assert program.wait(PATIENCE_S) == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_the_answer_so_far(number: signal.Signals, code: int, reply: Reply) -> None:
-    command = [*PROGRAM, "generate", "-p", SKY]
+def test_a_signal_keeps_the_answer_so_far(
+    number: signal.Signals, code: int, reply: Reply, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path / "gate")
+    gate.close()
+    command = [*gate.program, "generate", "-p", SKY, "--draft", "none"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as program:
         assert program.stdout is not None
         begun = program.stdout.read(1)
+        gate.wait()
         program.send_signal(number)
-        rest, err = program.communicate(timeout=DEADLINE_S)
+        rest, err = program.communicate(timeout=PATIENCE_S)
     assert program.returncode == code
     text = (begun + rest).decode()
     assert text.startswith(reply(SKY, 1))
@@ -194,20 +221,26 @@ def test_lines_that_nothing_can_be_done_with_end_nothing_else(tmp_path: Path) ->
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    with contextlib.closing(Desk("chat", "--max-tokens", "300")) as desk:
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "gate")
+
+
+@pytest.fixture
+def desk(gate: Gate) -> Iterator[Desk]:
+    with contextlib.closing(Desk("chat", "--max-tokens", "100", program=gate.program)) as desk:
         yield desk
 
 
-def test_chat_at_a_terminal(desk: Desk, reply: Reply) -> None:
+def test_chat_at_a_terminal(desk: Desk, gate: Gate, reply: Reply) -> None:
     desk.wait_for(">>>")
     desk.type("Hi\r")
     desk.wait_for(" tokens, ")
     assert reply("Hi", 8) in desk.shown
 
     desk.wait_for(">>>")
+    gate.close()
     desk.type(STORY + "\r")
-    desk.wait_for(" and ")  # in the middle of an answer
+    gate.wait()
     desk.type("\x03")
     desk.wait_for("Stopped; what was said so far is kept.")
 

@@ -88,7 +88,8 @@ def test_a_drafter_is_made_registered_and_taken(smol_path: Path, capsys: pytest.
 
 
 def test_a_search_is_taken_up_where_it_was_ended(smol_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = MakeOptions(quantizations=("keep",), pass_s=1.0, tokens=8)
+    # With a budget of its own: what is free changes while other programs run.
+    options = MakeOptions(memory=1 << 30, quantizations=("keep",), pass_s=1.0, tokens=8)
     seen: list[str] = []
 
     def stop(what: str, _fraction: float) -> None:

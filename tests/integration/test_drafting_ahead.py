@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, ModelFileError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.runtime.residency import Meanwhile
+from edgespec.offload.slot_filler import SlotFiller
 from edgespec.offload.store_reader import StoreReader
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import Growth, TreeLimits
@@ -133,14 +135,34 @@ class Always(DraftingAhead):
 
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every layer is waited for."""
-    read = StoreReader.read
+    """Layers are waited for: reads end only while a pass waits, or after a second."""
+    read, waiting, work, wait = StoreReader.read, SlotFiller.waiting, SlotFiller.work, SlotFiller.wait
+    awaited = threading.Event()
+
+    @contextlib.contextmanager
+    def until_it_came(filler: SlotFiller) -> Iterator[None]:
+        try:
+            with waiting(filler):
+                yield
+        finally:
+            awaited.clear()
 
     def slowly(reader: StoreReader, *arguments: Any) -> None:
-        time.sleep(0.001)
+        awaited.wait(1.0)
         read(reader, *arguments)
 
+    def working(filler: SlotFiller, *arguments: Any) -> bool:
+        awaited.set()
+        return work(filler, *arguments)
+
+    def idling(filler: SlotFiller, *arguments: Any) -> None:
+        awaited.set()
+        wait(filler, *arguments)
+
     monkeypatch.setattr(StoreReader, "read", slowly)
+    monkeypatch.setattr(SlotFiller, "waiting", until_it_came)
+    monkeypatch.setattr(SlotFiller, "work", working)
+    monkeypatch.setattr(SlotFiller, "wait", idling)
 
 
 @pytest.fixture(scope="module")

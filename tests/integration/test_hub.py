@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from tests.hub_server import (
     status,
     too_short,
 )
+from tests.waiting import PATIENCE_S, wait_until
 
 REPO = "acme/Tiny-GGUF"
 Q4, Q8 = "Tiny-Q4_K_M.gguf", "Tiny-Q8_0.gguf"
@@ -48,7 +50,7 @@ def server() -> Iterator[HubServer]:
 
 @pytest.fixture
 def hub(server: HubServer, tmp_path: Path) -> Hub:
-    return Hub(server.url, tmp_path / "hub", timeout=0.3, pause=0.01)
+    return Hub(server.url, tmp_path / "hub", timeout=PATIENCE_S, pause=0.01)
 
 
 def name(text: str) -> HubName:
@@ -204,7 +206,8 @@ def test_a_body_that_is_too_short_is_no_model(server: HubServer, hub: Hub) -> No
 
 
 def test_a_server_that_hangs_is_left_and_tried_again(server: HubServer, hub: Hub) -> None:
-    server.failures.append(on_bytes(hang(DATA, 65_536, seconds=2)))
+    hub = replace(hub, timeout=2.0)
+    server.failures.append(on_bytes(hang(DATA, 65_536, seconds=PATIENCE_S)))
     told: list[str] = []
     assert pull(name(f"{REPO}:Q4_K_M"), lambda what, _: told.append(what), hub=hub).path.read_bytes() == DATA
     assert f"{Q4}: the server stopped responding; trying again in 1 s" in told
@@ -212,7 +215,8 @@ def test_a_server_that_hangs_is_left_and_tried_again(server: HubServer, hub: Hub
 
 
 def test_a_server_that_never_answers(server: HubServer, hub: Hub) -> None:
-    server.failures.append(always(lambda _request, _handler: time.sleep(1.5)))
+    hub = replace(hub, timeout=0.3)
+    server.failures.append(always(lambda _request, _handler: time.sleep(PATIENCE_S)))
     host = server.url.removeprefix("http://")
     refused(hub, REPO, f"{host} does not answer.", "Try again later; what was fetched so far is kept.")
 
@@ -276,20 +280,18 @@ def test_ranges_that_the_server_ignores_start_anew(server: HubServer, hub: Hub) 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
 def test_a_killed_download_goes_on_in_the_next_run(server: HubServer, tmp_path: Path) -> None:
-    server.failures.append(on_bytes(hang(DATA, 131_072, seconds=30)))
+    server.failures.append(on_bytes(hang(DATA, 131_072, seconds=PATIENCE_S)))
     environment = {
         **os.environ,
         "HF_HOME": str(tmp_path / "hf"),
         "HF_ENDPOINT": server.url,
-        "HF_HUB_DOWNLOAD_TIMEOUT": "20",
+        "HF_HUB_DOWNLOAD_TIMEOUT": str(round(PATIENCE_S)),
     }
     command = [sys.executable, "-m", "edgespec", "models", "pull", f"{REPO}:Q4_K_M"]
     child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     blobs = tmp_path / "hf" / "hub" / "models--acme--Tiny-GGUF" / "blobs"
     partial = blobs / f"{hashlib.sha256(DATA).hexdigest()}.edgespec.incomplete"
-    deadline = time.monotonic() + 60
-    while not (partial.exists() and partial.stat().st_size >= 65_536) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: partial.exists() and partial.stat().st_size >= 65_536)
     child.send_signal(signal.SIGKILL)
     child.communicate()
     kept = partial.stat().st_size
@@ -322,7 +324,7 @@ def test_a_private_repository_opens_with_the_token(server: HubServer, hub: Hub) 
     server.private.add(REPO)
     with pytest.raises(HubError, match="or it is private"):
         pull(name(REPO), hub=hub)
-    mine = Hub(server.url, hub.cache, token=server.token, timeout=0.3)
+    mine = Hub(server.url, hub.cache, token=server.token, timeout=PATIENCE_S)
     assert pull(name(REPO), hub=mine).path.read_bytes() == DATA
     # The token is for the Hub; the host that has the bytes must not see it.
     assert {request.authorization for request in server.downloads()} == {None}
@@ -340,7 +342,7 @@ def test_a_gated_repository_says_what_to_accept(server: HubServer, hub: Hub) -> 
 
 
 def test_a_wrong_token_is_not_shown(server: HubServer, hub: Hub, capfd: pytest.CaptureFixture[str]) -> None:
-    mine = Hub(server.url, hub.cache, token="hf_wrongwrongwrong", timeout=0.3)
+    mine = Hub(server.url, hub.cache, token="hf_wrongwrongwrong", timeout=PATIENCE_S)
     refused(
         mine,
         REPO,
@@ -374,7 +376,7 @@ def test_a_file_that_is_gone(server: HubServer, hub: Hub) -> None:
 
 
 def test_no_network(tmp_path: Path) -> None:
-    hub = Hub("http://127.0.0.1:9", tmp_path, timeout=0.3)
+    hub = Hub("http://127.0.0.1:9", tmp_path, timeout=PATIENCE_S)
     refused(
         hub,
         REPO,
@@ -454,7 +456,7 @@ def test_a_disk_that_is_too_small_is_told_before(server: HubServer, hub: Hub) ->
 
 def test_a_cache_that_cannot_be_written(server: HubServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    hub = Hub(server.url, tmp_path / "file" / "hub", timeout=0.3)
+    hub = Hub(server.url, tmp_path / "file" / "hub", timeout=PATIENCE_S)
     with pytest.raises(OutputError) as caught:
         pull(name(f"{REPO}:Q4_K_M"), hub=hub)
     assert "cannot be written: Not a directory" in caught.value.what

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import http.client
 from functools import partial
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from tests.integration.test_serve_faults import eventually, streamed
-from tests.serving import PATIENCE_S, TEXT, Running, load, serving
-
-
-def figures(server: Running) -> dict[str, float]:
-    """All figures without labels, and the requests by outcome."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
-    connection.request("GET", "/metrics")
-    answer = connection.getresponse()
-    assert answer.status == 200
-    page = answer.read().decode()
-    connection.close()
-    return {
-        sample.labels.get("outcome", sample.name): sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    }
+from tests.integration.test_serve_faults import streamed
+from tests.serving import TEXT, load, serving
+from tests.waiting import wait_until
 
 
 def test_what_a_server_does_is_counted(short_path: Path) -> None:
     with serving(partial(load, short_path, 1024), parallel=4) as server:
-        assert figures(server)["answered"] == 0
+        assert server.figures()["answered"] == 0
         answered = [server.post(TEXT, {"prompt": "Once upon a time", "max_tokens": 6, "n": 2})[1]]
         answered.append(server.post(TEXT, {"prompt": "There was", "max_tokens": 5})[1])
         assert server.post(TEXT, {"prompt": "Once", "top_p": 7})[0] == 400
         with server.connect() as client:
             client.send(TEXT, {"prompt": "la " * 50, "max_tokens": 900, "stream": True})
             client.socket.recv(64)
-        eventually(lambda: figures(server)["abandoned"] == 1)
-        eventually(lambda: figures(server)["edgespec_texts_in_flight"] == 0)
-        told = figures(server)
+        wait_until(lambda: server.figures()["abandoned"] == 1)
+        wait_until(lambda: server.figures()["edgespec_texts_in_flight"] == 0)
+        told = server.figures()
         assert (told["answered"], told["refused"], told["failed"]) == (2, 1, 0)
         assert told["edgespec_up"] == 1
         tokens = sum(answer["usage"]["completion_tokens"] for answer in answered)
@@ -53,7 +35,7 @@ def test_what_a_server_does_is_counted(short_path: Path) -> None:
 def test_weights_that_are_read_from_disk_are_counted(q4_drafter_path: Path) -> None:
     with serving(partial(streamed, q4_drafter_path, 128)) as server:
         tokens = server.post(TEXT, {"prompt": "One two", "max_tokens": 3})[1]["usage"]["completion_tokens"]
-        told = figures(server)
+        told = server.figures()
     assert told["edgespec_passes_total"] >= tokens > 0
     assert told["edgespec_disk_read_bytes_total"] > 1e6 * told["edgespec_passes_total"]
     assert told["edgespec_disk_read_bytes_per_second"] > 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,10 @@ import edgespec
 from edgespec.cli.main import main
 from edgespec.costs.yields import BUDGETS
 from edgespec.generation.config import GenerationConfig
-from edgespec.machine.cores import usable_cores
 from edgespec.models.hub.removal import plan_removal
 from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles.store import ProfileStore
+from tests.busy import busy_machine
 from tests.least_memory import least_memory
 
 pytestmark = pytest.mark.usefixtures("at_a_desk")
@@ -87,7 +85,7 @@ def test_a_profile_is_measured_kept_and_planned_with(
     assert code == 0
     assert "bottleneck" in out
     assert re.search(r"a batch +(about )?[\d.]+ tokens/s with \d+ texts? at once", out)
-    assert "measured with this model here" in out
+    assert "measured with this model on this machine" in out
     assert [f for f in plan_removal(smol_path).files if f.kind == "profile"]
 
     # What an answer's trees yield is kept with what the profile's did.
@@ -130,17 +128,10 @@ def test_the_first_start_measures_in_a_hurry_and_the_second_knows(smol_path: Pat
 
 def test_a_busy_machine_is_told_of_and_measured_again(smol_path: Path) -> None:
     store = ProfileStore()
-    script = "import time\nend = time.monotonic() + 240\nwhile time.monotonic() < end: pass"
-    hogs = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2 * usable_cores())]
-    try:
-        with edgespec.load(smol_path, draft="lookup", context=256) as engine:
-            assert engine.keys is not None
-            key = engine.keys.passes
-            notes = engine.notes
-    finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
+    with busy_machine(), edgespec.load(smol_path, draft="lookup", context=256) as engine:
+        assert engine.keys is not None
+        key = engine.keys.passes
+        notes = engine.notes
     assert any("kept the processor busy" in note for note in notes)
     kept = store.passes(key)
     assert kept is not None

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.unit.talking import records, write_lines
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
     pytest.mark.skipif(
@@ -29,7 +30,6 @@ pytestmark = [
     pytest.mark.usefixtures("at_a_desk"),
 ]
 
-_PATIENT_S = 120.0  # for what happens in a second, on a machine that does other things
 _AT_ONCE = 12
 _REQUEST = {"model": "m", "messages": [{"role": "user", "content": "Name a colour."}], "n": 2}
 _SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -72,7 +72,7 @@ class Batch:
 
     def end(self) -> tuple[int, str]:
         """Close the input, and wait for the end; exit code and standard error. Nothing else is printed."""
-        out, _ = self.program.communicate(timeout=_PATIENT_S)
+        out, _ = self.program.communicate(timeout=PATIENCE_S)
         assert out == ""
         return self.program.returncode, self.errors.read_text()
 
@@ -82,11 +82,12 @@ class Batch:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until something is so."""
-        end = time.monotonic() + _PATIENT_S
-        while not condition():
-            assert time.monotonic() < end, self.errors.read_text()
+
+        def holds() -> bool:
             assert self.program.poll() is None, self.errors.read_text()
-            time.sleep(0.02)
+            return condition()
+
+        wait_until(holds, self.errors.read_text)
 
     def results(self) -> int:
         """How many results are in the output file."""
@@ -101,11 +102,11 @@ class Batch:
         agents = [process for process in children if "Agent" in _title(process)]
         self.program.kill()
         self.program.wait()
-        left = psutil.wait_procs([c for c in children if c not in agents], timeout=_PATIENT_S)[1]
+        left = psutil.wait_procs([c for c in children if c not in agents], timeout=PATIENCE_S)[1]
         for agent in agents:
             with contextlib.suppress(psutil.NoSuchProcess):
                 agent.kill()
-        left += psutil.wait_procs(agents, timeout=_PATIENT_S)[1]
+        left += psutil.wait_procs(agents, timeout=PATIENCE_S)[1]
         self.program.communicate()  # closes the pipes
         assert left == []
 
@@ -219,7 +220,7 @@ def test_ctrl_c_ends_a_batch_on_a_cluster(batch: Callable[..., Batch]) -> None:
     assert code == 130
     assert "Interrupted" in err
     assert "Traceback" not in err
-    assert psutil.wait_procs(left, timeout=_PATIENT_S)[1] == []
+    assert psutil.wait_procs(left, timeout=PATIENCE_S)[1] == []
     assert running.results() == 3
 
 
@@ -273,7 +274,7 @@ class _Nodes:
 
     def end(self) -> None:
         """End the cluster."""
-        self.program.communicate(timeout=_PATIENT_S)
+        self.program.communicate(timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -293,14 +294,19 @@ def _feed(running: Batch, until: Callable[[], bool]) -> int:
 
     They are so many at once that both nodes are given some: one without lines is not missed.
     """
-    end = time.monotonic() + _PATIENT_S
     number = 0
-    while not until() and running.program.poll() is None:
-        assert time.monotonic() < end, running.errors.read_text()
+
+    def is_enough() -> bool:
+        nonlocal number
+        if until() or running.program.poll() is not None:
+            return True
         with contextlib.suppress(BrokenPipeError):
             running.write([{"id": number + n, "prompt": f"Count to {number + n}."} for n in range(_AT_ONCE)])
         number += _AT_ONCE
-        time.sleep(0.1)
+        time.sleep(0.1)  # not more of them than can be answered soon
+        return False
+
+    wait_until(is_enough, running.errors.read_text)
     return number
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,22 @@ from typing import Any
 import openai
 import pytest
 
+from tests.desk import EDGESPEC
+from tests.gate import Gate
+from tests.waiting import PATIENCE_S, wait_until
+
 SKY = "Why is the sky blue?"
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
 
 
 @contextmanager
-def server(*arguments: str) -> Iterator[str]:
+def server(*arguments: str, program: Sequence[str] = EDGESPEC) -> Iterator[str]:
     """A running server's base URL."""
     fixed = ["--port", "0", "--context", "1024", "--sampling", "greedy"]
-    command = [sys.executable, "-m", "edgespec", "serve", *fixed, *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
-        assert program.stderr is not None
-        told = program.stderr.readline()
+    command = [*program, "serve", *fixed, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = process.stderr.readline()
         match = re.fullmatch(
             r"Serving \S+ at (http://127\.0\.0\.1:\d+/v1); chat at \S+\. Ctrl-C ends it\.\n", told
         )
@@ -36,11 +40,11 @@ def server(*arguments: str) -> Iterator[str]:
         try:
             yield match[1]
         finally:
-            program.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT)
             try:
-                program.wait(30)
+                process.wait(PATIENCE_S)
             finally:
-                program.kill()
+                process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +103,14 @@ def test_stop_and_several_answers(client: openai.OpenAI) -> None:
     assert [c.finish_reason for c in answer.choices] == ["stop"] * 2
 
 
-def test_text_completions(client: openai.OpenAI) -> None:
+def test_text_completions(client: openai.OpenAI, reply: Callable[..., str]) -> None:
+    expected = reply("The capital of France is", 2, raw=True)
     answer = client.completions.create(model=MODEL, prompt="The capital of France is", max_tokens=2)
-    assert answer.choices[0].text == " Paris."
+    assert answer.choices[0].text == expected
     pieces = client.completions.create(
         model=MODEL, prompt="The capital of France is", max_tokens=2, stream=True
     )
-    assert "".join(piece.choices[0].text for piece in pieces) == " Paris."
+    assert "".join(piece.choices[0].text for piece in pieces) == expected
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -145,7 +150,7 @@ def test_eight_clients_at_once(url: str) -> None:
 
     answers = asyncio.run(talk())
     assert answers[:8] == answers[8:]
-    assert len(set(answers)) > 2
+    assert len(set(answers)) > 1
 
 
 def test_eight_streams_at_once(url: str) -> None:
@@ -169,51 +174,61 @@ def test_eight_streams_at_once(url: str) -> None:
     assert together == alone
 
 
-def test_of_eight_clients_those_that_find_no_place_are_told_to_come_back() -> None:
+def test_of_eight_clients_those_that_find_no_place_are_told_to_come_back(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    gate.close()
+
     async def talk(url: str) -> tuple[list[Any], list[Any]]:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
 
             async def one(_number: int) -> str:
                 asked: Any = [{"role": "user", "content": SKY}]
                 create: Any = client.chat.completions.create
-                stream = await create(model=MODEL, messages=asked, max_tokens=64, stream=True)
+                try:
+                    stream = await create(model=MODEL, messages=asked, max_tokens=16, stream=True)
+                except openai.RateLimitError as error:
+                    refused.append(error)
+                    if len(refused) == 5:
+                        gate.open()  # nobody is answered before
+                    raise
                 return "".join([piece.choices[0].delta.content or "" async for piece in stream])
 
+            refused: list[openai.RateLimitError] = []
             at_once = await asyncio.gather(*map(one, range(8)), return_exceptions=True)
             return list(at_once), [await one(8)]
 
-    with server("--exact", "--parallel", "1", "--queue", "2") as url:
+    fixed = ["--exact", "--draft", "none", "--parallel", "1", "--queue", "2"]
+    with server(*fixed, program=gate.program) as url:
         at_once, afterwards = asyncio.run(talk(url))
     refused = [answer for answer in at_once if isinstance(answer, openai.RateLimitError)]
     answered = [answer for answer in at_once if isinstance(answer, str)]
-    # One is answered and two wait; whoever comes when a place is free again is answered too.
-    assert len(answered) >= 3
-    assert len(refused) == 8 - len(answered) >= 1
+    assert (len(answered), len(refused)) == (3, 5), "one is answered, and two wait"
     assert len({*answered, *afterwards}) == 1
     assert all(answer.response.headers["retry-after"] for answer in refused)
 
 
-def test_a_full_queue_is_a_429_and_gone_clients_are_forgotten() -> None:
+def test_a_full_queue_is_a_429_and_gone_clients_are_forgotten(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    gate.close()
     with (
-        server("--parallel", "1", "--queue", "0") as url,
+        server("--draft", "none", "--parallel", "1", "--queue", "0", program=gate.program) as url,
         openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client,
     ):
         stream = ask(client, text="Tell a long story.", max_tokens=900, stream=True)
-        next(iter(stream))
+        gate.wait()
         with pytest.raises(openai.RateLimitError, match="Too many requests are waiting already") as caught:
             ask(client)
         assert caught.value.response.headers["retry-after"] == "5"
         stream.close()
-        deadline = time.monotonic() + 20
-        while True:  # the answer nobody reads is given up, long before its 900 tokens
-            try:
-                answer = ask(client, max_tokens=4)
-            except openai.RateLimitError:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            else:
-                break
-        assert answer.usage.completion_tokens == 4
+        gate.open()
+
+        def answer() -> Any:
+            with contextlib.suppress(openai.RateLimitError):
+                return ask(client, max_tokens=4)
+
+        assert wait_until(answer).usage.completion_tokens == 4
+        root = client.with_options(base_url=url.removesuffix("/v1"))
+        wait_until(lambda: 'outcome="abandoned"} 1.0' in root.get("/metrics", cast_to=str))
 
 
 def test_an_api_key_keeps_others_out_and_what_was_asked_is_logged(tmp_path: Path) -> None:

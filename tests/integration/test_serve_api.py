@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
 from edgespec.serving.request_log import Entry, RequestLog
 from tests.integration.test_thinking import ASKED, WEATHER
-from tests.serving import CHAT, PATIENCE_S, TEXT, Running, load, serving
+from tests.serving import CHAT, TEXT, Running, load, serving
 from tests.unit import templates
+from tests.waiting import wait_until
 
 SKY: Any = [{"role": "user", "content": "Why is the sky blue?"}]
 # Thinks when it is not told otherwise, and calls tools as Hermes does.
@@ -187,12 +187,13 @@ def test_requests_are_logged(client: openai.OpenAI, server: Running, tmp_path: P
     with server.connect() as strange:
         strange.socket.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert strange.answer()[0] == 400
-    deadline = time.monotonic() + PATIENCE_S
+
+    def own() -> list[Entry]:
+        return [entry for entry in LOG if entry.completion_tokens == 7 or entry.status == 400]
+
     # An entry is made when the answer has been sent, so also those of earlier tests may still come.
-    while len(own := [e for e in LOG if e.completion_tokens == 7 or e.status == 400]) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    first, second = own
+    wait_until(lambda: len(own()) >= 2)
+    first, second = own()
     assert (first.path, first.status, first.finish_reason) == (CHAT, 200, "length")
     assert first.streamed
     assert (second.status, second.finish_reason) == (400, "")

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -26,19 +27,12 @@ from edgespec.errors import MemoryLimitError
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
 from edgespec.serving.api.limits import Limits
-from tests.serving import CHAT, PATIENCE_S, TEXT, Client, Running, end_of, load, serving, started
+from tests.serving import CHAT, TEXT, Client, Running, end_of, load, serving, started
 from tests.tiny import write_tiny
+from tests.waiting import PATIENCE_S, wait_until
 
 LONG = {"prompt": "la " * 100, "max_tokens": 3000}  # it goes on like that
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4}
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until it holds; fails if it never does."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -65,23 +59,27 @@ def a_long_answer(server: Running) -> Iterator[Client]:
             assert b"[DONE]" not in received
 
 
-def waits(client: Client, *, stream: bool = False) -> bool:
-    """Send a short request; whether it takes a place in the queue. False if there is none."""
+def queued(server: Running) -> float:
+    """How many requests wait."""
+    return server.figures()["edgespec_queue_length"]
+
+
+def waits(server: Running, client: Client, *, stream: bool = False) -> bool:
+    """Send a short request where nobody waits; whether it takes a place in the queue."""
     client.send(TEXT, SHORT | {"stream": stream})
-    client.socket.settimeout(0.5)
-    try:
-        received = client.socket.recv(65536)
-    except TimeoutError:
+    wait_until(lambda: queued(server) or select.select([client.socket], [], [], 0)[0])
+    if queued(server):
         return True
-    finally:
-        client.socket.settimeout(PATIENCE_S)
+    received = client.socket.recv(65536)
     assert received.startswith((b"HTTP/1.1 200", b"HTTP/1.1 429"))
     return received.startswith(b"HTTP/1.1 200")
 
 
 def has_room(server: Running) -> bool:
     with server.connect() as client:
-        return waits(client)
+        found = waits(server, client)
+    wait_until(lambda: not queued(server))
+    return found
 
 
 def answers_again(server: Running) -> bool:
@@ -95,33 +93,34 @@ def answers_again(server: Running) -> bool:
 @pytest.mark.parametrize("resets", [False, True])
 def test_who_leaves_the_queue_keeps_nobody_waiting(server: Running, stream: bool, resets: bool) -> None:
     with a_long_answer(server):
-        eventually(lambda: has_room(server))  # those before have left
+        wait_until(lambda: not queued(server))  # those before have left
         waiting = server.connect()
-        while not waits(waiting, stream=stream):
+        while not waits(server, waiting, stream=stream):
             waiting.socket.close()
             waiting = server.connect()
-        assert not has_room(server)
+        assert server.post(TEXT, SHORT)[0] == 429, "there is one place"
         if resets:
             waiting.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         waiting.socket.close()
-        eventually(lambda: has_room(server))
-    eventually(lambda: answers_again(server))
+        wait_until(lambda: not queued(server))
+        wait_until(lambda: has_room(server))
+    wait_until(lambda: answers_again(server))
 
 
 def test_who_leaves_an_answer_keeps_nobody_waiting(server: Running) -> None:
     with a_long_answer(server) as client:
         client.socket.close()
-    eventually(lambda: answers_again(server))
+    wait_until(lambda: answers_again(server))
     for _ in range(3):
         client = server.connect()
         client.send(TEXT, LONG)
         client.socket.close()  # while the request is being prepared, or the answer has just begun
-    eventually(lambda: answers_again(server))
+    wait_until(lambda: answers_again(server))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_closes_the_sending_side_is_answered(server: Running, stream: bool) -> None:
-    eventually(lambda: answers_again(server))
+    wait_until(lambda: answers_again(server))
     with a_long_answer(server) as first, server.connect() as client:
         client.send(TEXT, SHORT | {"stream": stream})
         client.socket.shutdown(socket.SHUT_WR)
@@ -130,7 +129,7 @@ def test_who_closes_the_sending_side_is_answered(server: Running, stream: bool) 
         received = b""
         while piece := client.socket.recv(65536):
             received += piece
-    eventually(lambda: answers_again(server))
+    wait_until(lambda: answers_again(server))
     text = server.text(max_tokens=4)
     if stream:
         events = [json.loads(line[6:]) for line in received.splitlines() if line.startswith(b"data: {")]
@@ -141,13 +140,19 @@ def test_who_closes_the_sending_side_is_answered(server: Running, stream: bool) 
 
 
 def test_health_is_told_while_a_request_is_prepared(smol_path: Path) -> None:
-    """A template that runs into its time limit takes five seconds, which nobody else waits for."""
+    """Nobody else waits for a template that takes long, here until all others are answered."""
+    answered = threading.Event()
+
+    class Slow(ChatTemplate):
+        def render(self, *arguments: Any, **more: Any) -> str:
+            assert answered.wait(PATIENCE_S)
+            return super().render(*arguments, **more)
 
     def with_slow_template() -> Engine:
         engine = load(smol_path)
         many = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
         engine.encoder.close()
-        engine.encoder = Encoder(engine.target.model.vocabulary, ChatTemplate(many, "", ""))
+        engine.encoder = Encoder(engine.target.model.vocabulary, Slow(many, "", "", timeout_s=0.1))
         return engine
 
     with serving(with_slow_template) as server, server.connect() as slow:
@@ -155,10 +160,7 @@ def test_health_is_told_while_a_request_is_prepared(smol_path: Path) -> None:
         for _ in range(3):
             assert server.get("/health") == (200, {"status": "ok"})
         assert server.text()
-        slow.socket.settimeout(0.01)
-        with pytest.raises(TimeoutError):  # all of that was before it
-            slow.answer()
-        slow.socket.settimeout(PATIENCE_S)
+        answered.set()
         status, answer = slow.answer()
         assert status == 400
         assert "did not finish within" in answer["error"]["message"]
@@ -208,7 +210,7 @@ def test_a_damaged_pack_is_told_and_made_anew(q4_drafter_path: Path) -> None:
         status, answer = server.post(TEXT, SHORT)
         assert (status, answer["error"]["code"]) == (503, "model_unavailable")
         gate.set()
-        eventually(lambda: server.get("/health")[0] == 200)
+        wait_until(lambda: server.get("/health")[0] == 200)
         assert server.text() == expected
         assert [line.split(":")[0] for line in server.told] == [
             "The model failed and is being reloaded",
@@ -227,10 +229,10 @@ def test_loading_again_is_tried_until_it_works(tmp_path: Path, q4_drafter_path: 
         os.truncate(away, away.stat().st_size // 2)
         status, answer = server.post(TEXT, SHORT)
         assert (status, answer["error"]["type"]) == (500, "server_error")
-        eventually(lambda: server.get("/health")[0] == 503)
+        wait_until(lambda: server.get("/health")[0] == 503)
         assert server.post(TEXT, SHORT)[0] == 503
         shutil.copy(q4_drafter_path, model)
-        eventually(lambda: server.get("/health")[0] == 200)
+        wait_until(lambda: server.get("/health")[0] == 200)
         assert server.text() == expected
 
 
@@ -288,7 +290,7 @@ def test_rude_clients_change_nothing(smol_path: Path) -> None:
     """Each kind of them several times over and at once; then the text is that of an untouched server."""
     with serving(partial(load, smol_path)) as untouched:
         expected = untouched.text(max_tokens=24)
-    limits = Limits(body=1 << 20, head_s=20, body_s=20, linger_s=2)
+    limits = Limits(body=1 << 20, head_s=PATIENCE_S, body_s=PATIENCE_S, linger_s=2)
     process = psutil.Process()
     with serving(partial(load, smol_path), limits, waiting=4) as server:
         assert server.text(max_tokens=24) == expected
@@ -305,9 +307,9 @@ def test_rude_clients_change_nothing(smol_path: Path) -> None:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
         assert server.get("/health") == (200, {"status": "ok"})
-        eventually(lambda: server.post(TEXT, SHORT)[0] == 200)
+        wait_until(lambda: server.post(TEXT, SHORT)[0] == 200)
         assert server.text(max_tokens=24) == expected
-        eventually(lambda: process.num_fds() <= descriptors and process.num_threads() <= threads + 1)
+        wait_until(lambda: process.num_fds() <= descriptors and process.num_threads() <= threads + 1)
     assert server.told == []
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import select
 import socket
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +18,8 @@ from hypothesis import strategies as st
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import Refusal
 from edgespec.serving.bodies import parse
-from tests.serving import CHAT, PATIENCE_S, RESPONSE, TEXT, Running, load, serving
+from tests.serving import CHAT, RESPONSE, TEXT, Running, load, serving
+from tests.waiting import PATIENCE_S, wait_until
 
 MIB = 1 << 20
 HI = [{"role": "user", "content": "Hi"}]
@@ -231,31 +234,26 @@ def test_unfinished_bodies_are_bounded_together(server: Running) -> None:
     clients = [server.connect() for _ in range(8)]
     for client in clients:
         client.begin(TEXT, MIB)
-    answers = []
     for client in clients:
-        try:
+        with contextlib.suppress(ConnectionError):
             client.socket.sendall(b" " * (MIB - 1000))
-        except ConnectionError:
-            continue
-    for client in clients:
-        client.socket.settimeout(1.0)
-        try:
-            answers.append(client.answer())
-        except TimeoutError:
-            answers.append((0, None))  # still waited for
-    refused = [body["error"]["code"] for status, body in answers if status == 503]
-    assert set(refused) == {"too_many_bodies"}
-    assert len(refused) + [status for status, _ in answers].count(0) == 8
-    assert len(refused) >= 4
+    waiting = {client.socket: client for client in clients}
+    while len(waiting) > 4:
+        ready, _, _ = select.select(waiting, [], [], PATIENCE_S)
+        assert ready, "more than four are waited for"
+        for connection in ready:
+            status, body = waiting.pop(connection).answer()
+            assert (status, body["error"]["code"]) == (503, "too_many_bodies")
     assert server.text() == before
     for client in clients:
         client.socket.close()
-    for _ in range(100):  # when the server has seen them leave, a large one is received again
+
+    def is_received() -> bool:
         status, answer = server.post(TEXT, {"prompt": "Hi", "user": "x" * (MIB - 1000)})
-        if status == 200:
-            break
-        assert answer["error"]["code"] == "too_many_bodies"
-    assert status == 200
+        assert status == 200 or answer["error"]["code"] == "too_many_bodies"
+        return status == 200
+
+    wait_until(is_received)  # once the server has seen them leave
 
 
 def test_slow_requests_end(impatient: Running) -> None:
@@ -281,12 +279,13 @@ def test_connections_are_bounded(impatient: Running) -> None:
             told.append(b"")
         client.socket.close()
     assert sum(b"Too many connections are open" in text for text in told) >= 1
-    for _ in range(100):
-        try:
-            impatient.text()
-        except (ConnectionError, AssertionError):
-            continue
-        break
+
+    def is_answered() -> bool:
+        with contextlib.suppress(ConnectionError, AssertionError):
+            return bool(impatient.text())
+        return False
+
+    wait_until(is_answered)
     assert impatient.get("/health") == (200, {"status": "ok"})
 
 

@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,9 +39,10 @@ from edgespec.workers.protocol import HEADER, Command
 from tests.desk import Desk
 from tests.least_memory import least_memory, load_in_least_memory
 from tests.lending import LocalWorker
-from tests.serving import PATIENCE_S, TEXT, started
+from tests.serving import TEXT, started
 from tests.tiny import write_tiny
 from tests.tiny_adapters import write_adapter
+from tests.waiting import PATIENCE_S, wait_until
 
 PROMPT = "Why is the sky blue?"
 SHORT = GenerationConfig(max_tokens=24)
@@ -123,6 +123,48 @@ def test_two_workers_hold_layers_when_one_is_too_small(smol_path: Path, has_rpc:
         assert answer.memory.resident_bytes < engine.target.model.n_bytes // 2
 
 
+def asked(connection: Connection, command: Command, content: bytes) -> tuple[int, ...]:
+    """The numbers that a worker answers with."""
+    connection.socket.sendall(HEADER.pack(command, len(content)) + content)
+    (length,) = protocol.LENGTH.unpack(receive(connection.socket, protocol.LENGTH.size))
+    return struct.unpack(f"<{length // 8}Q", receive(connection.socket, length))
+
+
+def test_a_client_that_asks_for_more_than_it_was_told_does_not_get_it(has_rpc: None) -> None:
+    """The limit holds for all that is allocated together; what is freed can be lent again."""
+    mib = 1 << 20
+    limit, piece = 300 * mib, 64 * mib
+    with LocalWorker("--threads", "1", "--memory", "300MiB") as worker:
+        address = Address.parse(worker.address)
+        children = psutil.Process(worker.pid).children()
+        (server,) = [child for child in children if "edgespec.workers.server" in child.cmdline()]
+
+        def allocate(connection: Connection, size: int) -> int:
+            buffer, given = asked(connection, Command.ALLOCATE, struct.pack("<IQ", 0, size))
+            assert bool(buffer) == bool(given)
+            if buffer:
+                content = protocol.LENGTH.pack(buffer) + b"\1"  # every page is written
+                connection.socket.sendall(HEADER.pack(Command.CLEAR, len(content)) + content)
+            return buffer
+
+        for _ in range(2):  # a second client, when the first one is gone with all it had
+            with Connection(address) as connection:
+                before = server.memory_info().rss
+                assert connection.memory(0)[0] == limit
+                assert allocate(connection, limit + 1) == 0
+                assert allocate(connection, 1 << 62) == 0
+                buffers = [buffer for _ in range(8) if (buffer := allocate(connection, piece))]
+                assert len(buffers) == limit // piece
+                assert connection.memory(0)[0] == limit - len(buffers) * piece
+                assert server.memory_info().rss - before < limit + 32 * mib
+                assert allocate(connection, piece) == 0
+                freed = protocol.LENGTH.pack(buffers.pop())
+                connection.socket.sendall(HEADER.pack(Command.FREE, len(freed)) + freed)
+                assert connection.memory(0)[0] == limit - len(buffers) * piece
+                assert allocate(connection, piece)
+                assert allocate(connection, piece) == 0
+
+
 def test_memories_that_do_not_suffice(smol_path: Path, has_rpc: None, tight: int) -> None:
     with (
         LocalWorker("--memory", "24MiB") as small,
@@ -159,7 +201,10 @@ def test_what_no_memory_holds_is_streamed_beside_a_worker(
             engine.generate(PROMPT, SHORT)
 
 
-def test_adapters_apply_to_layers_on_workers(smol_path: Path, has_rpc: None, tmp_path: Path) -> None:
+def test_adapters_apply_to_layers_on_workers(
+    smol_path: Path, has_rpc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_KERNELS", "plain")  # as on the worker: others may round differently
     model = write_tiny(tmp_path / "tiny.gguf", "llama", smol_path)
     lora = [str(write_adapter(tmp_path / "adapter.gguf"))]
     options: dict[str, Any] = {"draft": "none", "context": 256, "threads": 1, "offload": "none"}
@@ -236,7 +281,7 @@ def run(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "edgespec", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
         **more,  # type: ignore[call-overload]
     )
@@ -253,8 +298,7 @@ def test_a_batch_ends_with_an_error_and_resumes(
     command += ["--parallel", "1", "--threads", "1"]
 
     def kill_later() -> None:
-        while not (answers.exists() and answers.read_text().count("\n") >= 2):
-            time.sleep(0.02)
+        wait_until(lambda: answers.exists() and answers.read_text().count("\n") >= 2)
         for worker in workers:
             worker.kill()
 
@@ -286,10 +330,7 @@ def test_a_server_goes_on_from_disk(
         status, answer = server.post(TEXT, {"prompt": PROMPT, "max_tokens": 4})
         assert status >= 500
         assert "is gone" in json.dumps(answer)
-        deadline = time.monotonic() + PATIENCE_S
-        while status != 200 and time.monotonic() < deadline:
-            status, answer = server.post(TEXT, {"prompt": PROMPT, "max_tokens": 4})
-        assert status == 200, answer
+        wait_until(lambda: server.post(TEXT, {"prompt": PROMPT, "max_tokens": 4})[0] == 200)
 
 
 @pytest.mark.usefixtures("at_a_desk")
@@ -343,15 +384,13 @@ def test_a_worker_outlives_a_client_that_crashes_its_server(has_rpc: None) -> No
             client.sendall(HEADER.pack(Command.SET, len(nonsense)) + nonsense)
             with pytest.raises(OSError, match=r"closed|reset"):
                 receive(client, 1)
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                with Connection(address) as connection:
-                    assert connection.devices() >= 1
-                break
-            except WorkerError:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+
+        def lends() -> bool:
+            with contextlib.suppress(WorkerError), Connection(address) as connection:
+                return connection.devices() >= 1
+            return False
+
+        wait_until(lends)
 
 
 def test_a_server_ends_with_the_program_that_started_it(has_rpc: None) -> None:
@@ -359,7 +398,7 @@ def test_a_server_ends_with_the_program_that_started_it(has_rpc: None) -> None:
         children = psutil.Process(worker.pid).children(recursive=True)
         (server,) = [child for child in children if "edgespec.workers.server" in child.cmdline()]
         os.kill(worker.pid, signal.SIGKILL)
-        server.wait(20)
+        server.wait(PATIENCE_S)
         with pytest.raises(WorkerError, match="cannot be reached"):
             Connection(Address.parse(worker.address))
 

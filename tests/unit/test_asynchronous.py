@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import aclosing
 
@@ -14,6 +14,7 @@ from edgespec.engine.requests import Event, Request, RequestQueue
 from edgespec.errors import BackendError, ContextLengthError
 from edgespec.speculation.drafters.base import NoDrafter
 from tests.unit.fakes import CONTEXT, fake_engine
+from tests.waiting import PATIENCE_S
 
 CONFIG = GenerationConfig(max_tokens=20)
 PROMPTS = [[n + 1, n + 2] for n in range(6)]
@@ -69,9 +70,14 @@ def test_tasks_that_ask_at_once_are_all_answered() -> None:
 
 def test_who_stops_early_leaves_a_free_engine() -> None:
     engine, target = fake_engine(NoDrafter(), 3, never_ends=True)
-    target.on_pass = lambda: time.sleep(0.1)  # so that a busy machine has the time to stop it
 
     async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def let_the_loop_run() -> None:
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+
+        target.on_pass = let_the_loop_run  # so that no answer ends before the loop has stopped it
         async with aclosing(engine.stream_many_async(requests(0, 1, 2))) as events:
             async for _ in events:
                 break
@@ -89,6 +95,7 @@ def test_who_stops_early_leaves_a_free_engine() -> None:
 def test_a_task_that_is_cancelled_ends_its_answers() -> None:
     engine, target = fake_engine(NoDrafter(), 3, never_ends=True)
     begun = asyncio.Event()
+    cancelled = threading.Event()
 
     async def ask() -> None:
         async with aclosing(engine.stream_many_async(requests(0, 1))) as events:
@@ -96,13 +103,9 @@ def test_a_task_that_is_cancelled_ends_its_answers() -> None:
                 begun.set()
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        # A pass does not end before the task is cancelled.
-        cancelled = asyncio.Event()
-
-        def hold() -> None:
-            if begun.is_set():
-                asyncio.run_coroutine_threadsafe(cancelled.wait(), loop).result()
+        def hold() -> None:  # no answer gets far before the task is cancelled
+            if target.passes >= 4:
+                assert cancelled.wait(PATIENCE_S)
 
         target.on_pass = hold
         task = asyncio.create_task(ask())
@@ -127,7 +130,7 @@ def test_who_gives_up_waiting_for_a_turn_does_not_wait() -> None:
 
     async def main() -> None:
         task = asyncio.create_task(wait_for_turn())
-        while engine._usage.waiting == 0:
+        while engine.waiting == 0:
             await asyncio.sleep(0.001)
         passes = target.passes
         task.cancel()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from edgespec.bench.rows import capped
@@ -21,6 +21,7 @@ from edgespec.bench.rows.figures import (
 from edgespec.bench.rows.row_spec import RowSpec
 from edgespec.bench.rows.runner import RunConfig, Runner, why_it_failed
 from edgespec.generation.config import GenerationConfig
+from tests.waiting import wait_until
 
 
 def python(program: str) -> list[str]:
@@ -40,18 +41,26 @@ def test_a_process_is_told_and_heard() -> None:
 
 def test_a_process_is_killed_from_another_thread_with_its_children() -> None:
     killable = Killable()
-    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    threading.Timer(0.5, killable.kill).start()
-    start = time.monotonic()
-    assert run_capped(python(program), None, killable=killable).killed
-    assert time.monotonic() - start < 20
+    child = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    children: list[int] = []
+    killers: list[threading.Thread] = []
+
+    def kill(line: str) -> None:
+        children.append(int(line))
+        killers.append(threading.Thread(target=killable.kill))
+        killers[0].start()
+
+    assert run_capped(python(program), None, on_line=kill, killable=killable).killed
+    killers[0].join()
+    wait_until(lambda: not psutil.pid_exists(children[0]) or psutil.Process(children[0]).status() == "zombie")
 
 
 def test_an_exception_ends_the_process() -> None:
     def fail(_line: str) -> None:
         raise KeyboardInterrupt
 
-    program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    program = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
     lines: list[str] = []
 
     def note_and_fail(line: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from edgespec.machine.cores import usable_cores
 from edgespec.measure.initial_costs import better
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
 from edgespec.profiles.updates import corrected_passes
+from tests.busy import busy_machine
 
 CURVE = Curve.through([(1, 0.1), (8, 0.12), (32, 0.3)])
 IDLE = PassProfile(CURVE, (0.01, 0.02, 0.01), quick=True)
@@ -44,21 +43,13 @@ def test_others_count_as_far_as_they_stand_in_the_way(
 
 
 def test_programs_that_take_every_core_are_noticed() -> None:
-    cores = usable_cores()
-    script = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
-    hogs = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2 * cores)]
-    try:
-        time.sleep(0.5)
-        watch = ContentionWatch(cores)
-        end = time.monotonic() + 2
+    with busy_machine():
+        watch = ContentionWatch(usable_cores())
+        end = time.monotonic() + 1
         while time.monotonic() < end:
             pass
         assert watch.disturbed
         assert DISTURBED < watch.pressure <= 1
-    finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
 
 
 def test_a_disturbed_profile_is_marked_in_its_file(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import gguf
@@ -18,6 +17,7 @@ from edgespec.errors import BackendError, ModelFileError, OutputError, UsageErro
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.quantize import KEEP, QUANTIZATIONS, make_drafter
 from tests.tiny import N_LAYER, write_tiny
+from tests.waiting import PATIENCE_S, wait_until
 
 LAYERS = 30
 PROMPT = 12  # tokens
@@ -218,10 +218,9 @@ def test_a_signal_ends_the_quantizer_and_leaves_nothing(smol_path: Path, tmp_pat
         text=True,
     ) as run:
         partial = tmp_path / "d.gguf.partial"
-        while run.poll() is None and not (partial.exists() and partial.stat().st_size):
-            time.sleep(0.01)
+        wait_until(lambda: run.poll() is not None or (partial.exists() and partial.stat().st_size))
         run.send_signal(getattr(signal, number))
-        _, errors = run.communicate(timeout=60)
+        _, errors = run.communicate(timeout=PATIENCE_S)
     if number == "SIGINT":
         assert errors.strip().endswith("KeyboardInterrupt")
     assert run.returncode == -getattr(signal, number)

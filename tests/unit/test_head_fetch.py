@@ -18,6 +18,7 @@ from edgespec.models.hub.registry import Registry
 from edgespec.models.hub.repository import Hub
 from tests.hub_server import HubServer
 from tests.unit.test_head_conversion import Published
+from tests.waiting import PATIENCE_S
 
 REPO = "acme/Tiny-head"
 OTHER = "acme/Empty"
@@ -43,7 +44,7 @@ def server(published: Published) -> Iterator[HubServer]:
 
 @pytest.fixture
 def hub(server: HubServer, tmp_path: Path) -> Hub:
-    return Hub(server.url, tmp_path / "hub", timeout=1.0, pause=0.01)
+    return Hub(server.url, tmp_path / "hub", timeout=PATIENCE_S, pause=0.01)
 
 
 def test_a_head_is_fetched_converted_and_remembered(
@@ -93,7 +94,7 @@ def test_pull_names_the_head_and_fetches_it(
     assert entry.heads
     server.repositories[entry.repo] = {"Qwen3-8B-Q4_K_M.gguf": published.target.read_bytes()}
     server.repositories[entry.heads[0]] = server.repositories[REPO]
-    hub = Hub(server.url, tmp_path / "hub", timeout=1.0, pause=0.01)
+    hub = Hub(server.url, tmp_path / "hub", timeout=PATIENCE_S, pause=0.01)
     monkeypatch.setattr(Hub, "from_environment", classmethod(lambda cls: hub))
     assert main(["models", "pull", "qwen3-8b"]) == 0
     said = capsys.readouterr()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import ctypes
 import os
 import signal
 import threading
@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from edgespec.cli.interrupt import cancelling
+from tests.waiting import PATIENCE_S, wait_until
 
 
 class Witness:
@@ -23,15 +24,29 @@ class Witness:
 
 
 def test_ctrl_c_cancels_during_a_long_c_call() -> None:
-    witness = Witness()
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+    libc.pthread_mutex_init(mutex, None)
+    libc.pthread_mutex_lock(mutex)
+
+    class Unlocking(Witness):
+        def cancel(self) -> None:
+            super().cancel()
+            if len(self.callers) == 1:
+                libc.pthread_mutex_unlock(mutex)
+
+    witness = Unlocking()
+    hung = threading.Timer(PATIENCE_S, libc.pthread_mutex_unlock, (mutex,))
+    hung.start()
     with cancelling(witness) as interruption:
         timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)  # half a second or so without Python code
+        libc.pthread_mutex_lock(mutex)  # no signal ends this: it returns when the answer is cancelled
         timer.join()
+        assert hung.is_alive()
+        hung.cancel()
+        wait_until(lambda: any(caller is not threading.main_thread() for caller in witness.callers))
     assert interruption.signal == signal.SIGINT
     assert interruption.exit_code == 130
-    assert witness.callers[0] is not threading.main_thread()
 
 
 def test_a_second_ctrl_c_ends_more_than_the_answer() -> None:

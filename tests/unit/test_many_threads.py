@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +16,9 @@ from edgespec.errors import BackendError, UsageError
 from edgespec.generation.result import Generation
 from edgespec.speculation.drafters.base import NoDrafter
 from tests.unit.fakes import FakeDrafter, fake_engine
+from tests.waiting import PATIENCE_S, wait_until
 
 CONFIG = GenerationConfig(max_tokens=12)
-PATIENCE_S = 60.0
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Call(threading.Thread):
@@ -72,7 +64,7 @@ def test_calls_wait_in_order_and_get_the_texts_that_they_get_alone() -> None:
         calls = []
         for number in range(1, 6):
             calls.append(Call(lambda number=number: ask(number)))
-            eventually(lambda number=number: engine._usage.waiting == number)
+            wait_until(lambda number=number: engine.waiting == number)
         assert order == [], "the first answer has not ended"
         rest = [chunk for chunk in first if chunk.generation is not None]
         answers = [call.end() for call in calls]
@@ -80,7 +72,7 @@ def test_calls_wait_in_order_and_get_the_texts_that_they_get_alone() -> None:
         assert [answer.tokens for answer in answers] == [alone([number]) for number in order]
         assert rest[-1].generation is not None
         assert rest[-1].generation.tokens == alone([20])
-        assert engine._usage.waiting == 0
+        assert engine.waiting == 0
 
 
 def test_every_kind_of_call_from_many_threads() -> None:
@@ -114,12 +106,12 @@ def test_a_thread_does_not_wait_for_itself() -> None:
         mine = engine.stream([1], CONFIG)
         next(mine)
         other = Call(lambda: engine.generate([2], CONFIG))
-        eventually(lambda: engine._usage.waiting == 1)
+        wait_until(lambda: engine.waiting == 1)
         with pytest.raises(UsageError, match="busy with another answer"):
             engine.generate([3], CONFIG)
         with pytest.raises(UsageError, match="busy with another answer"):
             engine.generate_many([[3]], CONFIG)
-        assert engine._usage.waiting == 1, "those that were refused do not wait"
+        assert engine.waiting == 1, "those that were refused do not wait"
         mine.close()
         assert other.end().tokens == alone([2])
 
@@ -130,7 +122,7 @@ def test_an_answer_that_is_dropped_lets_the_next_one_begin() -> None:
         dropped = engine.stream([1], CONFIG)
         next(dropped)
         other = Call(lambda: engine.generate([2], CONFIG))
-        eventually(lambda: engine._usage.waiting == 1)
+        wait_until(lambda: engine.waiting == 1)
         del dropped
         gc.collect()
         assert other.end().tokens == alone([2])
@@ -149,7 +141,7 @@ def test_a_failing_call_lets_the_next_one_begin() -> None:
         failing = engine.stream([1], CONFIG)
         next(failing)
         other = Call(lambda: engine.generate([2], CONFIG))
-        eventually(lambda: engine._usage.waiting == 1)
+        wait_until(lambda: engine.waiting == 1)
         target.on_pass = fail
         with pytest.raises(OSError, match="gone"):
             next(failing)
@@ -161,7 +153,7 @@ def test_closing_ends_those_that_wait() -> None:
     first = engine.stream([1], CONFIG)
     next(first)
     calls = [Call(lambda: engine.generate([2], CONFIG)) for _ in range(3)]
-    eventually(lambda: engine._usage.waiting == 3)
+    wait_until(lambda: engine.waiting == 3)
     engine.close()
     for call in calls:
         with pytest.raises(BackendError, match="closed"):
@@ -186,7 +178,7 @@ def test_threads_share_passes_through_a_queue() -> None:
         ]
         for call in asking:
             call.end()
-        eventually(lambda: len(answers) == 6)
+        wait_until(lambda: len(answers) == 6)
         assert answering.is_alive(), "there may be more"
         queue.put(Request([7], CONFIG, raw=True, key=7))
         queue.close()

@@ -224,7 +224,7 @@ from edgespec.offload.packing.build import build_pack
 
 def hold(fraction):
     print(fraction, flush=True)
-    time.sleep(0.05)
+    time.sleep(3600)  # until it is killed
 
 start_backend()
 files = ModelFiles.of(read_header(Path(sys.argv[1])))

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from edgespec.costs.curves import Curve
+from edgespec.errors import MemoryLimitError
 from edgespec.loading.devices.card_plan import CardPlan
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import CardRequest
 from edgespec.loading.devices.placed import OnProcessor, Placed
-from edgespec.loading.devices.spreading import layer_sizes, usual_type
+from edgespec.loading.devices.spreading import usual_type
 from edgespec.models.gguf.footprint import Footprint, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.offload.planning import budget as budget_planning
 from edgespec.offload.planning.budget import bytes_needed
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import Plan, PlanRequest
@@ -56,14 +58,25 @@ def place(
     return CardPlan(cards, files, request, ProfileStore(Path("none"))).place(prints, budget, drafter)
 
 
-def test_what_fits_in_the_memory_of_machine_and_card_is_not_streamed(files: ModelFiles) -> None:
-    half = sum(layer_sizes(files)) // 2
-    budget = bytes_needed([size_of(files)]) - half
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_fits_in_the_memory_of_machine_and_card_is_not_streamed(
+    files: ModelFiles, copies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With kernels that hold a copy of a tied embedding while layers are streamed, and with others."""
+    embedding = max(tensor.n_bytes for tensor in files.headers[0].tensors)
+    monkeypatch.setattr(budget_planning, "tied_bytes", lambda _files: embedding * copies)
+    whole = bytes_needed([size_of(files)])
+    with pytest.raises(MemoryLimitError) as failure:
+        OnProcessor(files).place([size_of(files)], 0)
+    assert failure.value.least is not None
+    budget = (failure.value.least + whole) // 2
+    missing = whole - budget
+    assert missing > 0
     assert OnProcessor(files).place([size_of(files)], budget).holding.streamed_bytes
-    beside = place(files, half + 2 * size_of(files).total, budget)
+    beside = place(files, missing + 2 * size_of(files).total, budget)
     assert not beside.holding.streamed_bytes
     assert beside.passes(STEPS).at(1) < STEPS.at(1)
-    assert place(files, half // 4, budget).holding.streamed_bytes
+    assert place(files, missing // 4, budget).holding.streamed_bytes
 
 
 def test_a_drafter_on_a_card_takes_its_memory_and_is_faster_there(files: ModelFiles) -> None:
@@ -94,6 +107,9 @@ def planned(model: Path, drafter: Path, store: ProfileStore, **more: str) -> Pla
     size = {"weight_bytes": header.tensor_bytes, "parameters": 1 << 27}
     key = machine_identity() | {"threads": str(THREADS), "model": header.fingerprint, "mode": "test"}
     store.put(key, PassProfile(STEPS, **size))
+    for tensor in read_header(drafter).tensors:  # steps are derived from how fast the processor multiplies
+        speed = {"threads": str(THREADS), "type": str(tensor.type_id)}
+        store.put_products(machine_identity() | speed, SECONDS)
     request = PlanRequest(str(model), str(drafter), 4 << 30, 512, THREADS, **more)  # type: ignore[arg-type]
     return plan_for(request, no_progress, store, Cards.of([card(4 << 30)], usual_type(ModelFiles.of(header))))
 

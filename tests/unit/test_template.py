@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from edgespec.errors import TemplateError
 from edgespec.models.gguf.header import read_header
 from edgespec.models.text.template import ChatTemplate, Segment, render_segments
+from tests.waiting import PATIENCE_S, wait_until
 
 HINT = "Try another GGUF file of this model; the template is part of the file."
 CHATML = (
@@ -158,12 +160,19 @@ def test_a_hostile_template_ends_in_a_message_and_the_next_render_works(
     # One template that is hostile until told otherwise, so that both renders use one worker.
     both = "{% if messages[0].content == 'be nice' %}nice{% else %}" + source + "{% endif %}"
     compiles = source != "{% if %}" and "9 ** (9" not in source
-    with ChatTemplate(both if compiles else source, "", "", timeout_s=1.0) as template:
+    timeout_s = 1.0 if TIMED_OUT in whats else PATIENCE_S
+    with ChatTemplate(both if compiles else source, "", "", timeout_s) as template:
         with pytest.raises(TemplateError) as caught:
             template.render([user("")])
         assert caught.value.what in whats
+
+        def is_nice() -> bool:
+            with contextlib.suppress(TemplateError):  # on a slow machine, that may take as long too
+                return template.render([user("be nice")]) == "nice"
+            return False
+
         if compiles:
-            assert template.render([user("be nice")]) == "nice"
+            wait_until(is_nice)
 
 
 def test_deep_nesting_is_an_error() -> None:
@@ -278,7 +287,7 @@ def _workers() -> list[psutil.Process]:
 def test_a_template_takes_little_memory_whatever_it_does(source: str) -> None:
     before = set(_workers())
     both = "{% if messages[0].content == 'be nice' %}nice{% else %}" + source + "{% endif %}"
-    with ChatTemplate(both, "", "", timeout_s=20) as template:
+    with ChatTemplate(both, "", "", timeout_s=PATIENCE_S) as template:
         template.render([user("be nice")])
         (worker,) = set(_workers()) - before
         least = worker.memory_info().rss

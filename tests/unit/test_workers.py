@@ -23,6 +23,7 @@ from edgespec.workers.address import Address, is_guarded, parse_addresses
 from edgespec.workers.connection import Connection, receive
 from edgespec.workers.protocol import HEADER, LENGTH, Command
 from edgespec.workers.relay import Relay
+from tests.waiting import PATIENCE_S
 
 
 def test_addresses() -> None:
@@ -223,7 +224,7 @@ def test_a_worker_that_hangs_is_given_up_once_nobody_waits() -> None:
                 client.recv(1)
             assert relay.failure() is None
             wanted.clear()
-            client.settimeout(10.0)
+            client.settimeout(PATIENCE_S)
             assert LENGTH.unpack(receive(client, LENGTH.size)) == (4,)
             assert "it does not answer any more" in str(relay.failure())
         relay.close()
