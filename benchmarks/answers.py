@@ -38,6 +38,7 @@ from edgespec.bench.rows.capped import run_capped
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.engine.loop import Sizer
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Generation
 from edgespec.measure.throughput import forget_cached
 from edgespec.offload.layout import Piece
@@ -167,7 +168,7 @@ def alternating(target: Path, options: argparse.Namespace) -> dict[str, Any]:
             if not options.session:
                 engine.forget_texts()
             engine.target.rewind(0)
-            engine.loop.ahead.enabled = way == "ahead"
+            engine.decisions = Decisions(drafting_ahead=None if way == "ahead" else False)
             engine.loop.sizer, engine.policy, engine.drafter = states[way]
             return engine.generate(prompt, config)
 

@@ -19,6 +19,7 @@ from benchmarks.workload import smollm2
 from edgespec.bench.rows.workload import balanced, read_questions
 from edgespec.drafters.model import ModelDrafter
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.decisions import Decisions
 from edgespec.machine.probe import usable_cores
 from edgespec.speculation.policies import tree_policy
 
@@ -69,7 +70,7 @@ def main() -> None:
                 engine.forget_texts()
                 engine.target.rewind(0)
                 drafter.forget()
-                drafter.cascades, engine.policy = way, policy
+                engine.decisions, engine.policy = Decisions(cascade=way), policy
                 answer = engine.generate(question.text, config)
                 texts.append(answer.tokens)
                 for category in (question.category, "all"):

@@ -51,7 +51,6 @@ from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.experts.guesses import Trial
 from edgespec.offload.experts.pool import ExpertPool
-from edgespec.offload.experts.switch import ExpertSwitch
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
 LONG_PROMPT = " ".join(PROMPTS)
@@ -248,8 +247,9 @@ def pool_of(engine: Engine) -> ExpertPool:
 
 def trial_of(engine: Engine) -> Trial:
     """What has been found out about guesses."""
-    (switch,) = (seen for seen in engine.target.model.weights.observers if isinstance(seen, ExpertSwitch))
-    return switch.trial
+    trial = getattr(engine.target.model.weights, "_trial", None)
+    assert isinstance(trial, Trial)
+    return trial
 
 
 def read_long_prompt(engine: Engine) -> dict[str, Any]:

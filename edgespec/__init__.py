@@ -30,6 +30,11 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    """The public names, also those that are imported on first use."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use: llama.cpp takes a fifth of a second, which `edgespec --help` must not."""
     if name not in _HOMES:

@@ -5,7 +5,7 @@
     │   └── GrammarError     a grammar or schema that is wrong, too large, or cannot be followed
     ├── ModelFileError       a path that is no model, a damaged or hostile GGUF
     ├── HubError             a model that cannot be fetched: no network, no access, a corrupted download
-    ├── PairingError         a drafter that makes no sense for its target
+    ├── PairingError         a drafter that does not suit its target
     ├── MemoryLimitError     more memory needed than there is
     ├── ContextLengthError   a prompt longer than the context
     ├── TemplateError        a chat template that is missing, broken or hostile
@@ -20,6 +20,8 @@ Each carries what happened and what to do about it; the command line prints both
 
 from __future__ import annotations
 
+from edgespec.printable import printable
+
 
 class EdgeSpecError(Exception):
     """A failure with a message for people.
@@ -33,9 +35,10 @@ class EdgeSpecError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, hint: str = "") -> None:
-        super().__init__(what)
-        self.what = what
-        self.hint = hint
+        # Names and values in messages may come from files, from llama.cpp and from the network.
+        self.what = printable(what)
+        self.hint = printable(hint)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         return f"{self.what} {self.hint}".rstrip()
@@ -60,7 +63,7 @@ class HubError(EdgeSpecError):
 
 
 class PairingError(EdgeSpecError):
-    """A drafter that makes no sense for its target, such as one that is larger."""
+    """A drafter that does not suit its target, such as one that is larger."""
 
 
 class MemoryLimitError(EdgeSpecError):

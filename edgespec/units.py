@@ -1,6 +1,17 @@
-"""Sizes, counts and times as people read them."""
+"""Sizes, counts and times as people read and write them."""
 
 from __future__ import annotations
+
+import re
+
+from edgespec.errors import UsageError
+
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4} | {
+    f"{prefix}b": 1000**power for power, prefix in enumerate(["", "k", "m", "g", "t"])
+}
+_UNITS |= {f"{prefix}ib": _UNITS[prefix] for prefix in "kmgt"}
+
+_LEAST_BARE = 1_000_000  # a smaller number without a unit was hardly meant as bytes
 
 
 def readable(n_bytes: float) -> str:
@@ -27,3 +38,26 @@ def readable_time(seconds: float) -> str:
         return f"{max(round(seconds), 1)} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def parse_size(text: str, *, least_bare: int = _LEAST_BARE) -> int:
+    """Bytes from '12GiB', '800MB', '1.5G' (binary) or plain bytes.
+
+    Args:
+        least_bare: a number without a unit that is smaller than this is refused, because "12" is a
+            forgotten unit.
+
+    Raises:
+        UsageError: it is not a size, not above 0, or has no unit where one is needed.
+    """
+    from decimal import Decimal
+
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower(), re.ASCII)
+    if match is None or match[2] not in _UNITS:
+        raise UsageError(f"'{text}' is not a size.", "Write it like 12GiB, 800MB or 4000000000.")
+    size = int(Decimal(match[1]) * _UNITS[match[2]])
+    if not 0 < size < 2**63:
+        raise UsageError(f"A size of {text} is not possible.", "It must be above 0 and below 8 EiB.")
+    if not match[2] and size < least_bare:
+        raise UsageError(f"The size {text} has no unit.", f"Write {text}GiB or {text}MiB; {text}B is bytes.")
+    return size

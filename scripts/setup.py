@@ -382,7 +382,7 @@ def install_llama_cpp(
 
 def install_edgespec(environment: Environment, *, dev: bool) -> None:
     print(f"edgespec: installing{' with what its tests need' if dev else ''}", flush=True)
-    if not environment.run(*PIP_INSTALL, "--editable", ".[dev]" if dev else ".[grammar,serve]"):
+    if not environment.run(*PIP_INSTALL, "--editable", ".[dev]" if dev else ".[grammar,report,serve]"):
         raise environment.failure("Is the network there?")
 
 

@@ -63,12 +63,17 @@ def shared_cache(tried_kernels: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(autouse=True)
 def own_environment(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tried_kernels: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    tried_kernels: Path,
+    shared_cache: Path,
 ) -> None:
     """Keep the user's settings, caches and tokens out of the tests, and the tests out of them."""
     home = tmp_path_factory.mktemp("home")
+    cache = home / "cache" / "edgespec"
     if tried_kernels.exists():
-        shutil.copytree(tried_kernels, home / "cache" / "edgespec" / tried_kernels.name)
+        shutil.copytree(tried_kernels, cache / tried_kernels.name)
+    _share_verdicts(cache, shared_cache)
     _set_home(monkeypatch, home)
     monkeypatch.setenv("OLLAMA_MODELS", str(home / "ollama"))
     monkeypatch.setenv("LLAMA_CACHE", str(home / "llama.cpp"))
@@ -76,6 +81,14 @@ def own_environment(
         # The kernel layouts that the suite runs with are chosen from outside.
         if name.startswith(("EDGESPEC_", "HF_")) and name != kernels_setting.VARIABLE:
             monkeypatch.delenv(name)
+
+
+def _share_verdicts(cache: Path, shared: Path) -> None:
+    """Let all tests know which model files a child process has survived: each file is tried once."""
+    (shared / "vetted").mkdir(parents=True, exist_ok=True)
+    if os.name == "posix":
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / "vetted").symlink_to(shared / "vetted")
 
 
 def _set_home(patch: pytest.MonkeyPatch, home: Path) -> None:

@@ -1,13 +1,32 @@
-"""Models with another chat template, for programs that load a model by its file."""
+"""Models with another chat template: by their file, and while they are loaded."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from edgespec.engine.engine import Engine
+from edgespec.models.text.encoding import Encoder
+from edgespec.models.text.template import ChatTemplate
 
 _KEY = b"tokenizer.chat_template"
 _TEXT = 8  # a GGUF value that is a string
 _ALIGNMENT = 32
+
+
+@contextmanager
+def speaking(engine: Engine, template: str) -> Iterator[Engine]:
+    """The engine, as if its model had another chat template."""
+    before = engine.encoder
+    vocabulary = engine.target.model.vocabulary
+    with ChatTemplate(template, "<|im_start|>", "<|im_end|>") as chat:
+        engine.encoder = Encoder(vocabulary, chat, engine.context)
+        try:
+            yield engine
+        finally:
+            engine.encoder = before
 
 
 def with_template(model: Path, template: str, path: Path) -> Path:

@@ -62,7 +62,7 @@ COMMANDS: Mapping[str, Command] = {
     "chat": Command(
         "chat",
         "chat",
-        "Hold a conversation.",
+        "Start a conversation.",
         (
             "edgespec chat",
             "edgespec chat 'Why is the sky blue?'",
@@ -72,7 +72,7 @@ COMMANDS: Mapping[str, Command] = {
     "run": Command(
         "chat",
         "chat",
-        "Hold a conversation, or answer one prompt and end.",
+        "Start a conversation, or answer one prompt and exit.",
         ("edgespec run llama3.2-1b", "edgespec run llama3.2-1b 'Why is the sky blue?'"),
         _SHORT_FORMS,
         is_other_name=True,
@@ -80,7 +80,7 @@ COMMANDS: Mapping[str, Command] = {
     "generate": Command(
         "generate",
         "generate",
-        "Generate text from a prompt, or for every line of a JSONL file.",
+        "Answer a prompt, or every line of a JSONL file.",
         (
             "edgespec generate 'Why is the sky blue?'",
             "edgespec generate large.gguf 'Why is the sky blue?' --memory 12GiB",
@@ -92,37 +92,37 @@ COMMANDS: Mapping[str, Command] = {
     "merge": Command(
         "merge",
         "merge",
-        "Join the parts of a batch that was answered with generate --shard, in the order of its input.",
+        "Join the results of generate --shard, in the order of the input.",
         ("edgespec merge part-*.jsonl --input prompts.jsonl --output answers.jsonl",),
     ),
     "serve": Command(
         "serve",
         "serve",
-        "Answer the OpenAI, Anthropic and Ollama APIs over HTTP, several requests in every pass.",
+        "Serve the OpenAI, Anthropic and Ollama APIs over HTTP, with several requests in every pass.",
         ("edgespec serve", "edgespec serve large.gguf --memory 12GiB --port 8000"),
     ),
     "worker": Command(
         "worker",
         "worker",
-        "Lend this machine's memory and devices to a model that runs on another one.",
+        "Lend this machine's memory and devices to a model on another machine.",
         ("edgespec worker --listen 192.168.0.7:50052", "edgespec worker --memory 12GiB"),
     ),
     "profile": Command(
         "profile",
         "profile",
-        "Measure disk, memory, passes, draft steps and trees, and keep the figures.",
+        "Measure disk, memory, passes, draft steps and trees, and store the results.",
         ("edgespec profile", "edgespec profile large.gguf --draft small.gguf --memory 12GiB"),
     ),
     "plan": Command(
         "plan",
         "plan",
-        "Say how a model would run here: what stays in memory, which trees, how fast, and what would help.",
+        "Predict how a model would run here: memory, trees, speed, and what would help.",
         ("edgespec plan llama3.3-70b", "edgespec plan large.gguf --draft small.gguf --memory 12GiB"),
     ),
     "bench": Command(
         "bench",
         "bench",
-        "Measure what this machine does with a model: tokens per second, plain and with trees.",
+        "Benchmark a model on this machine: tokens per second, plain and with trees.",
         (
             "edgespec bench",
             "edgespec bench big.gguf --memory 12GiB --html bench.html",
@@ -132,54 +132,54 @@ COMMANDS: Mapping[str, Command] = {
     "doctor": Command(
         "doctor",
         "doctor",
-        "Look for what makes models slow or fail here, and say how to mend it.",
+        "Find what makes models slow or fail on this machine, and say how to fix it.",
         ("edgespec doctor", "edgespec doctor large.gguf --json"),
     ),
     "pull": Command(
         "models",
         "pull",
-        "Download a model into the Hub's cache; prints its path, and that of its head.",
+        "Download a model into the Hub's cache; print its path, and that of its head.",
         ("edgespec pull llama3.2-1b",),
         _SHORT_FORMS,
     ),
     "list": Command(
-        "models", "list_models", "List the models that are here.", ("edgespec list --all",), _SHORT_FORMS
+        "models", "list_models", "List the models on this machine.", ("edgespec list --all",), _SHORT_FORMS
     ),
     "show": Command(
         "models",
         "show",
-        "Say what a model is and how it would run here; one on the Hub is not downloaded for that.",
+        "Describe a model and how it would run here; models on the Hub are not downloaded.",
         ("edgespec show llama3.2-1b",),
         _SHORT_FORMS,
     ),
     "rm": Command(
         "models",
         "remove",
-        "Remove a model, its pairs, and what EdgeSpec made for it; says how many bytes are freed.",
+        "Remove a model, its pairs, and the files EdgeSpec made for it.",
         ("edgespec rm llama3.2-1b",),
         _SHORT_FORMS,
     ),
     "ps": Command(
         "ps",
         "ps",
-        "List the edgespec programs of this user that hold a model now.",
+        "List your running edgespec processes that have a model loaded.",
         ("edgespec ps",),
         _SHORT_FORMS,
     ),
     "config": Command(
         "config",
         "config",
-        "Show every setting and where its value comes from.",
+        "Show changed settings and where their values come from.",
         ("edgespec config", "edgespec config --init"),
     ),
-    "models": Command("models", "app", "Fetch models, see what they are, pair, widen and remove them."),
+    "models": Command("models", "app", "Download, inspect, pair, widen and remove models."),
     "sessions": Command(
-        "sessions", "app", "List, show and remove conversations that were saved with chat --session NAME."
+        "sessions", "app", "List, show and remove conversations saved with chat --session NAME."
     ),
     "presets": Command(
-        "presets", "app", "Save a model, a system prompt and settings under a name, for --preset."
+        "presets", "app", "Save a model, a system prompt and settings under a name for --preset."
     ),
-    "draft": Command("draft", "app", "Make drafters, and tune them."),
+    "draft": Command("draft", "app", "Make and tune drafters."),
 }
 
 

@@ -18,6 +18,7 @@ from edgespec.cli import config_file as settings
 from edgespec.cli.command_table import RootGroup
 from edgespec.cli.crash import announce_crashes
 from edgespec.cli.options.rows import with_bare_json
+from edgespec.cli.standard_error import never_fail
 from edgespec.errors import EdgeSpecError
 from edgespec.version import __version__
 
@@ -28,8 +29,8 @@ app = typer.Typer(
     name="edgespec",
     cls=RootGroup,
     help="Run a GGUF model larger than memory at chat speed: a small model drafts, the large one verifies.",
-    epilog="Options have environment variables: EDGESPEC_MEMORY=8GiB is --memory 8GiB. Those of a single run "
-    "have none, such as --output.",
+    epilog="Most options have an environment variable: EDGESPEC_MEMORY=8GiB is --memory 8GiB. Options for a "
+    "single run, such as --output, have none.",
     context_settings={"help_option_names": sorted(_HELP)},
     pretty_exceptions_enable=False,
     invoke_without_command=True,
@@ -38,7 +39,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"edgespec {__version__}")
+        typer.echo(f"edgespec {__version__}")  # noqa: TID251
         raise typer.Exit
 
 
@@ -51,13 +52,14 @@ def _start(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        typer.echo(context.get_help())  # noqa: TID251
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     if arguments is None:  # as a program
         arguments = sys.argv[1:]
+        never_fail()
         if not _IN_PYTHON_ALONE.issuperset(arguments[:1]):
             announce_crashes(verbose=_verbose(arguments))
     arguments = with_bare_json(arguments)
@@ -102,7 +104,7 @@ def _report(error: Exception, *, verbose: bool) -> int:
         case typer.TyperException() if not error.format_message():
             return error.exit_code
         case typer.TyperException() if type(error).__name__ == "NoArgsIsHelpError":
-            typer.echo(error.format_message(), err=True)  # a group of commands without one: its help
+            typer.echo(error.format_message(), err=True)  # noqa: TID251 (the help of a group of commands)
             return error.exit_code
         case typer.TyperException():
             from edgespec.cli.suggestions import explained

@@ -130,7 +130,7 @@ Preset = Annotated[
     option(
         "Prompt",
         "--preset",
-        "Model, system prompt and settings saved under this name.",
+        "Use the model, system prompt and settings saved under this name.",
         metavar="NAME",
         is_eager=True,  # before the options whose defaults it sets
         callback=_use,

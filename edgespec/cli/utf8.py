@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 
 from edgespec.errors import UsageError
 
@@ -34,16 +33,22 @@ def decoded(data: bytes, name: str) -> str:
         ) from error
 
 
-def checked(text: str, name: str) -> str:
-    """The same text, if it is valid Unicode; Python hides other bytes of arguments and keys in surrogates.
+def as_text(argument: str, name: str) -> str:
+    """The text of an argument, a variable or keys: UTF-8, whatever the locale says.
+
+    Python hides bytes that the locale cannot decode in surrogates; in the C locale, that is all but ASCII.
 
     Raises:
-        UsageError: it is not; see `decoded`.
+        UsageError: it is not valid UTF-8; see `decoded`.
     """
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate that does not stand for a byte
-            decoded(text.encode(errors="surrogateescape"), name)
+        argument.encode()
+    except UnicodeEncodeError:
+        pass
+    else:
+        return argument
+    try:
+        data = argument.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:  # a lone surrogate that does not stand for a byte
         raise UsageError(f"{name} holds half a surrogate pair.", "Remove it.") from error
-    return text
+    return decoded(data, name)

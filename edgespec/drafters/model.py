@@ -56,12 +56,9 @@ class ModelDrafter(Drafter):
     Attributes:
         steps, rows: draft steps of the last trees, and nodes read in them.
         keeps_branches: whether what was read below the target's choice is of use for the next tree.
-        cascades: whether draft steps also read what sources are sure of; None to decide by measured costs.
-            May be changed between trees.
     """
 
     keeps_branches = True
-    cascades: bool | None = None
 
     def __init__(
         self,
@@ -126,8 +123,8 @@ class ModelDrafter(Drafter):
             )
             if goes_on:
                 limits = replace(limits, remembered=_LEAST_AHEAD)
-            cascades = rows_are_cheap(limits) if self.cascades is None else self.cascades
-            self._reads_ahead = goes_on and cascades
+            cascade = rows_are_cheap(limits) if limits.cascade is None else limits.cascade
+            self._reads_ahead = goes_on and cascade
             grown = grow_together(searches, self._expand, limits, self._known)
             for index, tree in zip(served, grown, strict=True):
                 trees[index] = tree

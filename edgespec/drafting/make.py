@@ -61,7 +61,7 @@ class Made:
         return self.tokens_per_second * self.pass_s
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         return {
             "target": str(self.target),
             "path": str(self.path),
@@ -86,7 +86,7 @@ class Made:
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """How to make a drafter.
+    """Options for making a drafter.
 
     Attributes:
         memory: bytes that EdgeSpec may use while the target generates; None means what is available.
@@ -197,7 +197,8 @@ def _check(options: MakeOptions) -> None:
                 f"There is no quantization '{name}'.", f"Choose from {KEEP}, {', '.join(QUANTIZATIONS)}."
             )
     if options.pass_s is not None and not 0 < options.pass_s < 3600:
-        raise UsageError(f"A pass of {options.pass_s} seconds makes no sense.", "It must be above 0.")
+        limit = "below 3600" if options.pass_s > 0 else "positive"
+        raise UsageError(f"--pass-seconds must be {limit}, not {options.pass_s:g}.")
     if not 8 <= options.tokens <= 512:
         raise UsageError(f"The number of tokens is {options.tokens}.", "It must be from 8 to 512.")
     if options.output is not None and not options.output.absolute().parent.is_dir():

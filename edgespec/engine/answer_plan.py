@@ -13,6 +13,7 @@ from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat
 from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
 from edgespec.models.text.calls import harmony
+from edgespec.models.text.calls.fenced import FenceReader
 from edgespec.models.text.calls.syntax import CallSyntax
 from edgespec.models.text.channels import ChannelParts
 from edgespec.models.text.encoding import Encoder
@@ -68,7 +69,9 @@ class AnswerPlanner:
             return AnswerPlan(self._constraint(len(prompt), config.grammar))
         shown = self._shown(form)
         opened = encoder.begins_in_thought(prompt)
-        parts = _parts(form, opened=opened, tools=config.tools if syntax is not None else (), prompt=prompt)
+        fences = self._fences(syntax, config) if syntax is not None else None
+        tools = config.tools if syntax is not None else ()
+        parts = _parts(form, opened=opened, tools=tools, fences=fences, prompt=prompt)
         # A model that is not to think gets a closed thought, or is told by its template.
         thinks = thought is not None and (opened or config.thinking.enabled is not False)
         if not thinks and syntax is None:
@@ -120,6 +123,19 @@ class AnswerPlanner:
             whole=whole,
         )
 
+    def _fences(self, syntax: CallSyntax, config: GenerationConfig) -> FenceReader | None:
+        """What decides which code fences are calls; None if none is."""
+        if not syntax.in_fences or config.tool_choice != "auto":
+            return None
+        calls = _calls(syntax, config)
+        (form,) = _forms(calls)
+
+        def fits(call: str) -> bool:
+            matcher, tokens = self._matcher(form), self._vocabulary.tokenize(call, control=False)
+            return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
+
+        return FenceReader(config.tools, fits, several=config.parallel_tool_calls)
+
     def _matcher(self, form: Form) -> Any:
         return self._grammars.matcher(Grammar(form.kind, form.text))
 
@@ -144,13 +160,22 @@ class AnswerPlanner:
         return self._marks[form]
 
 
-def _parts(form: AnswerFormat, *, opened: bool, tools: Sequence[Tool], prompt: Sequence[int]) -> PartsReader:
+def _parts(
+    form: AnswerFormat,
+    *,
+    opened: bool,
+    tools: Sequence[Tool],
+    fences: FenceReader | None,
+    prompt: Sequence[int],
+) -> PartsReader:
     """What takes an answer apart."""
     identify = partial(call_id, tuple(prompt))
     if form.thought is not None and form.thought.again and (form.calls.in_channels or not tools):
         return ChannelParts(opened=opened, calls_tools=bool(tools), call_id=identify)
     syntax = form.calls if tools else None
-    return AnswerParts(form.thought, opened=opened, syntax=syntax, tools=tools, call_id=identify)
+    return AnswerParts(
+        form.thought, opened=opened, syntax=syntax, tools=tools, fences=fences, call_id=identify
+    )
 
 
 def _thought(

@@ -28,15 +28,15 @@ class DraftingAhead:
 
     Args:
         clock: tells the time, in seconds.
-        enabled: whether waits are used at all.
+        forced: whether waits are used: True for each of them, False for none, None by these times.
 
     Attributes:
-        enabled: the same; may be changed between passes.
+        forced: the same; may be changed between passes.
         steps, seconds: of the steps during the latest pass.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, enabled: bool = True) -> None:
-        self.enabled = enabled
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, forced: bool | None = None) -> None:
+        self.forced = forced
         self._clock = clock
         self.steps = 0
         self.seconds = 0.0
@@ -55,9 +55,11 @@ class DraftingAhead:
         """
         self.steps, self.seconds = 0, 0.0
         self._drafter = drafter
-        if not self.enabled or resting or self._spare_s is None or self._step_s is None:
+        if self.forced is False or resting:
             return None
-        return self._use
+        if self.forced:
+            return lambda read_ahead_s, left: self._take_step()
+        return None if self._spare_s is None or self._step_s is None else self._use
 
     def end(self, record: PassRecord) -> None:
         """The pass has ended."""
@@ -76,11 +78,15 @@ class DraftingAhead:
         Returns:
             Whether one was taken.
         """
-        assert self._drafter is not None
         assert self._step_s is not None
         assert self._spare_s is not None
         if self._step_s > min(read_ahead_s, self._spare_s * left, self._spare_s - self.seconds):
             return False
+        return self._take_step()
+
+    def _take_step(self) -> bool:
+        """Take a draft step; False if there is none left."""
+        assert self._drafter is not None
         start = self._clock()
         took_one = self._drafter.draft_ahead()
         seconds = self._clock() - start

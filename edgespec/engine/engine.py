@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import TracebackType
 
+from edgespec.arguments import checks_arguments, shown
 from edgespec.costs.batches import knee_of_texts
 from edgespec.costs.pass_time import Costs
 from edgespec.engine.answer import AnswerInProgress, Watcher
@@ -23,6 +24,7 @@ from edgespec.engine.tree_limits import limits_for
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.text.encoding import Encoder, Prompt
@@ -145,10 +147,21 @@ class Engine(ManyAnswers):
         self.loop.drafter = drafter
 
     @property
+    def decisions(self) -> Decisions:
+        """Which decisions are forced instead of following from measured costs; may be set between answers."""
+        return self.loop.decisions
+
+    @decisions.setter
+    def decisions(self, decisions: Decisions) -> None:
+        self.loop.decisions = decisions
+        self.target.model.weights.guess_experts(decisions.expert_guesses)
+
+    @property
     def last_round(self) -> tuple[TokenTree, Acceptance] | None:
         """The latest tree with drafted tokens, and what was accepted of it; None before the first."""
         return self.loop.last_round
 
+    @checks_arguments
     def stream(
         self,
         prompt: Prompt,
@@ -191,6 +204,7 @@ class Engine(ManyAnswers):
         with self._usage.turn(own[0]):
             yield from self._usage.held_steps(self._answer(tokens, room, config, raw, on_prefill))
 
+    @checks_arguments
     def _checked(self, prompt: Prompt, config: GenerationConfig, raw: bool) -> tuple[list[int], int]:
         """The tokens of a prompt, and the room that the context has behind them."""
         if self._exact and not config.rule.kind.invariant:
@@ -203,7 +217,7 @@ class Engine(ManyAnswers):
             tokens = self.encoder.encode(prompt, raw=raw, config=config)
         room = self.context - len(tokens)
         if not tokens:
-            raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
+            raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")
         if room < 1:
             raise ContextLengthError(
                 f"The prompt has {len(tokens)} tokens, and the context holds {self.context}.",
@@ -211,6 +225,7 @@ class Engine(ManyAnswers):
             )
         return tokens, room
 
+    @checks_arguments
     def generate(
         self,
         prompt: Prompt,
@@ -340,6 +355,7 @@ class Engine(ManyAnswers):
         self.policy = tree_policy(self.policy.name)
         self.drafter.forget_texts()
 
+    @checks_arguments
     def set_tree_budget(self, budget: int | None) -> None:
         """Set the size of trees from now on: the nodes per pass, or None to follow the measured cost.
 
@@ -348,7 +364,7 @@ class Engine(ManyAnswers):
         """
         if budget is not None and not 1 <= budget <= self.target.max_nodes:
             raise UsageError(
-                f"The tree budget is {budget}.",
+                f"The tree budget is {shown(budget)}.",
                 f"It must be from 1 to {self.target.max_nodes} now, or auto.",
             )
         self.loop.sizer = self._new_sizer(fixed=replace(self.limits, budget=budget) if budget else None)
@@ -384,6 +400,11 @@ class Engine(ManyAnswers):
             stack.callback(self.drafter.close)
             stack.callback(self.encoder.close)
             self.profile_updates.keep(self.target.model.weights)
+
+    def __repr__(self) -> str:
+        """Such as <Engine big.gguf, drafted by small.gguf, exact; context 4096>."""
+        state = "closed" if self.closed else f"context {self.context}"
+        return f"<Engine {self.description}; {state}>"
 
     def __enter__(self) -> Engine:
         return self

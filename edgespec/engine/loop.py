@@ -18,6 +18,7 @@ from edgespec.engine.drafting_ahead import DraftingAhead
 from edgespec.engine.observing import Observing
 from edgespec.engine.passes import CachedText, PromptChunk, TargetPass, TextTree, Verified
 from edgespec.errors import EdgeSpecError
+from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import PassRecord
 from edgespec.models.llama.runtime.residency import Meanwhile
 from edgespec.speculation.drafters.base import Drafter, ProposedBy
@@ -91,6 +92,7 @@ class Loop:
         plain_s: seconds of a pass over a single row, as measured lately; 0 if unknown.
         last_round: the latest tree with drafted tokens, and what was accepted of it.
         ahead: drafts while passes wait for the disk.
+        decisions: which decisions are forced, instead of following from measured costs.
     """
 
     def __init__(self, target: TreeVerifier, drafter: Drafter, sizer: Sizer, plain_s: float = 0.0) -> None:
@@ -100,7 +102,18 @@ class Loop:
         self.plain_s = plain_s
         self.last_round: tuple[TokenTree, Acceptance] | None = None
         self._observing = Observing()
-        self.ahead = DraftingAhead(enabled=False)  # no gain was measured; see docs/benchmarks.md
+        self.ahead = DraftingAhead()
+        self.decisions = Decisions()
+
+    @property
+    def decisions(self) -> Decisions:
+        return self._decisions
+
+    @decisions.setter
+    def decisions(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+        self.ahead.forced = decisions.drafting_ahead
+        self._observing.forced = decisions.observing
 
     def next_pass(self, text: DecodingText) -> PassRecord:
         """Extend one text by a pass of its own.
@@ -211,9 +224,17 @@ class Loop:
             for d, path, share in zip(drafted, paths, experts, strict=True)
         ]
 
+    def _limits(self, sizer: Sizer, texts: int = 1, room: PassRoom | None = None) -> TreeLimits:
+        """Limits of the next trees, with what is forced."""
+        drafting = self._decisions.drafting
+        if drafting:
+            sizer = FixedSizer(sizer.most)
+        limits = replace(sizer.limits(texts, room), cascade=self._decisions.cascade)
+        return replace(limits, budget=texts) if drafting is False else limits
+
     def _draft(self, text: DecodingText) -> tuple[list[DraftedTree], list[int]]:
         """The tree of a text that has a pass to itself; see `_draft_together`."""
-        limits = text.within(text.sizer.limits())
+        limits = text.within(self._limits(text.sizer))
         if not limits.allows_drafting and not self.drafter.reads_target:
             # Where a pass takes a few milliseconds, it would show what a drafter does to draft nothing.
             return [DraftedTree(TokenTree.root_only(text.tokens[-1]))], []
@@ -230,7 +251,7 @@ class Loop:
         drafted = [DraftedTree(TokenTree.root_only(text.tokens[-1])) for text in texts]
         if not texts or room.nodes <= len(texts):
             return drafted, []
-        limits = self.sizer.limits(len(texts), room)
+        limits = self._limits(self.sizer, len(texts), room)
         # Under some rules the text depends on its trees, so others must not have a say in them.
         asked = {
             index: request

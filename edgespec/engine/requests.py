@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edgespec.arguments import check_type
 from edgespec.errors import EdgeSpecError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
@@ -115,7 +116,10 @@ class RequestList(RequestSource):
         self._requests: Iterator[Request] = iter(requests)
 
     def take(self) -> Request | None:
-        return next(self._requests, None)
+        request = next(self._requests, None)
+        if request is not None:
+            check_type("An item of source", request, Request)
+        return request
 
     def wait(self) -> bool:
         return False

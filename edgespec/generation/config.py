@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from edgespec.arguments import check_fields, shown
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.rules import Rule, parse_rule
+from edgespec.generation.short_repr import short_repr
 from edgespec.generation.thinking import Think, parse_think, think_text
 from edgespec.generation.tools import Tool, check_choice, tools_of
 
@@ -53,7 +55,7 @@ class GenerationConfig:
     The filters apply in llama.cpp's order: penalties, top-k, top-p, min-p, temperature.
 
     Attributes:
-        max_tokens: most tokens to generate; None means until the context is full.
+        max_tokens: maximum tokens to generate; None sets no limit but the context.
         temperature: 0 takes the most likely token (greedy decoding); above 0 samples.
         top_k: sample among the k most likely tokens; 0 means all.
         top_p: sample from the smallest set of tokens whose probability reaches top_p; 1 means all.
@@ -100,10 +102,15 @@ class GenerationConfig:
     parallel_tool_calls: bool = True
     logprobs: int | None = None
 
+    __repr__ = short_repr
+
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "top_k", "penalty_window", "seed"):
-            value = getattr(self, name)
-            _check(not isinstance(value, float), name, value, "a whole number")
+        object.__setattr__(self, "think", think_text(self.think))
+        listed = isinstance(self.tools, Sequence) and not isinstance(self.tools, str | bytes)
+        _check(listed, "tools", self.tools, "a list of tools")
+        object.__setattr__(self, "tools", tools_of(self.tools))
+        check_fields(self)
+        object.__setattr__(self, "stop", tuple(self.stop))
         _check(
             self.max_tokens is None or self.max_tokens >= 1,
             "max_tokens",
@@ -149,17 +156,13 @@ class GenerationConfig:
             self.seed,
             f"from 0 to {MAX_SEED}",
         )
-        _check(not isinstance(self.stop, str), "stop", repr(self.stop), "a list of texts")
-        _check(all(self.stop), "stop", "''", "a text that is not empty")
+        _check(all(self.stop), "stop", "", "a text that is not empty")
         if parse_rule(self.verify).name == "greedy" and not self.greedy:
             raise UsageError(
                 f"The rule 'greedy' takes the likeliest token, and temperature is {self.temperature}.",
                 "Leave out one of them.",
             )
-        object.__setattr__(self, "think", think_text(self.think))
         parse_think(self.think)
-        _check(not isinstance(self.tools, str | Mapping), "tools", "not a list", "a list of tools")
-        object.__setattr__(self, "tools", tools_of(self.tools))
         check_choice(self.tool_choice, self.tools)
         if self.grammar is not None and self.offers_tools:
             raise UsageError(
@@ -167,7 +170,7 @@ class GenerationConfig:
                 'Leave one out, or set tool_choice "none".',
             )
         _check(
-            self.logprobs is None or (type(self.logprobs) is int and 0 <= self.logprobs <= MOST_LOGPROBS),
+            self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
             "logprobs",
             self.logprobs,
             f"a whole number from 0 to {MOST_LOGPROBS}",
@@ -206,10 +209,7 @@ class GenerationConfig:
                     f"There is no setting '{name}'.",
                     f"The settings are {', '.join(sorted(known))}.",
                 )
-        try:
-            return replace(self, **changes)
-        except TypeError as error:
-            raise UsageError(f"A setting has a value of the wrong kind: {changes}.") from error
+        return replace(self, **changes)
 
 
 def shortened(text: str, most: int = 80) -> str:
@@ -223,4 +223,4 @@ def _within(value: float, low: float, high: float) -> bool:
 
 def _check(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
-        raise UsageError(f"{name} is {shortened(str(value))}.", f"It must be {wanted}.")
+        raise UsageError(f"{name} is {shown(value)}.", f"It must be {wanted}.")

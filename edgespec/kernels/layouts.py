@@ -16,7 +16,12 @@ from functools import cache
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.report_store import ensure_report, layouts_in_use, stored_report
+from edgespec.kernels.report_store import (
+    ensure_report,
+    faulty_with_sequences,
+    layouts_in_use,
+    stored_report,
+)
 from edgespec.kernels.setting import PLAIN
 
 _EXPERTS = re.compile(r"exps\.")
@@ -114,7 +119,9 @@ def kernel_layouts() -> tuple[KernelLayout, ...]:
     if _only is not None:
         return _only
     names = layouts_in_use([layout.name for layout in available_layouts()], stored_report())
-    return tuple(layout for layout in available_layouts() if layout.name in names)
+    return tuple(
+        layout for layout in available_layouts() if layout.name in names and layout.name not in _left_out
+    )
 
 
 def kernel_layout(type_id: int, shape: tuple[int, ...]) -> KernelLayout | None:
@@ -159,6 +166,45 @@ def follows_ggml() -> bool:
     return not _unusual(tuple(layout.name for layout in kernel_layouts()))
 
 
+@contextmanager
+def for_sequences_with_states() -> Iterator[None]:
+    """Leave out layouts that compute several sequences of a model with a running state wrongly.
+
+    Raises:
+        BackendError, UsageError: as `report_store.faulty_with_sequences`.
+    """
+    global _left_out
+    before, _left_out = _left_out, _left_out | _faulty()
+    try:
+        yield
+    finally:
+        _left_out = before
+
+
+def check_sequences_with_states(layouts: Sequence[str]) -> None:
+    """Refuse to compute several sequences of a model with a running state in layouts that are wrong there.
+
+    Args:
+        layouts: ggml's names of those that the model was loaded with.
+
+    Raises:
+        BackendError: one of them is.
+        UsageError: as `report_store.faulty_with_sequences`.
+    """
+    faulty = [name for name in layouts if name in _faulty()]
+    if faulty:
+        raise BackendError(
+            f"llama.cpp's {faulty[0]} kernels compute nonsense where several sequences of a model with a "
+            "running state share a pass.",
+            "Set EDGESPEC_KERNELS=plain.",
+        )
+
+
+def _faulty() -> frozenset[str]:
+    """What is known of several sequences; nothing within the process that tries it."""
+    return frozenset() if _only is not None else faulty_with_sequences()
+
+
 def offer_to_loader() -> bool:
     """Restrict llama.cpp's loader to the layouts in use, which are tried first if they have not been yet.
 
@@ -195,6 +241,7 @@ def only(layouts: Sequence[KernelLayout]) -> Iterator[None]:
 
 
 _only: tuple[KernelLayout, ...] | None = None
+_left_out: frozenset[str] = frozenset()
 
 
 def _unusual(names: tuple[str, ...]) -> list[tuple[int, str]]:

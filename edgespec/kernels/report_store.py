@@ -19,7 +19,7 @@ from edgespec.files.writing import atomic_write
 from edgespec.kernels.rebuild import rebuild_command
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import AUTO, PLAIN, VARIABLE, allowed_layouts, kernels_setting
-from edgespec.kernels.trial import TRIAL_TIMEOUT_S, run_trial
+from edgespec.kernels.trial import TRIAL_TIMEOUT_S, run_sequences_trial, run_trial
 from edgespec.machine.cores import probe_cores
 
 Trial = Callable[[], Report]
@@ -27,7 +27,9 @@ Trial = Callable[[], Report]
 _VERSION = 1
 _TRANSIENT_S = 24 * 3600  # how long a report with a transient problem is valid
 
-_found: Report | None = None  # read or made by this process
+# Read or made by this process.
+_found: Report | None = None
+_found_of_sequences: Report | None = None
 
 
 def reports_folder() -> Path:
@@ -62,7 +64,31 @@ def ensure_report(trial: Trial = run_trial, *, again: bool = False) -> Report:
         return known
     if kernels_setting() == PLAIN:
         return Report()
-    path = _path()
+    _found = _saved_or_new(_path(), trial, again=again)
+    return _found
+
+
+def faulty_with_sequences(trial: Trial = run_sequences_trial) -> frozenset[str]:
+    """The layouts (ggml's names) that compute several sequences of a model with a running state wrongly.
+
+    They are tried when this is first called, and the outcome is saved like the report. Nobody else pays for
+    it: graphs of other models have no axis of sequences, and one sequence alone is right.
+
+    Raises:
+        BackendError: llama.cpp does not work here at all, or not with several sequences of such a model.
+        UsageError: EDGESPEC_KERNELS has an unknown value.
+    """
+    global _found_of_sequences
+    if kernels_setting() == PLAIN:
+        return frozenset()
+    if _found_of_sequences is None:
+        path = _path()
+        _found_of_sequences = _saved_or_new(path.with_name(f"{path.stem}-sequences.json"), trial)
+    return frozenset(_found_of_sequences.problems)
+
+
+def _saved_or_new(path: Path, trial: Trial, *, again: bool = False) -> Report:
+    """The report in a file, or a new one, which is saved there."""
     with _alone(path):
         report = None if again else _read(path)
         if report is None:
@@ -71,7 +97,6 @@ def ensure_report(trial: Trial = run_trial, *, again: bool = False) -> Report:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_write(path, durable=False) as file:
                     file.write(json.dumps(report.to_json(), indent=1).encode())
-    _found = report
     return report
 
 

@@ -19,6 +19,7 @@ from edgespec.processes.exit_status import crash_fault, ending_signal
 TRIAL_TIMEOUT_S = 120.0  # it takes two seconds; this long only if something is wrong
 
 WORKER = (sys.executable, "-m", "edgespec.measure.kernel_worker")
+SEQUENCES = (*WORKER, "sequences")
 
 
 @dataclass
@@ -60,6 +61,15 @@ def run_trial(command: Sequence[str] = WORKER, timeout_s: float = TRIAL_TIMEOUT_
             untried = f"they could not be tried, as the trial {reason} {what}"
             return Report(dict.fromkeys(outcome.layouts, untried) | problems, {}, transient=True)
         problems[layout] = f"trying them, llama.cpp {reason} {what}"
+
+
+def run_sequences_trial(command: Sequence[str] = SEQUENCES, timeout_s: float = TRIAL_TIMEOUT_S) -> Report:
+    """Have a child process compute several sequences of a model with a running state in every layout.
+
+    Raises:
+        BackendError: as run_trial.
+    """
+    return run_trial(command, timeout_s)
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[_Outcome, int | None, str]:

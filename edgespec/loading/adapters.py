@@ -28,7 +28,7 @@ def read_adapters(names: Sequence[str], target: GGUFHeader) -> list[Adapter]:
     """The adapters that are named as FILE or FILE:SCALE.
 
     Raises:
-        UsageError: a scale makes no sense.
+        UsageError: a scale is out of range.
         ModelFileError: a file is missing, damaged, no adapter, or one for another kind of model.
     """
     return [_read(*file_and_scale(name), target) for name in names]
@@ -43,7 +43,7 @@ def refuse_streaming() -> UsageError:
 
 
 def file_and_scale(name: str) -> tuple[Path, float]:
-    """The parts of FILE or FILE:SCALE; raises UsageError if the scale makes no sense."""
+    """The parts of FILE or FILE:SCALE; raises UsageError if the scale is out of range."""
     file, colon, scale = name.rpartition(":")
     try:
         number = float(scale) if colon else 1.0

@@ -15,7 +15,7 @@ from edgespec.models.hub import catalog
 from edgespec.models.hub.drafter_choice import drafters_that_fit
 from edgespec.models.hub.registry import Registry
 from edgespec.models.llama.heads.support import require_heads
-from edgespec.models.llama.trials.vetting import require_loadable
+from edgespec.models.llama.runtime.vetting import require_loadable
 
 
 def read_model(path: Path) -> ModelFiles:

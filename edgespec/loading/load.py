@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from edgespec.arguments import checks_arguments
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import MemoryLimitError
@@ -32,10 +33,12 @@ from edgespec.models.text.template import ChatTemplate
 from edgespec.profiles.store import Keys
 from edgespec.progress import Progress, no_progress
 from edgespec.speculation.drafters.base import Drafter
+from edgespec.units import parse_size
 
 DEFAULT_CONTEXT = 4096
 
 
+@checks_arguments
 def load(
     model: str | os.PathLike[str] | None = None,
     *,
@@ -43,7 +46,7 @@ def load(
     drafter: str | None = None,
     context: int = DEFAULT_CONTEXT,
     threads: int | None = None,
-    memory: int | None = None,
+    memory: int | str | None = None,
     tree: str = "calibrated",
     tree_budget: int | None = None,
     tree_depth: int | None = None,
@@ -77,10 +80,10 @@ def load(
             this machine (registered, of the same family, made, or else the text itself); "none" decodes
             without drafting.
         drafter: the kind: "model" or "lookup" alone, or "merged"; None merges what is available.
-        context: most tokens of prompt and answer together.
+        context: maximum tokens, prompt plus answer.
         threads: CPU threads; None takes one for each physical core that this process may use, or one for each
             hardware thread if that was measured to be faster.
-        memory: bytes EdgeSpec may use; None means what is available.
+        memory: bytes EdgeSpec may use, or a size such as "8GiB"; None means what is available.
         tree: the policy by which trees grow; see speculation.policies.
         tree_budget: most nodes per pass; None sizes trees by measured cost.
         tree_depth: most drafted tokens on a path; None leaves it to the policy and to measured cost.
@@ -125,7 +128,7 @@ def load(
         kind=drafter,
         context=context,
         threads=threads,
-        memory=memory,
+        memory=parse_size(memory) if isinstance(memory, str) else memory,
         tree=tree,
         tree_budget=tree_budget,
         tree_depth=tree_depth,

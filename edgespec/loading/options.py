@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.arguments import shown
 from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.errors import UsageError
 from edgespec.models.gguf.footprint import CACHE_BLOCK, CACHE_TYPES, SPARE_CELLS, USUAL_NODES, head_sizes
@@ -97,14 +98,14 @@ class LoadOptions:
         _require(16 <= self.context <= 10_000_000, "context", self.context, "from 16 to 10000000")
         threads = self.threads
         _require(threads is None or 1 <= threads <= 1024, "threads", threads, "from 1 to 1024")
-        _require(self.memory is None or self.memory > 0, "memory", self.memory, "above 0")
+        _require(self.memory is None or 0 < self.memory < 2**63, "memory", self.memory, "above 0")
         budget = self.tree_budget
         _require(budget is None or 1 <= budget <= 4096, "tree budget", budget, "from 1 to 4096")
         for name, value in (("tree depth", self.tree_depth), ("tree width", self.tree_width)):
             _require(value is None or 1 <= value <= 4096, name, value, "from 1 to 4096")
         tree_policy(self.tree)
         layers = self.gpu_layers
-        fine = layers >= 0 if isinstance(layers, int) else layers in ("auto", "all")
+        fine = 0 <= layers < 2**31 if isinstance(layers, int) else layers in ("auto", "all")
         _require(fine, "number of gpu layers", layers, "0 or more, auto or all")
         ways = ("auto", "stream", "mmap", "none")
         _require(self.offload in ways, "offload", self.offload, "auto, stream, mmap or none")
@@ -118,7 +119,9 @@ class LoadOptions:
         fine = parallel in (None, "auto") or (isinstance(parallel, int) and 1 <= parallel <= 1000)
         _require(fine, "number of parallel texts", parallel, "from 1 to 1000, or auto")
         tokens = self.text_tokens
-        _require(tokens is None or tokens > 0, "number of tokens of a text", tokens, "1 or more")
+        most = 10_000_000
+        fine = tokens is None or 1 <= tokens <= most
+        _require(fine, "number of tokens of a text", tokens, f"from 1 to {most}")
         self._check_workers()
         if self.exact and budget is not None and budget > MOST_ROWS:
             raise UsageError(
@@ -168,7 +171,8 @@ class LoadOptions:
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
-        raise UsageError(f"The {name} is {value}.", f"It must be {wanted}.")
+        shown_value = value if isinstance(value, str) else shown(value)
+        raise UsageError(f"The {name} is {shown_value}.", f"It must be {wanted}.")
 
 
 def check_cache(kv: str, header: GGUFHeader) -> None:

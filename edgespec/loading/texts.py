@@ -163,8 +163,7 @@ def _has_one_size(model: ModelFiles) -> bool:
     compute otherwise from a certain size of the cache on.
     """
     header = model.headers[0]
-    recurrent = tuple(f"{header.architecture}.{kind}." for kind in ("ssm", "wkv"))
     tensors = (tensor for part in model.headers for tensor in part.tensors)
-    return any(key.startswith(recurrent) for key in header.metadata) or any(
+    return header.keeps_running_state or any(
         tensor.name.startswith("rope_factors_long") for tensor in tensors
     )

@@ -1,16 +1,19 @@
 """The child process of `kernels.trial`: computes with every kernel layout, and compares with the plain one.
 
-    python -m edgespec.measure.kernel_worker SKIPPED
+    python -m edgespec.measure.kernel_worker [sequences] SKIPPED
 
-SKIPPED is a JSON list of layouts (ggml's names) to leave out. Prints one JSON object per line, and announces
-each step before taking it: if the process dies, the last line shows where.
+SKIPPED is a JSON list of layouts (ggml's names) to leave out. With `sequences`, only several sequences of a
+model with a running state are tried. Prints one JSON object per line, and announces each step before taking
+it: if the process dies, the last line shows where.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.trials.tiny_hybrid import WIDTH, write_tiny_hybrid
 
 _LENGTH, _HEIGHT = 2048, 1024  # of the matrix; every block size and tile size divides them
 _STACK = 4  # matrices in a stack, as experts have
@@ -46,18 +50,27 @@ _MOST_DEVIATION = 0.25
 # Plain products are compared with the unquantized matrix, which 2 bits per weight approximate only roughly.
 _MOST_QUANTIZATION_ERROR = 0.5
 
+# Models with a running state: of texts that share a pass.
+_SEQUENCES, _TEXT = 3, 6
+_SEQUENCE_TYPES = (1, *_TYPES)  # F16 first
+
 # Through the layers of a model the difference grows; unrelated logits have a cosine near 0.
 _LEAST_COSINE = 0.9
 
 
 def main() -> None:
-    """Try everything."""
+    """Try everything, or several sequences alone."""
     _no_core_dump()
     start_backend()
-    skipped = set(json.loads(sys.argv[1]))
+    *kind, skipped_names = sys.argv[1:]
+    skipped = set(json.loads(skipped_names))
     names = [layout.name for layout in available_layouts()]
     _say("layouts", names=names)
     layouts = [layout for layout in available_layouts() if layout.name not in skipped]
+    if kind:
+        _try_sequences(layouts)
+        _say("done")
+        return
     with Processor(usable_cores()) as processor, Processor(1) as core:
         layouts = _try_products(processor, core, layouts)
     _try_decoding(layouts)
@@ -198,6 +211,51 @@ def _decoded(path: Path, layout: KernelLayout | None) -> FloatArray:
             start += rows
         context.close()
     return np.concatenate(found)
+
+
+def _try_sequences(layouts: list[KernelLayout]) -> None:
+    """Decode several sequences of a tiny hybrid in a batch, and one at a time, with every quantization."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((_DISTINCT, WIDTH), dtype=np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        for type_id in _SEQUENCE_TYPES:
+            able = [layout for layout in supporting_layouts(type_id, (WIDTH, WIDTH)) if layout in layouts]
+            if not able or quantized(type_id, weights) is None:
+                continue
+            path = write_tiny_hybrid(Path(folder) / f"{type_id}.gguf", type_id, partial(quantized, type_id))
+            what = f"computing several sequences of a model with a running state in {type_name(type_id)}"
+            for layout in [None, *able]:
+                name = layout.name if layout else PLAIN
+                _say("at", layout=name, what=what)
+                if not sequences_agree(path, layout):
+                    _say("wrong", layout=name, what=f"they compute nonsense {what}")
+                    layouts = [other for other in layouts if other != layout]
+            path.unlink()
+
+
+def sequences_agree(path: Path, layout: KernelLayout | None) -> bool:
+    """Whether a model gives each of several sequences in a batch what it gives that sequence alone."""
+    with only([layout] if layout else []), Model(path) as model:
+        rng = np.random.default_rng(0)
+        tokens = rng.integers(3, model.vocabulary.n_tokens, (_SEQUENCES, _TEXT + 1), dtype=np.int32)
+        together, alone = (
+            Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=count, n_threads=1)
+            for count in (_SEQUENCES, 1)
+        )
+        for start, end in ((0, _TEXT), (_TEXT, _TEXT + 1)):
+            batches = [Batch.run(text[start:end], start, n_sequences=1, logits="all") for text in tokens]
+            ids = [np.full(len(batch), number, dtype=np.int32) for number, batch in enumerate(batches)]
+            rows = [batch.with_sequences(own) for batch, own in zip(batches, ids, strict=True)]
+            together.decode(Batch.joined(rows))
+            found = together.logits().copy()
+            expected = []
+            for text in tokens:
+                alone.clear()
+                alone.decode(Batch.run(text[:end], 0, n_sequences=1, logits="all"))
+                expected.append(alone.logits()[start:end].copy())
+            if not _least_cosine(found, np.concatenate(expected)) > _LEAST_COSINE:  # true of NaN too
+                return False
+        return True
 
 
 def _error(found: FloatArray, expected: FloatArray) -> float:

@@ -89,6 +89,9 @@ class PagedWeights:
     def use_waits(self, meanwhile: Meanwhile | None) -> None:
         """Waits for pages are no calls of ours, so nothing can be done meanwhile."""
 
+    def guess_experts(self, forced: bool | None) -> None:
+        """The system reads pages when they are used."""
+
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins: request the first layers."""
         with self._changed:

@@ -199,10 +199,10 @@ class _Guided(Ranking):
 
     def _follow(self, frontier: Frontier) -> BoolArray:
         """(width, n_vocab) what may follow each node of a frontier."""
-        for node, parent, token in zip(
-            frontier.nodes.tolist(), frontier.parents.tolist(), frontier.tokens.tolist(), strict=True
-        ):
-            if parent >= 0:
+        for node, parent, token, _ in frontier.rows():
+            # Only the root has no parent. Nodes that are read ahead have numbers below 0, and so has the
+            # parent of those below them.
+            if node != 0:
                 self._paths[node] = (*self._paths[parent], token)
         paths = (self._paths[node] for node in frontier.nodes.tolist())
         return np.stack([self._constraint.permitted(self._text, path) for path in paths])

@@ -174,6 +174,8 @@ class TreeLimits:
         steps: most draft steps.
         remembered: candidates whose path scores above this are kept in the search although they cannot become
             part of the tree. The search may be continued below them later.
+        cascade: whether draft steps also read what sources without a model are sure of; None to decide by
+            the gains above.
         growth: the tree policy.
         ends: (tokens) -> whether each ends an answer; None if no token does. No text continues after one.
     """
@@ -191,6 +193,7 @@ class TreeLimits:
     hidden_gain: float = 0.0
     steps: int = 1 << 16
     remembered: float = np.inf
+    cascade: bool | None = None
     growth: Growth = field(default_factory=Growth, compare=False)
     ends: Callable[[IntArray], NDArray[np.bool_]] | None = field(default=None, compare=False)
 

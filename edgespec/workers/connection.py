@@ -167,7 +167,7 @@ class Connection:
     def _answer(self, most: int = 1 << 30) -> bytes:
         (length,) = LENGTH.unpack(receive(self.socket, LENGTH.size))
         if length > most:
-            raise ConnectionError("the answer makes no sense")
+            raise ConnectionError("the answer is invalid")
         return receive(self.socket, length)
 
     def _watch_for_silence(self) -> None:

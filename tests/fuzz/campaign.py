@@ -2,11 +2,13 @@
 
     python -m tests.fuzz.campaign --files 20000
     python -m tests.fuzz.campaign --architecture qwen3moe    # damage another model's header
+    python -m tests.fuzz.campaign --architecture all         # a tiny model of each that can be made
     python -m tests.fuzz.campaign --seeds 17 4711            # those again
     python -m tests.fuzz.campaign --seeds 17 --keep folder   # and keep the files
 
-Prints what became of them; every crash, hang, or use of memory beyond reason is printed with its seed and
-ends the run with status 1.
+Prints what became of them. A file over which the fork that tries it out dies is one that EdgeSpec refuses;
+a crash after that, a hang, or use of memory beyond reason is printed with its seed, and the run ends with
+status 1.
 """
 
 from __future__ import annotations
@@ -27,11 +29,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.fuzz import architectures
 from tests.fuzz.headers import Header, small_model, tiny_model
 from tests.fuzz.mutations import mutate
-from tests.tiny import ARCHITECTURES
+from tests.tiny import ARCHITECTURES, MIXTURES
 
-_PATIENCE_S = 150  # unfamiliar files are tried in another process first, which has a limit of its own
+_PATIENCE_S = 300  # the system ends what computes for too long
+_STAGES = ("start", "tried", "survived")
+_KINDS = ("refused", "died", "error", "loaded")
 _MEMORY_KIB = 64 << 10  # beyond the file's own size: buffers of llama.cpp's context
 
 
@@ -40,7 +45,7 @@ class Outcome:
     """What became of the files.
 
     Attributes:
-        counts: "refused", "error" and "loaded".
+        counts: "refused", "died" (in the trial, so it is refused), "error" and "loaded".
         failures: (seed, what) of crashes, hangs, and memory beyond reason.
     """
 
@@ -54,7 +59,7 @@ class Loader:
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
-        self._peak = 0
+        self._peak = self._first_peak = 0
         self._unread = b""
 
     def load(self, path: Path) -> tuple[str, int]:
@@ -63,14 +68,18 @@ class Loader:
         assert child.stdin is not None
         child.stdin.write(f"{path}\n")
         child.stdin.flush()
-        start, last = self._line(child), ""
-        if start is not None:
-            answer = self._line(child)
-            if answer is not None:
-                peak, _, last = answer.partition(" ")
-                grown = max(int(peak) - self._peak, 0)
-                self._peak = max(self._peak, int(peak))
-                return last, grown
+        stage = ""
+        while (line := self._line(child)) is not None:
+            size, _, said = line.partition(" ")
+            if said in _STAGES:
+                stage = said
+                continue
+            if said.startswith("died"):
+                self._peak = self._first_peak  # of the next fork
+                return said if stage == "tried" else f"crash after '{stage}': {said}", 0
+            grown = max(int(size) - self._peak, 0)
+            self._peak = max(self._peak, int(size))
+            return said, grown
         hung = child.poll() is None and not self._dying(child)
         child.kill()
         self.close()
@@ -98,7 +107,7 @@ class Loader:
             )
             self._unread = b""
             ready = self._line(self._child) or "0"  # after its imports, whose memory does not count
-            self._peak = int(ready.partition(" ")[0])
+            self._peak = self._first_peak = int(ready.partition(" ")[0])
         return self._child
 
     def _line(self, child: subprocess.Popen[str]) -> str | None:
@@ -134,7 +143,7 @@ def run(base: Header, seeds: Iterable[int], folder: Path, keep: Path | None = No
             path.write_bytes(data)
             what, grown = loader.load(path)
             kind = what.split()[0]
-            if kind not in ("refused", "error", "loaded"):
+            if kind not in _KINDS:
                 outcome.failures.append((seed, what))
                 print(f"seed {seed}: {what}", file=sys.stderr, flush=True)
             elif grown > _MEMORY_KIB + len(data) // 1024:
@@ -164,31 +173,47 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, nargs="+", help="these instead")
-    parser.add_argument("--architecture", choices=ARCHITECTURES, help="another one than llama")
+    parser.add_argument("--architecture", default="llama", help="another one than llama, or all")
     parser.add_argument("--keep", type=Path, help="keep the files here")
     parser.add_argument("--reasons", action="store_true", help="print what was said, and how often")
     options = parser.parse_args()
-    from edgespec.models.hub import catalog
-
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
     seeds = options.seeds or range(options.first, options.first + options.files)
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        base = small_model(catalog.find(None))
-        if options.architecture:
-            base = tiny_model(options.architecture, catalog.find(None), Path(folder))
-        outcome = run(base, seeds, Path(folder), options.keep)
-    if options.reasons:
-        for reason, count in outcome.reasons.most_common():
-            print(f"{count:6} {reason}", file=sys.stderr)
-    seconds = round(time.perf_counter() - start)
-    print(
-        json.dumps(
-            {"files": len(seeds), **outcome.counts, "failures": len(outcome.failures), "seconds": seconds}
-        )
-    )
-    return 1 if outcome.failures else 0
+    names = architectures.names() if options.architecture == "all" else [options.architecture]
+    failed = False
+    for name in names:
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                base = _base(name, Path(folder))
+            except architectures.NotMade as error:
+                print(json.dumps({"architecture": name, "not made": str(error)}), flush=True)
+                continue
+            outcome = run(base, seeds, Path(folder), options.keep)
+        if options.reasons:
+            for reason, count in outcome.reasons.most_common():
+                print(f"{count:6} {reason}", file=sys.stderr)
+        failed |= bool(outcome.failures)
+        figures = {"files": len(seeds), **outcome.counts, "failures": len(outcome.failures)}
+        seconds = round(time.perf_counter() - start)
+        print(json.dumps({"architecture": name, **figures, "seconds": seconds}), flush=True)
+    return 1 if failed else 0
+
+
+def _base(name: str, folder: Path) -> Header:
+    """The model to damage.
+
+    Raises:
+        NotMade: there is none of this architecture.
+    """
+    from edgespec.models.hub import catalog
+
+    if name == "llama":
+        return small_model(catalog.find(None))
+    if name in ARCHITECTURES | MIXTURES and name != "qwen3next":  # whose first attention is in layer 4
+        return tiny_model(name, catalog.find(None), folder)
+    return architectures.make(name, catalog.find(None))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -80,6 +81,24 @@ def test_verbose_statistics_go_to_stderr(reply: Reply) -> None:
     assert done.stdout == reply(SKY, 3) + "\n"
     assert re.search(r"^3 tokens, \d+\.\d/s", done.stderr, re.MULTILINE)
     assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize("command", [f"generate -p '{SKY}'", f"chat <<<'{SKY}'"])
+def test_an_answer_is_whole_where_standard_error_cannot_be_written(command: str, stderr: str) -> None:
+    if "full" in stderr and not Path("/dev/full").exists():
+        pytest.skip("the system has no /dev/full")
+    options = "--verbose --sampling greedy --max-tokens 20"  # so that much is said there
+
+    def answer(where: str) -> tuple[int, str]:
+        shell = ["bash", "-c", f"exec {' '.join(PROGRAM)} {command} {options} {where}"]
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        return done.returncode, done.stdout
+
+    expected = answer("")
+    assert expected[0] == 0
+    assert expected[1].strip()
+    assert answer(stderr) == expected
 
 
 def test_a_full_context_is_told() -> None:
@@ -295,3 +314,28 @@ def test_requests_in_openais_format_get_the_text_that_the_prompt_gets_alone(
     before = answers.read_bytes()
     assert run(*arguments).stderr.endswith("\n0 answered, 5 were there already, 1 failed.\n")
     assert answers.read_bytes() == before
+
+
+def test_text_in_a_locale_without_utf8(short_path: Path) -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    asked = ["--system", "Du hörst zu.", "-p", "Grüß dich 漢", "--stop", "ß", "--json", "--max-tokens", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "edgespec", "generate", str(short_path), *asked],
+        env=os.environ | locale,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["prompt"] == "Grüß dich 漢"
+
+
+def test_a_prompt_that_is_not_utf8_is_refused_in_any_locale(short_path: Path) -> None:
+    for locale in ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
+        done = subprocess.run(
+            [sys.executable, "-m", "edgespec", "generate", str(short_path), "-p", b"Gr\xfc\xdf dich"],
+            env=os.environ | locale,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert done.stderr.startswith(b"Error: The prompt is not valid UTF-8: byte 0xfc at offset 2.")

@@ -112,7 +112,7 @@ def test_a_search_is_taken_up_where_it_was_ended(smol_path: Path, monkeypatch: p
 def test_wrong_wishes(smol_path: Path, tmp_path: Path) -> None:
     for options, message in (
         (MakeOptions(quantizations=("q9",)), "There is no quantization 'q9'."),
-        (MakeOptions(pass_s=-1.0), "A pass of -1.0 seconds makes no sense."),
+        (MakeOptions(pass_s=-1.0), "--pass-seconds must be positive, not -1."),
         (MakeOptions(tokens=1), "The number of tokens is 1."),
     ):
         with pytest.raises(UsageError) as caught:

@@ -22,13 +22,14 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.decisions import Decisions
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.offload.experts import switch
-from edgespec.offload.experts.guesses import Guesser, Trial
+from edgespec.offload.experts.guesses import Guesser
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import bytes_needed, predict_memory
 from edgespec.offload.planning.held_experts import budget_for_experts
@@ -58,12 +59,13 @@ def weights_of(engine: Engine) -> StreamedWeights:
     return weights
 
 
-def same_as_resident(path: Path, **options: Any) -> StreamedWeights:
+def same_as_resident(path: Path, *, guesses: bool | None = None, **options: Any) -> StreamedWeights:
     """Compare texts and logits; returns the weights that were streamed."""
     with edgespec.load(path, draft="none", context=256) as engine:
         expected = engine.generate(PROMPT, CONFIG, raw=True).tokens
         logits = engine.target.context.logits().copy()
     with load_streamed(path, **options) as engine:
+        engine.decisions = Decisions(expert_guesses=guesses)
         answer = engine.generate(PROMPT, CONFIG, raw=True)
         assert answer.tokens == expected
         assert (engine.target.context.logits() == logits).all()
@@ -84,11 +86,12 @@ def mixture(plain: Path) -> Path:
     return make_drafter(plain, plain.with_name("q4_0.gguf"), quantization="q4_0")
 
 
+@pytest.mark.parametrize("guesses", [True, False])
 @pytest.mark.parametrize("architecture", sorted(MIXTURES))
 def test_mixtures_of_every_make(
-    architecture: str, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, guesses: bool, smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guessing all the time, so that wrong guesses come and go as well."""
+    """If they guess all the time, wrong guesses come and go as well."""
     guessed: list[int] = []
     guess = Guesser.guess
 
@@ -98,16 +101,15 @@ def test_mixtures_of_every_make(
         return found
 
     monkeypatch.setattr(Guesser, "guess", counted)
-    monkeypatch.setattr(Trial, "guessing", True)
     model = write_tiny(tmp_path / f"{architecture}.gguf", architecture, smol_path)
     path = make_drafter(model, tmp_path / "quantized.gguf", quantization="q4_k_m")
     files = ModelFiles.of(read_header(path))
     found = layer_weights(files).experts
     assert len(found) == N_LAYER - (architecture in ("glm4moe", "deepseek2"))
     assert {layer.n_experts for layer in found} == {N_EXPERT}
-    weights = same_as_resident(path, spare=6 * MIB)
+    weights = same_as_resident(path, guesses=guesses, spare=6 * MIB)
     assert weights.packed is gains_from_packing(files.layers())
-    assert set(guessed) == {0, N_EXPERT_USED}
+    assert set(guessed) == ({0, N_EXPERT_USED} if guesses else set())
 
 
 def test_experts_that_are_no_multiples_of_a_block_are_read_from_the_model_itself(
@@ -160,13 +162,12 @@ def test_many_texts_in_a_pass(mixture: Path) -> None:
     assert [answer.tokens for answer in together] == alone
 
 
-def test_more_memory_holds_more_experts_and_the_budget_counts_them(
-    plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Trial, "guessing", False)  # what wrong guesses have read depends on the disk
+def test_more_memory_holds_more_experts_and_the_budget_counts_them(plain: Path) -> None:
     rates, read = [], []
     for spare in (0, 3 * MIB, 64 * MIB):
         with load_streamed(plain, spare) as engine:
+            # What wrong guesses have read depends on the disk.
+            engine.decisions = Decisions(expert_guesses=False)
             answer = engine.generate(PROMPT, CONFIG, raw=True)
             assert answer.experts is not None
             rates.append(answer.experts.hit_rate)

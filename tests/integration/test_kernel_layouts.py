@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edgespec.errors import UsageError
+from edgespec.errors import BackendError, UsageError
 from edgespec.kernels import report_store
-from edgespec.kernels.layouts import kernel_layout, kernel_layouts, kernels_identity
+from edgespec.kernels.layouts import available_layouts, kernel_layout, kernel_layouts, kernels_identity
+from edgespec.kernels.products import quantized
 from edgespec.kernels.report import Report
 from edgespec.kernels.setting import PLAIN, VARIABLE
+from edgespec.kernels.trial import run_sequences_trial
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.backend import start_backend
@@ -24,6 +29,7 @@ from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.llama.runtime.layout_overrides import layout_overrides
 from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.trials.tiny_hybrid import write_tiny_hybrid
 from edgespec.offload.planning.stream_plan import open_streamed_model, plan_stream
 
 # Runs in every Python that is started, and spoils one layout in the process that tries them.
@@ -50,6 +56,25 @@ if "edgespec.measure.kernel_worker" in sys.orig_argv:
 
     products.Product = Spoiled
 """
+
+# The same for several sequences: what follows the first one of a batch is nonsense.
+SABOTAGE_SEQUENCES = """
+import sys
+if "edgespec.measure.kernel_worker" in sys.orig_argv:
+    from edgespec.models.llama.runtime.context import Context
+
+    logits = Context.logits
+
+    def spoiled(self):
+        values = logits(self).copy()
+        if self.n_sequences > 1 and {layout!r} in self.model.layouts:
+            values[1:] = values[::-1][1:]
+        return values
+
+    Context.logits = spoiled
+"""
+
+Q4_0 = 2  # the id of the type
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -137,6 +162,72 @@ def test_a_crash_of_the_program_itself_ends_in_a_message(program: Program, tmp_p
     done = subprocess.run([*run, "--verbose"], capture_output=True, text=True, check=False)
     assert "most recent call first" in done.stderr
     assert "most likely in llama.cpp" in done.stderr
+
+
+# Several sequences of models with a running state
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path) -> Path:
+    """Tiny, in a quantization that most processors have a layout for."""
+    start_backend()
+    return write_tiny_hybrid(tmp_path / "hybrid.gguf", Q4_0, partial(quantized, Q4_0))
+
+
+def logits_of(path: Path, n_sequences: int, **options: Any) -> np.ndarray[Any, Any]:
+    """Logits of a text in each of some sequences, which share a pass."""
+    with Model(path, **options) as model:
+        context = Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=n_sequences, n_threads=1)
+        texts = np.random.default_rng(0).integers(3, model.vocabulary.n_tokens, (n_sequences, 8))
+        rows = [
+            Batch.run(text, 0, 1, "all").with_sequences(np.full(8, number, dtype=np.int32))
+            for number, text in enumerate(texts.astype(np.int32))
+        ]
+        context.decode(Batch.joined(rows))
+        return context.logits().copy()
+
+
+def test_each_layout_is_tried_with_several_sequences(auto: None, hybrid: Path) -> None:
+    report = run_sequences_trial()
+    assert not report.transient
+    assert set(report.problems) <= {layout.name for layout in available_layouts()}
+    found, plain = logits_of(hybrid, 3, several_sequences=True), logits_of(hybrid, 3, repack=False)
+    assert np.abs(found - plain).max() < 0.2 * np.abs(plain).max(), "what is used is right"
+
+
+def test_a_layout_that_is_wrong_with_several_sequences_is_found(
+    first_layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SABOTAGE_SEQUENCES.format(layout=first_layout))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    report = run_sequences_trial()
+    assert "compute nonsense computing several sequences" in report.problems[first_layout]
+    assert not report.transient
+
+
+def test_a_layout_that_is_wrong_with_several_sequences_is_left_out_there_alone(
+    first_layout: str, hybrid: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Report({first_layout: "they compute nonsense"})
+    monkeypatch.setattr(report_store, "_found_of_sequences", known)
+    with Model(hybrid, several_sequences=True) as model:
+        assert first_layout not in model.layouts
+    assert logits_of(hybrid, 3, several_sequences=True).size
+    assert first_layout in {layout.name for layout in kernel_layouts()}, "for others it is used"
+    with pytest.raises(BackendError, match=f"{first_layout} kernels compute nonsense where several"):
+        logits_of(hybrid, 3)
+    assert logits_of(hybrid, 1).size, "one sequence alone is right"
+
+    def never() -> Report:
+        raise AssertionError("models without a running state pay nothing for this")
+
+    monkeypatch.setattr(report_store, "_found_of_sequences", None)
+    monkeypatch.setattr(report_store, "run_sequences_trial", never)
+    monkeypatch.setattr("edgespec.kernels.layouts.faulty_with_sequences", never)
+    with Model(short_path, several_sequences=True) as model:
+        assert first_layout in model.layouts
+    assert logits_of(short_path, 3).size
+    assert logits_of(hybrid, 1).size
 
 
 # What was measured decides, for models in memory and for streamed ones

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.decisions import Decisions
+from edgespec.kernels.products import quantized
 from edgespec.models.llama.cache.chain_cache import ChainCache
 from edgespec.models.llama.cache.states import StateStore
+from edgespec.models.llama.heads.sample import N_VOCAB, WIDTH, write_target
+from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context
+from edgespec.models.llama.trials.tiny_hybrid import write_tiny_hybrid
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.methods import Method, method_for
@@ -64,6 +73,41 @@ def test_many_requests_are_answered_one_after_the_other(mamba_path: Path) -> Non
         expected = [engine.generate(prompt, config, raw=True).tokens for prompt in prompts]
         assert [a.tokens for a in engine.generate_many(prompts, config, raw=True)] == expected
         assert engine.generate(PROMPT, config, raw=True).tokens == expected[0]
+
+
+@pytest.mark.parametrize("target_is_hybrid", [True, False])
+def test_no_pass_has_several_sequences_of_a_running_state(
+    target_is_hybrid: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several texts, branches and the padding of exact passes would each be a further sequence.
+
+    With some kernel layouts, llama.cpp computes all but the first of them wrongly; see `Model`.
+    """
+    start_backend()
+    hybrid = write_tiny_hybrid(tmp_path / "hybrid.gguf", 1, partial(quantized, 1))
+    target = hybrid
+    if not target_is_hybrid:
+        rng = np.random.default_rng(1)
+        embedding = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
+        target = write_target(tmp_path / "dense.gguf", embedding, rng)
+    seen: list[set[int]] = []
+    decode = Context.decode
+
+    def watched(context: Context, batch: Batch) -> None:
+        if context.model.keeps_recurrent_state:
+            assert context.n_sequences == 1
+            seen.append(set(batch.sequence_ids.tolist()))
+        decode(context, batch)
+
+    monkeypatch.setattr(Context, "decode", watched)
+    config = GenerationConfig(max_tokens=12)
+    with edgespec.load(target, draft=hybrid, context=256, parallel=4, learn=False) as engine:
+        for decisions in (Decisions(), Decisions(drafting=True, cascade=True, drafting_ahead=True)):
+            engine.decisions = decisions
+            engine.generate(PROMPT, config, raw=True)
+            engine.generate_many([PROMPT, "one two", "three"], config, raw=True)
+    assert seen
+    assert set().union(*seen) == {0}
 
 
 def test_a_pass_of_one_node_saves_no_state(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

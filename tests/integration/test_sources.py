@@ -17,6 +17,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.files.kept import Kept
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.decisions import Decisions
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import no_progress
 from edgespec.speculation.drafters.proposing import ProposingDrafter
@@ -108,7 +109,7 @@ def test_what_a_source_is_sure_of_saves_draft_steps(
     ) as engine:
         assert isinstance(engine.drafter, ModelDrafter)
         for cascades in (True, False):
-            engine.drafter.cascades = cascades
+            engine.decisions = Decisions(cascade=cascades)
             engine.forget_texts()
             engine.policy = tree_policy()
             answer = engine.generate(PROMPT, CONFIGS[0])

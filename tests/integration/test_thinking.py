@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from edgespec.engine.requests import Request
 from edgespec.engine.sessions.session import Session
 from edgespec.errors import GrammarError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
-from edgespec.models.text.encoding import Encoder
-from edgespec.models.text.template import ChatTemplate
 from tests.serving import load
+from tests.templated import speaking
 from tests.unit import templates
 
 SKY = "Why is the sky blue?"
@@ -41,18 +39,6 @@ ASKED = [{"role": "user", "content": "What is the weather in Oslo?"}]
 def loaded(smol_path: Path) -> Iterator[Engine]:
     with load(smol_path, 1024) as engine:
         yield engine
-
-
-@contextmanager
-def speaking(engine: Engine, template: str) -> Iterator[Engine]:
-    before = engine.encoder
-    vocabulary = engine.target.model.vocabulary
-    with ChatTemplate(template, "<|im_start|>", "<|im_end|>") as chat:
-        engine.encoder = Encoder(vocabulary, chat, engine.context)
-        try:
-            yield engine
-        finally:
-            engine.encoder = before
 
 
 def rendered(engine: Engine, prompt: Any = SKY, **settings: Any) -> str:
@@ -186,6 +172,39 @@ def test_calls_have_valid_arguments(loaded: Engine, template: str, choice: str) 
     if choice == "get_weather":
         assert [call.name for call in answer.tool_calls] == ["get_weather"]
         assert answer.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_call"),
+    [
+        ('{"city": "Oslo", "unit": "C"}', True),
+        ('{"unit": "F", "city": "\\u00c5s"}', True),
+        ('{\n  "city": "Oslo",\n  "unit": "C"\n}', True),
+        ('{"city": "Oslo", "unit": "K"}', False),
+        ('{"city": "Trondheim", "unit": "C"}', False),
+        ('{"city": "Oslo"}', False),
+        ('{"city": "Oslo", "unit": "C", "day": 1}', False),
+    ],
+)
+def test_calls_in_fences_fit_their_schema(loaded: Engine, arguments: str, is_call: bool) -> None:
+    """The grammar of all calls decides, whatever the order of the keys."""
+    with speaking(loaded, templates.QWEN_25) as engine:
+        config = GenerationConfig(tools=(WEATHER,))  # type: ignore[arg-type]
+        prompt = engine.encoder.encode(ASKED, config=config)
+        parts = engine._planner.plan(engine.encoder, prompt, config, raw=False).parts
+        assert parts is not None
+        text = f'```json\n{{"name": "get_weather", "arguments": {arguments}}}\n```'
+        found = [part for character in text for part in parts.push(character)] + parts.flush()
+        assert "".join(part.text for part in found) == ("" if is_call else text)
+        assert [json.loads(call.arguments) for call in parts.calls] == [json.loads(arguments)] * is_call
+        # Where a call is required, or one tool, marks are required too.
+        for choice in ("required", "get_weather"):
+            parts = engine._planner.plan(
+                engine.encoder, prompt, config.with_(tool_choice=choice), raw=False
+            ).parts
+            assert parts is not None
+            parts.push(text)
+            assert not parts.calls
 
 
 def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:

@@ -428,7 +428,7 @@ def test_what_cannot_be_tuned(target: Path, smol_path: Path, gemma_path: Path, t
         tune(str(gemma_path), TuneOptions(start=str(smol_path)))
     with pytest.raises(UsageError, match="would draft for itself"):
         tune(str(target), TuneOptions(start=str(target)))
-    with pytest.raises(UsageError, match="A time of 0 minutes makes no sense"):
+    with pytest.raises(UsageError, match="--minutes must be positive, not 0"):
         tune(str(target), TuneOptions(minutes=0))
 
 

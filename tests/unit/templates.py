@@ -44,6 +44,13 @@ QWEN = """\
 {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
 {%- endif %}"""
 
+# An earlier version of the same family, which does not think.
+QWEN_25 = QWEN.replace(".split('</think>')[-1].lstrip('\\n')", "").replace(
+    "{%- if enable_thinking is defined and not enable_thinking %}"
+    "{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}",
+    "",
+)
+
 # The prompt opens the thought, always.
 R1 = (
     "{%- for message in messages %}"

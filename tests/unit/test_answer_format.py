@@ -41,6 +41,7 @@ def test_most_models_do_not_think(template: str) -> None:
     ("template", "name"),
     [
         (templates.QWEN, "Hermes"),
+        (templates.QWEN_25, "Hermes or fences"),
         (templates.LLAMA, "Llama 3"),
         (templates.MISTRAL, "Mistral"),
         (templates.MAGISTRAL, "Mistral with [ARGS]"),
@@ -53,7 +54,9 @@ def test_most_models_do_not_think(template: str) -> None:
     ],
 )
 def test_call_syntaxes_are_recognized(template: str, name: str) -> None:
-    assert answer_format(template).calls.name == name
+    calls = answer_format(template).calls
+    assert calls.name == name
+    assert calls.in_fences == (template is templates.QWEN_25)
 
 
 @pytest.mark.parametrize("part", ["{{", "{%", "{{ '", '{{ "\\', "{% x %}{{ 'a' }}", "<think></think>"])

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from edgespec.generation.tools import Tool, ToolCall
 from edgespec.models.text.answer_format import ThoughtFormat
 from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
+from edgespec.models.text.calls.fenced import FenceReader
 from edgespec.models.text.calls.syntax import (
     GENERIC,
     GLM,
     HARMONY,
     HERMES,
+    HERMES_OR_FENCES,
     LLAMA,
     MISTRAL,
     MISTRAL_NAMED,
@@ -47,15 +49,22 @@ TOOLS = (
 PARIS, ROME = '{"city": "Paris}]"}', '{"city": "Ro\\"me", "n": [1, {}]}'
 
 
+def fits(call: str) -> bool:
+    """Stands for the grammar of all calls; tests of whole answers have the real one."""
+    return "fault" not in call
+
+
 def taken_apart(
     pieces: Sequence[str],
     thought: ThoughtFormat | None = None,
     *,
     opened: bool = False,
     syntax: CallSyntax | None = None,
+    several: bool = True,
 ) -> tuple[str, str, list[tuple[str, str]]]:
     """Thought, text and calls; what was streamed and what was kept must agree."""
-    parts: PartsReader = AnswerParts(thought, opened=opened, syntax=syntax, tools=TOOLS)
+    fences = FenceReader(TOOLS, fits, several=several) if syntax and syntax.in_fences else None
+    parts: PartsReader = AnswerParts(thought, opened=opened, syntax=syntax, tools=TOOLS, fences=fences)
     if syntax is HARMONY:
         parts = ChannelParts(opened=opened, calls_tools=True)
     found = [part for piece in pieces for part in parts.push(piece)] + parts.flush()
@@ -126,6 +135,13 @@ def test_calls_are_text_where_there_are_no_tools() -> None:
     assert not parts.calls
 
 
+CALL_F, CALL_G = f'{{"name": "f", "arguments": {PARIS}}}', f'{{"name": "g", "arguments": {ROME}}}'
+
+
+def fenced(code: str, language: str = "json") -> str:
+    return f"```{language}\n{code}\n```"
+
+
 ANSWERS = [
     (
         HERMES,
@@ -179,6 +195,40 @@ ANSWERS = [
         [("f", '{"city": "Par')],
     ),
     (HERMES, f'<tool_call>\n{{"name": "f", "arguments": {PARIS[:9]}', "", [("f", PARIS[:9])]),
+    (HERMES, fenced(CALL_F), None, []),
+    (HERMES_OR_FENCES, fenced(CALL_F), "", [("f", PARIS)]),
+    (HERMES_OR_FENCES, f"Sure:\n\n{fenced(CALL_F)}\n\nDone.\n", "Sure:\n\nDone.", [("f", PARIS)]),
+    (HERMES_OR_FENCES, fenced(CALL_F) + "\n" + fenced(CALL_G, ""), "", [("f", PARIS), ("g", ROME)]),
+    (HERMES_OR_FENCES, fenced(f"[{CALL_F},\n {CALL_G}]"), "", [("f", PARIS), ("g", ROME)]),
+    (HERMES_OR_FENCES, fenced(f"{CALL_F}\n{CALL_G}"), "", [("f", PARIS), ("g", ROME)]),
+    (HERMES_OR_FENCES, f"  ```json \n  {CALL_F}```", "", [("f", PARIS)]),
+    (HERMES_OR_FENCES, f"```json\n{CALL_F}", "", [("f", PARIS)]),
+    (HERMES_OR_FENCES, f"```json\n{CALL_F[:-1]}", None, []),
+    (
+        HERMES_OR_FENCES,
+        fenced('{"name": "f", "arguments": {"city": "```"}}'),
+        "",
+        [("f", '{"city": "```"}')],
+    ),
+    (HERMES_OR_FENCES, fenced('{"name": "h", "arguments": {}}'), None, []),
+    (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": {"city": "fault"}}') + "\nOh.", None, []),
+    (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": []}'), None, []),
+    (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": {}, "id": 7}'), None, []),
+    (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": {"city": "\\ud800"}}'), None, []),
+    (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": {"n": [NaN}}'), None, []),
+    (HERMES_OR_FENCES, fenced(f"{CALL_F}\nand so on"), None, []),
+    (HERMES_OR_FENCES, fenced('{"name": "f", "arguments": ' + "[" * 100_000), None, []),
+    (HERMES_OR_FENCES, fenced(CALL_F, "python"), None, []),
+    (HERMES_OR_FENCES, f"It is ```json\n{CALL_F}\n```.", None, []),
+    # Behind a fence of text, which has a beginning and an end.
+    (HERMES_OR_FENCES, f"```python\nf()\n```\n{CALL_F}\n```\n", None, []),
+    (HERMES_OR_FENCES, f"```sh\nls\n```\n{fenced(CALL_F)}", "```sh\nls\n```", [("f", PARIS)]),
+    (
+        HERMES_OR_FENCES,
+        f"```xml\n<tool_call>\n{CALL_F}\n</tool_call>\n```",
+        "```xml\n```",
+        [("f", PARIS)],
+    ),
     (HERMES, '<tool_call>\n{"name": "f", "argu', "", []),
     (HERMES, "a < b <tool_cal", "a < b <tool_cal", []),
 ]
@@ -191,6 +241,9 @@ def test_calls(syntax: CallSyntax, text: str, said: str | None, calls: list[tupl
     assert taken_apart(list(text), syntax=syntax) == ("", said, calls)
     thought = f"<think>\nA <tool_call> would do.\n</think>\n\n{text}"
     assert taken_apart([thought], THINK, syntax=syntax) == ("A <tool_call> would do.", said, calls)
+
+
+FENCED = ["```", "json", "\n```json\n", "\n```\n", CALL_F, "\n", " ", "Hm", '{"name":', "[", "]", "`", "py"]
 
 
 @given(
@@ -228,6 +281,7 @@ def test_calls(syntax: CallSyntax, text: str, said: str | None, calls: list[tupl
                     "final",
                 ),
                 *("<|message|>", "<|end|>", "<|start|>", "to=functions.f"),
+                *("```", "json", "\n```json\n", CALL_F, "[", "]", ","),
             ]
         )
     ),
@@ -243,6 +297,46 @@ def test_parts_do_not_depend_on_how_the_text_is_cut(
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     whole = taken_apart([text], THINK, opened=opened, syntax=syntax)
     assert taken_apart(pieces, THINK, opened=opened, syntax=syntax) == whole
+
+
+@given(st.lists(st.sampled_from(FENCED)), st.data())
+def test_fences_that_are_no_calls_are_text_and_nothing_is_lost(words: list[str], data: st.DataObject) -> None:
+    text = "".join(words)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    _, said, calls = taken_apart(pieces, syntax=HERMES_OR_FENCES)
+    if not calls:
+        assert said == text
+    without_calls = text
+    for _, arguments in calls:
+        assert arguments == PARIS
+        before, _, without_calls = without_calls.partition(CALL_F)
+        assert "".join(before.split()).replace("```", "") in "".join(text.split()).replace("```", "")
+    letters = [c for c in text.replace(CALL_F, "", len(calls)) if c.isalpha() and c not in "json"]
+    assert [c for c in said if c.isalpha() and c not in "json"] == letters
+
+
+def test_nothing_of_a_fence_is_shown_before_it_is_decided() -> None:
+    answer = f"So:\n{fenced(CALL_F)}"
+    parts = AnswerParts(None, syntax=HERMES_OR_FENCES, tools=TOOLS, fences=FenceReader(TOOLS, fits))
+    shown = "".join(part.text for character in answer for part in parts.push(character))
+    assert shown == "So:"
+    assert [call.name for call in parts.calls] == ["f"]
+
+
+def test_a_fence_of_other_json_is_shown_as_soon_as_it_is_seen_to_be_no_call() -> None:
+    parts = AnswerParts(None, syntax=HERMES_OR_FENCES, tools=TOOLS, fences=FenceReader(TOOLS, fits))
+    shown = "".join(part.text for character in '```json\n{"city"' for part in parts.push(character))
+    assert shown == '```json\n{"city"'
+
+
+@pytest.mark.parametrize("last", [CALL_G, CALL_F])
+def test_the_first_call_counts_where_one_is_allowed(last: str) -> None:
+    text = fenced(f"[{CALL_F}, {CALL_G}]") + f"\nOr:\n{fenced(last)}"
+    for pieces in ([text], list(text)):
+        said, calls = taken_apart(pieces, syntax=HERMES_OR_FENCES, several=False)[1:]
+        assert calls == [("f", PARIS)]
+        assert said == f"Or:\n{fenced(last)}"
 
 
 @given(

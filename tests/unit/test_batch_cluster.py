@@ -20,9 +20,9 @@ from edgespec.cli.batch.cluster.dispatch import MOST_LOSSES, Dispatch, Task
 from edgespec.cli.batch.cluster.sharing import options_for_nodes
 from edgespec.cli.main import main
 from edgespec.cli.options.loading import LoadOptions
-from edgespec.cli.options.values import parse_size
 from edgespec.engine.requests import Request, RequestList
 from edgespec.errors import UsageError
+from edgespec.units import parse_size
 from tests.unit.talking import TalkingEngine, write_lines
 
 

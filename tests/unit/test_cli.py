@@ -21,12 +21,12 @@ from edgespec.cli.commands.draft import gain_in_words
 from edgespec.cli.commands.ps import arguments_of
 from edgespec.cli.main import app, main
 from edgespec.cli.options.loading import TREES, LoadOptions
-from edgespec.cli.options.values import parse_size
 from edgespec.cli.origin import NO_ORIGIN
 from edgespec.cli.screen.formatting import in_columns
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
+from edgespec.units import parse_size
 from tests.unit.talking import TalkingEngine, records
 
 SLOW_TO_IMPORT = [
@@ -72,6 +72,16 @@ def test_help_imports_nothing_slow() -> None:
     program = f"import sys, edgespec.cli.main; print([m for m in {SLOW_TO_IMPORT} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_list_asks_nothing_of_the_network_or_of_models() -> None:
+    slow = ("httpx2", "llama_cpp", "numpy", "huggingface_hub.utils", "edgespec.generation.config")
+    program = (
+        "import sys; from edgespec.cli.main import main; main(['list']); "
+        f"print([m for m in {slow} if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -375,7 +385,7 @@ def test_wrong_sizes(text: str) -> None:
         ("generate -p Hi --temperature -1", "temperature is -1.0.\nIt must be from 0 to 100."),
         ("generate -p Hi --max-tokens 0", "max_tokens is 0.\nIt must be at least 1."),
         ("generate -p Hi --memory 12XB", "'12XB' is not a size.\nWrite it like 12GiB, 800MB or 4000000000."),
-        ("generate -p Hi --memory 0", "A size of 0 makes no sense.\nIt must be above 0 and below 8 EiB."),
+        ("generate -p Hi --memory 0", "A size of 0 is not possible.\nIt must be above 0 and below 8 EiB."),
         (
             "generate -p Hi --tree-budget -2",
             "The tree budget is '-2'.\nIt must be a number of nodes, or auto.",

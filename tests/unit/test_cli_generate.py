@@ -43,7 +43,7 @@ def test_a_thought_is_no_part_of_the_text(engine: TalkingEngine, capsys: pytest.
     capsys.readouterr()
     engine.can_think = False
     assert main(["generate", "-p", "Hi", "--think", "off"]) == 0
-    told = "The model's chat template knows no thoughts, so --think changes nothing.\n"
+    told = "The model's chat template has no thinking mode, so --think has no effect.\n"
     assert capsys.readouterr().err == told
     assert main(["generate", "-p", "Hi"]) == 0
     assert capsys.readouterr().err == ""
@@ -170,12 +170,12 @@ def test_lossy_output_is_labelled(engine: TalkingEngine, capsys: pytest.CaptureF
 
 
 def test_a_chat_says_that_it_is_lossy(
-    engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine: TalkingEngine,
+    talking_session: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
-    monkeypatch.setattr(
-        "edgespec.engine.sessions.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text)
-    )
     assert main(["chat", "--verify", "topk-gap"]) == 0
     err = capsys.readouterr().err
     assert err == "--verify topk-gap:k=3,gap=1 is lossy: the text may differ from the model's own.\n"

@@ -25,7 +25,7 @@ class FakeTerminal(io.StringIO):
 def test_a_model_cannot_steer_the_terminal() -> None:
     terminal, file = FakeTerminal(), io.StringIO()
     for stream in (terminal, file):
-        ResultStream(stream, "it").text("a\x1b[2J\tb\r\n")
+        ResultStream(stream, "it").verbatim("a\x1b[2J\tb\r\n")
     assert terminal.getvalue() == "a\ufffd[2J\tb\ufffd\n"
     assert file.getvalue() == "a\x1b[2J\tb\r\n"
 

@@ -89,7 +89,16 @@ def test_config_shows_where_values_come_from(
     assert main(["config"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"File: {file}"
-    assert any(line.split() == ["temperature", "0.5", str(file)] for line in lines)
+    changed = [line.split() for line in lines if line.startswith(("temperature", "context"))]
+    assert changed == [
+        ["context", "99", "EDGESPEC_CONTEXT", "in", "the", "environment"],
+        ["temperature", "0.5", str(file)],
+    ]
+    assert len(lines) == 6  # nothing that was left alone
+    assert main(["config", "--all"]) == 0
+    listed = capsys.readouterr()
+    assert [line.split() for line in listed.out.splitlines()[3:5]] == changed
+    lines = listed.out.splitlines()
     assert any(re.fullmatch(r"tree-budget +auto +default", line) for line in lines)
     assert any(re.fullmatch(r"top-k \(chat, run, serve\) +recommended +default", line) for line in lines)
     assert main(["config", "--path"]) == 0

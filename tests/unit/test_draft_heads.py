@@ -105,7 +105,7 @@ def _with(**values: Any) -> Callable[[GGUFHeader], GGUFHeader]:
             r"its tensor fc\.weight has the shape \[192, 64\] instead of \[96, 64\]",
         ),
         (_without("fc.weight"), r"no matrix that fuses hidden states"),
-        (_without("output.weight"), r"\(d2t\) makes no sense"),
+        (_without("output.weight"), r"\(d2t\) is invalid"),
         (_without("d2t"), r"its tensor output\.weight has the shape \[64, 100\] instead of \[64, 259\]"),
     ],
 )

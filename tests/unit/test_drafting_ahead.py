@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edgespec.engine.drafting_ahead import DraftingAhead
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.drafters.base import NoDrafter
 from tests.unit.fakes import FakeDrafter, fake_engine
@@ -122,25 +123,25 @@ def test_it_can_be_switched_off() -> None:
     clock = Clock()
     ahead = DraftingAhead(clock)
     ahead.end(record(1.0))
-    ahead.enabled = False
+    ahead.forced = False
     assert ahead.begin(Stepping(clock, 0.01)) is None
 
 
-@pytest.mark.parametrize(("waits", "enabled"), [(0, True), (3, True), (3, False)])
-def test_an_engine_that_may_drafts_ahead_while_its_target_waits(waits: int, enabled: bool) -> None:
+@pytest.mark.parametrize(("waits", "forced"), [(0, None), (3, None), (3, False), (0, True), (3, True)])
+def test_an_engine_that_may_drafts_ahead_while_its_target_waits(waits: int, forced: bool | None) -> None:
     clock = Clock()
     drafter = Stepping(clock, 0.0, steps=10_000)
     drafter.steps = 1
     plain, _ = fake_engine(NoDrafter(), 5, never_ends=True)
     expected = plain.generate([1, 2, 3], GenerationConfig(max_tokens=40)).tokens
     engine, target = fake_engine(drafter, 5, tree_budget=6, never_ends=True)
-    assert not engine.loop.ahead.enabled
-    engine.loop.ahead.enabled = enabled
+    assert engine.decisions.drafting_ahead is False, "no gain was measured"
+    engine.decisions = Decisions(drafting_ahead=forced)
     target.waits = waits
     drafter.left = 200
     answer = engine.generate([1, 2, 3], GenerationConfig(max_tokens=40))
     assert answer.tokens == expected
-    assert drafter.taken == (200 if waits and enabled else 0)
+    assert drafter.taken == (200 if waits and forced is not False else 0)
 
 
 def test_what_is_read_while_the_drafter_works_is_noted() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import BackendError, ContextLengthError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Generation
 from edgespec.speculation.drafters.base import NoDrafter
 from edgespec.speculation.drafters.proposing import lookup_drafter
@@ -222,3 +223,25 @@ def test_a_rule_that_draws_needs_a_drafter_that_draws() -> None:
         answer = engine.generate(PROMPT * 3, config.with_(verify=rule))
         assert len(answer.tokens) == 8
         assert not answer.exact
+
+
+@pytest.mark.parametrize("tree_budget", [None, 6])
+@pytest.mark.parametrize("texts", [1, 3])
+@pytest.mark.parametrize("agreement", [0.0, 0.9])
+def test_drafting_is_forced_whatever_it_costs(tree_budget: int | None, texts: int, agreement: float) -> None:
+    """Also where it does not pay, and where it does."""
+    config = GenerationConfig(max_tokens=30)
+    prompts = [[1, 2, 3 + number] for number in range(texts)]
+    plain, _ = fake_engine(NoDrafter(), 5, never_ends=True)
+    expected = [plain.generate(prompt, config).tokens for prompt in prompts]
+    for forced in (True, False):
+        drafter = FakeDrafter(5, agreement)
+        engine, _ = fake_engine(drafter, 5, tree_budget=tree_budget, never_ends=True)
+        engine.decisions = Decisions(drafting=forced)
+        if texts == 1:
+            answers = [engine.generate(prompts[0], config)]
+        else:
+            answers = engine.generate_many(prompts, config)
+        assert [answer.tokens for answer in answers] == expected
+        sizes = [record.nodes for answer in answers for record in answer.passes[:-1]]
+        assert (min(sizes) > 1) if forced and texts == 1 else (max(sizes) > 1) is forced

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgespec.models.gguf.header import read_header
-from tests.fuzz.campaign import run
-from tests.fuzz.headers import parse, small_model
+from tests.fuzz.campaign import Loader, run
+from tests.fuzz.headers import STRING, Entry, parse, small_model
 from tests.fuzz.mutations import mutate
 
 # Files that crashed llama.cpp, made it hang, or made it take memory without end, before they were refused.
@@ -41,6 +44,31 @@ def test_damaged_files_are_refused_or_load(smol_path: Path, tmp_path: Path) -> N
     assert min(outcome.counts[kind] for kind in ("refused", "error", "loaded")) > 20
 
 
+@pytest.mark.parametrize("architecture", ["falcon", "mamba2", "qwen3vlmoe"])
+def test_damaged_files_of_other_architectures_are_refused_or_load(architecture: str) -> None:
+    campaign = [sys.executable, "-m", "tests.fuzz.campaign", "--architecture", architecture]
+    done = subprocess.run([*campaign, "--files", "25"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert counts["loaded"]
+    assert counts["refused"]
+    assert not counts["failures"]
+
+
+def test_a_crash_that_a_child_process_meets_first_is_a_refusal(smol_path: Path, tmp_path: Path) -> None:
+    header = small_model(smol_path)
+    header.entries.append(Entry(b"llama.rope.scaling.type", STRING, b"silu"))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header.to_bytes())
+    loader = Loader()
+    try:
+        assert [loader.load(path)[0] for _ in range(2)] == ["died SIGABRT"] * 2
+        path.write_bytes(small_model(smol_path).to_bytes())
+        assert loader.load(path)[0] == "loaded"
+    finally:
+        loader.close()
+
+
 def test_a_crash_would_be_noticed(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import edgespec.models.gguf.header as g, os\n"
@@ -52,5 +80,5 @@ def test_a_crash_would_be_noticed(smol_path: Path, tmp_path: Path, monkeypatch: 
     odd = next(seed for seed in range(1000) if len(mutate(base, seed)) % 2)
     even = next(seed for seed in range(1000) if len(mutate(base, seed)) % 2 == 0)
     outcome = run(base, [even, odd, even], tmp_path)
-    assert outcome.failures == [(odd, "crash by SIGABRT")]
+    assert outcome.failures == [(odd, "crash after 'start': died SIGABRT")]
     assert outcome.counts.total() == 2

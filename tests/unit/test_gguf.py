@@ -198,11 +198,11 @@ HUGE = 2**63
 CASES: dict[str, tuple[bytes, str]] = {
     "tensor count": (
         build(counts=(HUGE, 1)),
-        f"it claims {HUGE:,} tensors; at most 524,288 make sense",
+        f"it claims {HUGE:,} tensors; at most 524,288 are allowed",
     ),
     "entry count": (
         build(counts=(1, HUGE)),
-        f"it claims {HUGE:,} metadata entries; at most 65,536 make sense",
+        f"it claims {HUGE:,} metadata entries; at most 65,536 are allowed",
     ),
     "empty key": (build([ARCHITECTURE, u32("", 1)]), "metadata key 1 is empty"),
     "key not text": (
@@ -317,7 +317,7 @@ def test_a_huge_sparse_file_does_not_keep_the_reader_busy(tmp_path: Path) -> Non
     # Zeros read as endless empty strings, and the file's size would justify 5e9 of them.
     path = tmp_path / "a.gguf"
     for kind, why in (
-        (STRING, "metadata 'k' has 4,000,000,000 strings; at most 8,388,608 make sense"),
+        (STRING, "metadata 'k' has 4,000,000,000 strings; at most 8,388,608 are allowed"),
         (U64, "metadata 'k' makes its header longer than 256 MiB"),
     ):
         write(path, build([ARCHITECTURE, array("k", kind, 4_000_000_000)]))

@@ -49,7 +49,7 @@ def test_arguments_come_first_and_defaults_are_said(capsys: pytest.CaptureFixtur
     titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert titles[0] == "Arguments:"
     assert titles[-2:] == ["Options:", "Examples:"]
-    assert "0 takes a free one. Default: 8080." in text
+    assert "Requests to answer at once. Default: 8." in text
 
 
 def test_help_needs_no_rich() -> None:

@@ -12,7 +12,13 @@ import pytest
 from edgespec.errors import BackendError
 from edgespec.kernels import report_store
 from edgespec.kernels.report import ROWS, Report
-from edgespec.kernels.report_store import ensure_report, layouts_in_use, report_notes, stored_report
+from edgespec.kernels.report_store import (
+    ensure_report,
+    faulty_with_sequences,
+    layouts_in_use,
+    report_notes,
+    stored_report,
+)
 from edgespec.kernels.setting import VARIABLE
 from edgespec.kernels.trial import run_trial
 from tests.waiting import PATIENCE_S
@@ -129,6 +135,31 @@ def test_it_is_tried_once_and_kept(nothing_known: None, monkeypatch: pytest.Monk
     assert stored_report() == ensure_report(run) == report
     assert len(runs) == 1
     assert ensure_report(lambda: Report(), again=True) == stored_report() == Report()
+
+
+def test_several_sequences_are_tried_once_when_they_are_asked_for_and_kept(
+    nothing_known: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child's result that is wrong on purpose leads to the decision, and is remembered."""
+    runs: list[int] = []
+
+    def run() -> Report:
+        runs.append(1)
+        return trial("wrong", "FAULTY")
+
+    monkeypatch.setattr(report_store, "_found_of_sequences", None)
+    ensure_report(lambda: Report())
+    assert not runs, "who does not ask does not pay"
+    assert faulty_with_sequences(run) == faulty_with_sequences(run) == {"FAULTY"}
+    monkeypatch.setattr(report_store, "_found_of_sequences", None)  # the next process
+    assert faulty_with_sequences(run) == {"FAULTY"}
+    assert len(runs) == 1
+    monkeypatch.setattr(report_store, "_found", None)
+    stored = stored_report()
+    assert stored is not None
+    assert not stored.problems, "alone, a sequence is right"
+    monkeypatch.setenv(VARIABLE, "plain")
+    assert faulty_with_sequences(run) == frozenset()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": [1], "problems": {}, "seconds": {}}', "\x00"])

@@ -65,6 +65,17 @@ def test_a_cheap_look_is_taken_in_every_pass_while_the_drafter_rests() -> None:
     assert drafter.looks == 50
 
 
+@pytest.mark.parametrize("forced", [True, False])
+def test_looks_are_forced(forced: bool) -> None:
+    drafter = Looking(look_s=1.0)  # far too long to be worth it
+    observing = Observing(drafter.clock)
+    observing.forced = forced
+    shown(drafter, 20, PASS_S, observing)
+    assert drafter.looks == (20 if forced else 0)
+    shown(drafter, 5, None, observing)
+    assert drafter.looks == (25 if forced else 5), "a drafter that drafts is shown its passes in any case"
+
+
 @given(st.floats(PASS_S / 1000, 100 * PASS_S), st.integers(50, 1000))
 def test_looks_of_a_resting_drafter_take_a_hundredth_of_all_time(look_s: float, passes: int) -> None:
     drafter = Looking(look_s)

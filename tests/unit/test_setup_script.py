@@ -308,3 +308,13 @@ def test_a_build_lets_machines_share_a_model_and_a_rebuild_is_fresh(
     monkeypatch.setattr(setup.backends, "found", lambda _platform: "vulkan")
     assert setup.install_llama_cpp(environment, {}, "1.0")
     assert "-DGGML_VULKAN=ON" in runs[1][1]["CMAKE_ARGS"]
+
+
+def test_what_the_readme_uses_is_installed(setup: ModuleType) -> None:
+    ran: list[tuple[str, ...]] = []
+    environment = SimpleNamespace(run=lambda *command: ran.append(command) or True)
+    setup.install_edgespec(environment, dev=False)
+    extras = ran[0][-1].removeprefix(".[").removesuffix("]").split(",")
+    readme = (SCRIPT.parents[1] / "README.md").read_text(encoding="utf-8")
+    for used, extra in {"edgespec serve": "serve", "--html": "report", "JSON schema": "grammar"}.items():
+        assert used not in readme or extra in extras

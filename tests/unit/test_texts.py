@@ -116,10 +116,11 @@ def test_too_little_memory_is_left_to_loading(model: ModelFiles) -> None:
     assert planned(model, "auto", FLAT, memory=10 * MIB) == TextPlan(None, 0)
 
 
-def test_models_whose_cache_has_one_size_keep_it(model: ModelFiles) -> None:
+@pytest.mark.parametrize("key", ["ssm.state_size", "wkv.head_size", "shortconv.l_cache"])
+def test_models_whose_cache_has_one_size_keep_it(model: ModelFiles, key: str) -> None:
     header = model.headers[0]
     recurrent = ModelFiles.of(read_header(header.path))
-    recurrent.headers[0].metadata[f"{header.architecture}.ssm.state_size"] = 16
+    recurrent.headers[0].metadata[f"{header.architecture}.{key}"] = 16
     assert planned(recurrent, "auto", FLAT) == TextPlan(None, 0)
 
 

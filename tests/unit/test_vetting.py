@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import edgespec
+from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import ModelFileError
 from edgespec.models.gguf.header import read_header
-from edgespec.models.llama.trials.vetting import is_familiar, require_loadable
-from tests.fuzz.headers import Entry, Header, small_model
-from tests.tiny import ARCHITECTURES, write_tiny
+from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.runtime.vetting import require_survived
+from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
+from tests.fuzz.headers import STRING, UINT32, Entry, Header, small_model, tiny_model
 
-UINT32 = 4
+CHILD = "edgespec.models.llama.runtime.vetting.attempt_in_child"
+REMEMBERED = "edgespec.models.llama.runtime.vetting._survived"
 
 
 def written(header: Header, folder: Path) -> Path:
@@ -87,31 +92,65 @@ def test_a_file_that_ends_a_child_is_refused_and_remembered(
             edgespec.load(path)
         assert caught.value.what == f"llama.cpp ends by SIGABRT when it loads {path}."
         assert "another conversion" in caught.value.hint
-        monkeypatch.setattr("edgespec.models.llama.trials.vetting.attempt_in_child", _no_child)
+        monkeypatch.setattr(CHILD, _no_child)
 
 
-def test_unfamiliar_files_are_tried_once(
-    smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_tried_once(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model(smol_path)
-    model.entries.append(Entry(b"llama.a_setting_of_tomorrow", UINT32, 1))
-    header = read_header(written(model, tmp_path))
-    assert not is_familiar(header)
-    require_loadable([header])
-    monkeypatch.setattr("edgespec.models.llama.trials.vetting.attempt_in_child", _no_child)
-    require_loadable([header])
+    model.entries.append(
+        Entry(b"general.description", STRING, str(tmp_path).encode())
+    )  # no header seen before
+    path = written(model, tmp_path)
+    require_survived(path)
+    monkeypatch.setattr(CHILD, _no_child)
+    require_survived(path)  # by this process
+    monkeypatch.setattr(REMEMBERED, {})
+    require_survived(path)  # by an earlier one
     model.entries.append(Entry(b"llama.another_one", UINT32, 1))
     with pytest.raises(AssertionError, match="a child"):
-        require_loadable([read_header(written(model, tmp_path))])
+        require_survived(written(model, tmp_path))
 
 
-def test_familiar_models_are_not_tried(
-    smol_path: Path, gemma_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# Familiar settings with values over which llama.cpp aborts, and no check of the header knows them.
+ABORTS: list[tuple[str, int, bytes | int]] = [("rope.scaling.type", STRING, b"silu")]
+
+
+@pytest.mark.parametrize(("key", "kind", "value"), ABORTS)
+def test_no_way_to_a_model_ends_this_process(
+    smol_path: Path, tmp_path: Path, key: str, kind: int, value: bytes | int
 ) -> None:
-    monkeypatch.setattr("edgespec.models.llama.trials.vetting.attempt_in_child", _no_child)
-    tiny = [write_tiny(tmp_path / f"{name}.gguf", name, smol_path) for name in ARCHITECTURES]
-    for path in (smol_path, gemma_path, *tiny):
-        require_loadable([read_header(path)])
+    model = small_model(smol_path)
+    model.entries.append(Entry(f"llama.{key}".encode(), kind, value))
+    path = written(model, tmp_path)
+    header = read_header(path)
+    expected = re.escape(f"llama.cpp ends by SIGABRT when it loads {path}.")
+    ways: list[Callable[[], object]] = [
+        lambda: edgespec.load(path),
+        lambda: edgespec.load(smol_path, draft=path),
+        lambda: examine_pair(str(smol_path), str(path), measure_agreement=False),
+        lambda: AllocationStore(tmp_path).get(header, [Shape(256, 64, 64, 1)]),
+        lambda: Model(path, vocabulary_only=True),
+    ]
+    for way in ways:
+        with pytest.raises(ModelFileError, match=expected):
+            way()
+
+
+def test_a_model_over_which_only_computing_aborts_is_refused(smol_path: Path, tmp_path: Path) -> None:
+    # A hybrid whose first layer with attention was cut off: llama.cpp plans its memory, and aborts in use.
+    path = written(tiny_model("qwen3next", smol_path, tmp_path), tmp_path)
+    Model(path, allocate=False, repack=False, vetted=False).close()
+    with pytest.raises(ModelFileError, match="SIGABRT"):
+        Model(path)
+
+
+def test_a_file_that_changes_is_tried_again(smol_path: Path, tmp_path: Path) -> None:
+    model = small_model(smol_path)
+    path = written(model, tmp_path)
+    require_survived(path)
+    model.entries.append(Entry(b"llama.rope.scaling.type", STRING, b"silu"))
+    with pytest.raises(ModelFileError, match="SIGABRT"):
+        require_survived(written(model, tmp_path))
 
 
 def _no_child(*_args: object, **_options: object) -> None:

@@ -75,9 +75,11 @@ def test_what_is_a_prompt(word: str) -> None:
     ("word", "what"),
     [
         ("lama3.2-3b", "There is no model 'lama3.2-3b'. Did you mean llama3.2-3b?"),
+        ("gemma2", "There is no model 'gemma2'. Did you mean gemma3-270m?"),
         ("notes.txt", "'notes.txt' is a file, but not a GGUF model."),
         ("models", "'models' could be a model or a prompt."),
-        ("mixtral:8x7b", "'mixtral:8x7b' could be a model or a prompt."),
+        ("mixtral:8x7b", "There is no model 'mixtral:8x7b'. Did you mean mistral-7b?"),
+        ("yonder:8x7b", "'yonder:8x7b' could be a model or a prompt."),
     ],
 )
 def test_what_could_be_either_is_refused(

@@ -69,7 +69,7 @@ class MixtureShape:
         shape = cls(int(match["experts"]), int(match["used"]), **values)
         if not (2 <= shape.experts <= 1024 and 1 <= shape.used < shape.experts):
             raise UsageError(
-                f"A mixture of {shape.experts} experts with {shape.used} for each token makes no sense.",
+                f"A mixture of {shape.experts} experts with {shape.used} for each token is not possible.",
                 "Ask for 2 to 1024 experts, and for fewer than these for each token.",
             )
         if not (shape.skew <= 10 and shape.locality <= 1):

@@ -18,11 +18,12 @@ from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.rows import check_no_model, form_and_file
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.shared import compared, is_shared
-from edgespec.cli.options.values import parse_size, parse_tree_budget
+from edgespec.cli.options.values import parse_tree_budget
 from edgespec.cli.screen.formatting import count
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import UsageError
+from edgespec.units import parse_size
 
 if TYPE_CHECKING:
     from edgespec.bench.rows.figures import Row
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _ROWS = "Rows"
 _MIXTURE = "moe:"
-_WORK = "What is asked"
+_WORK = "Workload"
 _OUTPUT = "Output"
 _TREES = ("16", "32", "auto")
 _SEED = 1  # without one, sampled answers could not be compared
@@ -59,7 +60,7 @@ def bench(
             _ROWS,
             "--tree-budget",
             metavar="N|auto",
-            help_text="A row with trees of so many nodes; may be repeated. Default: 16, 32 and auto.",
+            help_text="Add a row with trees of N nodes; repeatable. Default: 16, 32 and auto.",
         ),
     ] = None,
     parallel: Annotated[
@@ -69,7 +70,7 @@ def bench(
             "--parallel",
             variable=False,  # EDGESPEC_PARALLEL is a single number, for batches and the server
             metavar="N,N,...",
-            help_text="Rows of so many texts at once, beside llama.cpp's own batches; such as 1,4,16,64.",
+            help_text="Add rows with N sequences at once, next to llama.cpp's own batching; such as 1,4,16.",
         ),
     ] = None,
     memory_cap: Annotated[
@@ -78,7 +79,7 @@ def bench(
             _ROWS,
             "--memory-cap",
             metavar="SIZE",
-            help_text="Hold every row to this, page cache included, where the system allows it.",
+            help_text="Limit the memory of every row, page cache included, where the system allows it.",
         ),
     ] = None,
     synthesize: Annotated[
@@ -87,7 +88,7 @@ def bench(
             _ROWS,
             "--synthesize",
             metavar="SIZE|moe:EXPERTSxTOP",
-            help_text="Measure a model widened to this size, or made a mixture of so many experts.",
+            help_text="Measure a synthetic model: widened to SIZE, or turned into a mixture of EXPERTS.",
         ),
     ] = None,
     held: Annotated[
@@ -96,10 +97,12 @@ def bench(
             _ROWS,
             "--held",
             metavar="PERCENT,...",
-            help_text="Rows with so much of a mixture's experts in memory. Default for moe: 25,50,75.",
+            help_text="Add rows with PERCENT of the experts in memory. Default for moe: 25,50,75.",
         ),
     ] = None,
-    keep: Annotated[bool, option(_ROWS, "--keep", help_text="Keep what --synthesize makes.")] = False,
+    keep: Annotated[
+        bool, option(_ROWS, "--keep", help_text="Keep the model that --synthesize makes.")
+    ] = False,
     compare: Annotated[
         str | None,
         option(
@@ -111,27 +114,33 @@ def bench(
         ),
     ] = None,
     max_tokens: Annotated[
-        int, option(_WORK, "-n --max-tokens", metavar="N", help_text="Most tokens of an answer.")
+        int, option(_WORK, "-n --max-tokens", metavar="N", help_text="Maximum tokens per answer.")
     ] = 64,
     context: Annotated[
         int | None,
-        option(_WORK, "-c --context", metavar="N", help_text="Most tokens of both. Default: what they need."),
+        option(
+            _WORK,
+            "-c --context",
+            metavar="N",
+            help_text="Maximum tokens, prompt plus answer. Default: as many as needed.",
+        ),
     ] = None,
     workload: Annotated[
         Path | None,
-        option(_WORK, "--workload", metavar="FILE", help_text="Questions as JSON lines, as in Spec-Bench."),
+        option(
+            _WORK, "--workload", metavar="FILE", help_text="JSONL file of questions in Spec-Bench's format."
+        ),
     ] = None,
     prompts: Annotated[
         int,
-        option(
-            _WORK, "--prompts", metavar="N", help_text="Questions to ask, balanced over their categories."
-        ),
+        option(_WORK, "--prompts", metavar="N", help_text="Number of questions, balanced over categories."),
     ] = 3,
     repetitions: Annotated[
-        int, option(_WORK, "--repetitions", metavar="N", help_text="How often, besides a warm-up.")
+        int, option(_WORK, "--repetitions", metavar="N", help_text="Measured runs per row, after a warm-up.")
     ] = 3,
     row_seconds: Annotated[
-        float, option(_WORK, "--row-seconds", metavar="S", help_text="Most seconds measured for a row.")
+        float,
+        option(_WORK, "--row-seconds", metavar="S", help_text="Maximum measuring time per row, in seconds."),
     ] = 60.0,
     profile: Annotated[
         float,
@@ -139,7 +148,7 @@ def bench(
             _WORK,
             "--profile-seconds",
             metavar="S",
-            help_text="Profile the pair for so long first, unless that was done, and predict; 0 does not.",
+            help_text="Profile the pair for S seconds first, unless done already, to predict; 0 skips it.",
         ),
     ] = 50.0,
     form: Annotated[
@@ -149,7 +158,7 @@ def bench(
             "-o --output",
             variable=False,
             metavar="FILE|md|csv|json|jsonl",
-            help_text="Write the rows to FILE, whose ending says how, or print them in this format.",
+            help_text="Write the rows to FILE, in the format of its extension, or print them in this format.",
         ),
     ] = "md",
     json_name: Annotated[
@@ -164,7 +173,7 @@ def bench(
     ] = None,
     html_name: Annotated[
         Path | None,
-        option(_OUTPUT, "--html", variable=False, metavar="FILE", help_text="Write a page with plots."),
+        option(_OUTPUT, "--html", variable=False, metavar="FILE", help_text="Write an HTML page with plots."),
     ] = None,
     share_name: Annotated[
         Path | None,
@@ -173,18 +182,18 @@ def bench(
             "--share",
             variable=False,
             metavar="FILE",
-            help_text="Write what can be posted: machine, model, settings and rows as JSON, without paths or "
-            "names of yours.",
+            help_text="Write a JSON file to publish: machine, model, settings and rows, without paths or "
+            "host names.",
         ),
     ] = None,
-    quiet: Annotated[bool, option(_OUTPUT, "--quiet", help_text="Only results and errors.")] = False,
-    verbose: Annotated[bool, option(_OUTPUT, "--verbose", help_text="More on what happens.")] = False,
+    quiet: Annotated[bool, option(_OUTPUT, "--quiet", help_text="Print only results and errors.")] = False,
+    verbose: Annotated[bool, option(_OUTPUT, "--verbose", help_text="Print details and statistics.")] = False,
     *,
     flag: ModelFlag,
     loading: LoadOptions,
     sampling: SamplingOptions,
 ) -> None:
-    """Measure what this machine does with a model: tokens per second, plain and with trees."""
+    """Benchmark a model on this machine: tokens per second, plain and with trees."""
     if compare is not None and is_shared(compare):
         results().text(compared(compare, flag.or_argument(loading.model, called)))
         return

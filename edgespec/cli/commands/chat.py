@@ -15,6 +15,7 @@ from edgespec.cli.conversation.attach import Attachments, after_files, read_atta
 from edgespec.cli.conversation.changeable_model import ChangeableModel
 from edgespec.cli.conversation.chat import Chat
 from edgespec.cli.conversation.echo import without_echo
+from edgespec.cli.conversation.greeting import greeting
 from edgespec.cli.conversation.interactive import InteractiveChat, Keyboard, TypedKeyboard
 from edgespec.cli.conversation.plain_keyboard import PlainKeyboard
 from edgespec.cli.conversation.welcome import welcome
@@ -28,7 +29,7 @@ from edgespec.cli.prompt.standard_input import whole_prompt
 from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal, is_terminal
-from edgespec.cli.utf8 import checked
+from edgespec.cli.utf8 import as_text
 from edgespec.errors import TemplateError, UsageError
 
 _PANEL = "Prompt"
@@ -52,7 +53,7 @@ def chat(
         option(
             _PANEL,
             "--session",
-            "Save the conversation as it goes, and go on with it next time.",
+            "Save the conversation under this name after every turn, and resume it next time.",
             metavar="NAME|FILE",
             autocompletion=complete_session,
         ),
@@ -63,7 +64,7 @@ def chat(
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
-    """Hold a conversation."""
+    """Start a conversation."""
     ends_after_prompt = called.info_name == "run"
     model, prompt = model_and_prompt(
         words_of(word, words),
@@ -77,7 +78,7 @@ def chat(
     results = ResultStream(sys.stdout, "Standard output")
     system = system_prompt(called, system, system_file)
     if prompt is not None:
-        checked(prompt, "The question")
+        prompt = as_text(prompt, "The question")
     attached = read_attachments(files)
     typed = is_terminal(sys.stdin) and not (ends_after_prompt and prompt is not None)
     if typed and output.as_json:
@@ -136,6 +137,8 @@ def chat(
         if typed:
             if loading.model is None:
                 welcome(terminal)
+            else:
+                terminal.note(greeting(engine, chosen.config.temperature))
             interactive = InteractiveChat(turns, pending, models)
             interactive.attached += attached
             keyboard: Keyboard

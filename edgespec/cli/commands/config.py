@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -15,6 +14,8 @@ from edgespec.cli.options.declaration import option
 from edgespec.cli.options.from_file import checked_values, dashed, options_of, other_names, unknown
 from edgespec.cli.options.sampling import RECOMMENDABLE
 from edgespec.cli.screen.formatting import count, table
+from edgespec.cli.screen.results import results
+from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import EdgeSpecError, OutputError
 from edgespec.files.kept import Kept
 from edgespec.files.secret import forget_secret
@@ -27,37 +28,47 @@ _RECOMMENDED = ("chat", "run", "serve")  # commands that sample as a model's mak
 _DEFAULTS = vars(GenerationConfig())
 # The first two must work even if the file is damaged; the others have nothing to set.
 WITHOUT_SETTINGS = ("config", "doctor", "pull", "list", "show", "rm", "ps", "sessions", "presets")
+_UNCHANGED = "default"
 _TABLES = {"run": "chat"}  # the table of a command, where it is not named after it
+
+
+_Row = tuple[str, str, str]
 
 
 def config(
     context: typer.Context,
-    path: Annotated[bool, option(None, "--path", "Print only where the file is.", variable=False)] = False,
+    path: Annotated[
+        bool, option(None, "--path", "Print the path of the configuration file.", variable=False)
+    ] = False,
     init: Annotated[
-        bool, option(None, "--init", "Make the file, with examples in it.", variable=False)
+        bool,
+        option(None, "--init", "Create the configuration file, with commented examples.", variable=False),
     ] = False,
     forget: Annotated[
         bool,
         option(
             None,
             "--forget",
-            "Delete what was learned from texts, kept of prompts, indexed of files, and collected.",
+            "Delete everything learned from texts, cached prompts, file indexes and collected answers.",
             variable=False,
         ),
     ] = False,
-    as_json: Annotated[bool, option(None, "--json", "Print the settings as a JSON object.")] = False,
+    everything: Annotated[
+        bool, option(None, "--all", "Also list settings that have their default values.", variable=False)
+    ] = False,
+    as_json: Annotated[bool, option(None, "--json", "Print all settings as a JSON object.")] = False,
 ) -> None:
-    """Show every setting and where its value comes from."""
-    file = settings.config_path()
+    """Show changed settings and where their values come from."""
+    file, terminal = settings.config_path(), Terminal()
     if path:
-        typer.echo(file)
+        results().text(f"{file}\n")
         return
     if forget:
-        typer.echo(_forgotten())
+        results().text(f"{_forgotten()}\n")
         return
     if init:
         _make(file)
-        typer.echo(f"{file} was made; every line in it is a comment.", err=True)
+        terminal.note(f"{file} was made; every line in it is a comment.")
         return
     assert context.parent is not None
     commands: Any = context.parent.command
@@ -66,14 +77,21 @@ def config(
     found = {name: _sources(commands.commands[name], values[name], file) for name in values}
     folders = os.pathsep.join(map(str, own_folders()))
     if as_json:
-        typer.echo(
-            json.dumps({"file": str(file), _FOLDERS: folders or None, "settings": found}, ensure_ascii=False)
-        )
+        results().record({"file": str(file), _FOLDERS: folders or None, "settings": found})
         return
-    typer.echo(f"File: {file}" + ("" if file.exists() else " (does not exist; --init makes it)"))
     there = any(folder.is_dir() for folder in own_folders())
-    typer.echo(f"Models folder: {folders or 'none'}" + ("" if there else " (does not exist)"))
-    _print(found)
+    changed, unchanged = _rows(found)
+    results().text(
+        f"File: {file}{'' if file.exists() else ' (does not exist; --init makes it)'}\n"
+        f"Models folder: {folders or 'none'}{'' if there else ' (does not exist)'}\n"
+    )
+    shown = changed + unchanged if everything else changed
+    if shown:
+        results().text("\n" + table((), shown))
+    if not everything:
+        others = count(len(unchanged), f"{'other ' if changed else ''}setting")
+        verb = "has its default value" if len(unchanged) == 1 else "have their default values"
+        terminal.note(f"{others} {verb}; 'edgespec config --all' lists them.")
 
 
 def defaults_from(file: Path, commands: Any) -> dict[str, dict[str, Any]]:
@@ -137,21 +155,22 @@ def _default(command: str, parameter: Any) -> dict[str, Any]:
     """A setting that was not set. Where the library decides, "default" says what it takes, in words."""
     value = parameter.default if not callable(parameter.default) else None
     if value is not None:
-        return {"value": value, "from": "default"}
+        return {"value": value, "from": _UNCHANGED}
     recommended = command in _RECOMMENDED and parameter.name in RECOMMENDABLE
     if parameter.name == "sampling":
-        return {"value": "recommended" if command in _RECOMMENDED else "greedy", "from": "default"}
+        return {"value": "recommended" if command in _RECOMMENDED else "greedy", "from": _UNCHANGED}
     if recommended:
-        return {"value": None, "from": "default", "default": "recommended"}
+        return {"value": None, "from": _UNCHANGED, "default": "recommended"}
     if parameter.name in _DEFAULTS and _DEFAULTS[parameter.name] is not None:
-        return {"value": _DEFAULTS[parameter.name], "from": "default"}
+        return {"value": _DEFAULTS[parameter.name], "from": _UNCHANGED}
     stated = re.search(r"Default: (.*?)\.$", parameter.help or "")
-    return {"value": None, "from": "default"} | ({"default": stated[1]} if stated else {})
+    return {"value": None, "from": _UNCHANGED} | ({"default": stated[1]} if stated else {})
 
 
-def _print(found: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """Print each setting once if all its commands agree, or else a line for each value."""
-    rows = []
+def _rows(found: dict[str, dict[str, dict[str, Any]]]) -> tuple[list[_Row], list[_Row]]:
+    """Rows for people: those of changed values and the others, one for each value that commands differ in."""
+    changed: list[_Row] = []
+    unchanged: list[_Row] = []
     for name in dict.fromkeys(name for settings_ in found.values() for name in settings_):
         commands = [command for command, settings_ in found.items() if name in settings_]
         groups: dict[tuple[str, str], list[str]] = {}
@@ -160,8 +179,9 @@ def _print(found: dict[str, dict[str, dict[str, Any]]]) -> None:
             groups.setdefault((_text(entry), entry["from"]), []).append(command)
         for (value, source), its in groups.items():
             where = "" if len(groups) == 1 and len(commands) > 1 else f" ({', '.join(its)})"
+            rows = unchanged if source == _UNCHANGED else changed
             rows.append((name + where, value, source))
-    typer.echo(table((), rows), nl=False)
+    return changed, unchanged
 
 
 def _text(entry: dict[str, Any]) -> str:

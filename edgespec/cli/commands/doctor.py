@@ -30,7 +30,7 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="Say how this model would run here.",
+            help="Also say how this model would run here.",
             autocompletion=complete_model,
             envvar="EDGESPEC_MODEL",
             show_envvar=False,
@@ -38,18 +38,18 @@ def doctor(
     ] = None,
     model_flag: Annotated[
         str | None,
-        option(None, "-m --model", "The same as the argument.", variable=False, metavar="MODEL"),
+        option(None, "-m --model", "Same as the MODEL argument.", variable=False, metavar="MODEL"),
     ] = None,
     disk_check: Annotated[
         bool,
-        option(None, "--disk-check/--no-disk-check", "Read for a second to see how fast the disk is."),
+        option(None, "--disk-check/--no-disk-check", "Measure the disk's read speed for a second."),
     ] = True,
     as_json: Annotated[
         bool,
         option(None, "--json", "Print a JSON object."),
     ] = False,
 ) -> None:
-    """Look for what makes models slow or fail here, and say how to mend it."""
+    """Find what makes models slow or fail on this machine, and say how to fix it."""
     model = ModelFlag(model_flag).or_argument(model, context)
     from edgespec.doctor.diagnosis import diagnose
     from edgespec.doctor.facts import gather

@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.options.declaration import option
-from edgespec.cli.options.values import parse_size
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.units import parse_size
 
 _LITTLE = 1.1  # times the speed
 
 app = typer.Typer(
     name="draft",
-    help="Make drafters, and tune them.",
+    help="Make and tune drafters.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -29,19 +29,19 @@ Output = Annotated[
     option(
         None,
         "-o --output",
-        "Where it goes. Default: EdgeSpec's data folder.",
+        "Output file. Default: in EdgeSpec's data folder.",
         variable=False,
         metavar="FILE",
     ),
 ]
-Memory = Annotated[str | None, option(None, "--memory", "Memory that the target may use.", metavar="SIZE")]
+Memory = Annotated[str | None, option(None, "--memory", "Memory limit for the target.", metavar="SIZE")]
 PassSeconds = Annotated[
     float | None,
-    option(None, "--pass-seconds", "What a pass of the target costs. Default: measured.", metavar="S"),
+    option(None, "--pass-seconds", "Seconds per target pass. Default: measured.", metavar="S"),
 ]
 Threads = Annotated[int | None, option(None, "-t --threads", "CPU threads. Default: all cores.", metavar="N")]
 Json = Annotated[bool, option(None, "--json", "Print JSON.")]
-Quiet = Annotated[bool, option(None, "--quiet", "Only results and errors.")]
+Quiet = Annotated[bool, option(None, "--quiet", "Print only results and errors.")]
 
 
 @app.command(epilog="Example:\n\nedgespec draft make llama3.3-70b --memory 24GiB")
@@ -49,24 +49,24 @@ def make(
     target: Target,
     output: Output = None,
     memory: Memory = None,
-    size: Annotated[str | None, option(None, "--size", "The drafter's size at most.", metavar="SIZE")] = None,
+    size: Annotated[
+        str | None, option(None, "--size", "Maximum size of the drafter.", metavar="SIZE")
+    ] = None,
     quantization: Annotated[
         list[str] | None,
-        option(None, "--quantization", "Choose from these; may be repeated.", metavar="TYPE"),
+        option(None, "--quantization", "Quantization to try; repeatable.", metavar="TYPE"),
     ] = None,
-    keep_layers: Annotated[bool, option(None, "--keep-layers", "Requantize only.")] = False,
+    keep_layers: Annotated[bool, option(None, "--keep-layers", "Only requantize; keep all layers.")] = False,
     pass_seconds: PassSeconds = None,
-    tokens: Annotated[
-        int, option(None, "--tokens", "Tokens of each of the target's answers.", metavar="N")
-    ] = 64,
+    tokens: Annotated[int, option(None, "--tokens", "Tokens per answer of the target.", metavar="N")] = 64,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Make a drafter: fewer bits, fewer layers, or both, whichever makes the target fastest.
 
-    The target writes some text first, and drafters are judged by how often they would have written the
-    same. Ended early, it goes on where it was when it is started again.
+    The target generates some text first; candidates are ranked by how well they predict it. If
+    interrupted, the same command resumes where it stopped.
     """
     limits = parse_size(memory) if memory else None, parse_size(size) if size else None
     from edgespec.drafting.make import MakeOptions, make_for
@@ -115,17 +115,19 @@ def tune(
         option(
             None,
             "--from",
-            "The drafter to begin with. Default: the best one known, or one that is made.",
+            "Drafter to start from. Default: the best known one, or a new one.",
             metavar="DRAFTER",
             variable=False,
         ),
     ] = None,
     prompts: Annotated[
         Path | None,
-        option(None, "--prompts", "Prompts of your own, one a line.", metavar="FILE", variable=False),
+        option(
+            None, "--prompts", "File with your own prompts, one per line.", metavar="FILE", variable=False
+        ),
     ] = None,
     minutes: Annotated[
-        float, option(None, "--minutes", "Time for answering and training.", metavar="N")
+        float, option(None, "--minutes", "Time limit for answering and training.", metavar="N")
     ] = 30.0,
     output: Output = None,
     quantization: Annotated[
@@ -134,7 +136,8 @@ def tune(
         option(
             None,
             "--quantization",
-            "Of the whole result; keep: scales alone. Default: fine types, or as before.",
+            "Quantization of the output file. 'keep' trains block scales only. "
+            "Default: the source's types, or finer.",
             variable=False,
             metavar="TYPE",
         ),
@@ -146,21 +149,20 @@ def tune(
         option(
             None,
             "--answers",
-            "Answers to learn from, at most. Default: those of a third of the time.",
+            "Maximum answers to learn from. Default: as many as a third of the time allows.",
             variable=False,
             metavar="N",
         ),
     ] = None,
-    tokens: Annotated[int, option(None, "--tokens", "Tokens of each answer.", metavar="N")] = 128,
+    tokens: Annotated[int, option(None, "--tokens", "Tokens per answer.", metavar="N")] = 128,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tune a drafter on the target's own answers, and keep it if it is the best.
+    """Tune a drafter on the target's own answers, and keep the result if it is the best drafter.
 
-    The target answers prompts, and the drafter learns what it might have said at every token. What that
-    gained is measured on answers that it has not learned from. Ended early, it goes on where it was when it
-    is started again.
+    The target answers prompts, and the drafter is trained on the target's distribution at every token.
+    The gain is measured on held-out answers. If interrupted, the same command resumes where it stopped.
     """
     room = parse_size(memory) if memory else None
     from edgespec.drafting.tuning.options import TuneOptions
@@ -194,7 +196,8 @@ def tune(
 def convert(
     target: Target,
     folder: Annotated[
-        Path, typer.Argument(help="Has the head's config.json and model.safetensors.", metavar="FOLDER")
+        Path,
+        typer.Argument(help="Folder with the head's config.json and model.safetensors.", metavar="FOLDER"),
     ],
     output: Output = None,
     quantization: Annotated[
@@ -204,7 +207,7 @@ def convert(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert a published EAGLE-3 head to a GGUF file, and remember it as a drafter of its target."""
+    """Convert a published EAGLE-3 head to a GGUF file, and register it as a drafter of its target."""
     from edgespec.drafting.head_conversion import convert_head
     from edgespec.units import readable
 
@@ -224,7 +227,7 @@ def convert(
 def list_drafters(
     as_json: Json = False,
 ) -> None:
-    """List the drafters that are known, and how well they agree with their targets."""
+    """List known drafters and how well they agree with their targets."""
     from edgespec.models.hub.registry import Registry
 
     pairs = Registry().pairs()

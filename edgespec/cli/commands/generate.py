@@ -52,21 +52,27 @@ def generate(
         option(
             _PANEL,
             "-p --prompt",
-            "The prompt. Text from a pipe or a file goes before it.",
+            "The prompt; piped text is inserted before it.",
             variable=False,
             metavar="TEXT",
         ),
     ] = None,
     input_name: Annotated[
         str | None,
-        option(_PANEL, "-i --input", "JSONL, a prompt a line; - is stdin.", variable=False, metavar="FILE"),
+        option(
+            _PANEL,
+            "-i --input",
+            "JSONL file with one prompt per line; - for stdin.",
+            variable=False,
+            metavar="FILE",
+        ),
     ] = None,
     output_name: Annotated[
         str | None,
         option(
             _PANEL,
             "-o --output",
-            "Append JSON lines here; run again to go on.",
+            "Append results as JSON lines; run again to resume.",
             variable=False,
             metavar="FILE",
         ),
@@ -76,7 +82,7 @@ def generate(
         option(
             _PANEL,
             "--overwrite",
-            "Answer lines again whose answers in --output were made with another model, prompt or settings.",
+            "Regenerate answers in --output that came from a different model, prompt or settings.",
             variable=False,
         ),
     ] = False,
@@ -92,7 +98,7 @@ def generate(
         option(
             _PANEL,
             "--n --answers",
-            "Answers to each prompt; a seed counts up.",
+            "Answers per prompt; each uses the next seed.",
             envvar=["EDGESPEC_ANSWERS", "EDGESPEC_N"],
             metavar="N",
         ),
@@ -102,20 +108,20 @@ def generate(
         option(
             _PANEL,
             "--parallel",
-            "Lines of --input to answer at once. Default: as many as gain speed.",
+            "Lines of --input to answer at once. Default: as many as increase throughput.",
             metavar="N",
         ),
     ] = None,
     unordered: Annotated[
         bool,
-        option(_PANEL, "--unordered", "Results of --input as they are finished, in any order."),
+        option(_PANEL, "--unordered", "Write results as soon as they finish, in any order."),
     ] = False,
     shard: Annotated[
         str | None,
         option(
             _PANEL,
             "--shard",
-            "Answer every N-th line of --input from the K-th; 'edgespec merge' joins the parts.",
+            "Answer every Nth line of --input, starting at line K; 'edgespec merge' joins the parts.",
             metavar="K/N",
         ),
     ] = None,
@@ -124,18 +130,20 @@ def generate(
         option(
             _PANEL,
             "--ray",
-            "Answer --input on the machines of a Ray cluster; local starts one here.",
+            "Answer --input on a Ray cluster; 'local' starts one on this machine.",
             metavar="HOST:PORT|auto|local",
         ),
     ] = None,
-    raw: Annotated[bool, option(_PANEL, "--raw", "Go on with the text; no chat template.")] = False,
+    raw: Annotated[
+        bool, option(_PANEL, "--raw", "Continue the text as is, without a chat template.")
+    ] = False,
     model: NamedModel = None,
     *,
     loading: LoadOptions,
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
-    """Generate text from a prompt, or for every line of a JSONL file."""
+    """Answer a prompt, or every line of a JSONL file."""
     if prompt is not None and input_name is not None:
         raise UsageError("Both --prompt and --input were given.", "Give one of them.")
     if files and input_name is not None:
@@ -252,7 +260,7 @@ class _SinglePrompt:
                     status.clear()
                     thoughts.end()
                 if self.as_text:
-                    self.results.text(chunk.text)
+                    self.results.verbatim(chunk.text)
         assert answer is not None, "the last chunk carries the answer"
         if self.as_text:
             self.results.end_line()

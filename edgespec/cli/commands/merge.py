@@ -15,33 +15,33 @@ from edgespec.errors import OutputError, UsageError
 
 
 def merge(
-    parts: Annotated[list[Path], typer.Argument(help="What the runs have written.", metavar="PART...")],
+    parts: Annotated[list[Path], typer.Argument(help="Output files of the sharded runs.", metavar="PART...")],
     input_name: Annotated[
         str,
-        option(None, "-i --input", "The JSONL that the parts answer.", variable=False, metavar="FILE"),
+        option(None, "-i --input", "The JSONL input of those runs.", variable=False, metavar="FILE"),
     ],
     output: Annotated[
-        Path, option(None, "-o --output", "Where all results go.", variable=False, metavar="FILE")
+        Path, option(None, "-o --output", "File for the merged results.", variable=False, metavar="FILE")
     ],
     answers: Annotated[
         int,
         option(
             None,
             "--n --answers",
-            "Answers to each prompt, as for generate.",
+            "Answers per prompt, as for generate.",
             envvar=["EDGESPEC_ANSWERS", "EDGESPEC_N"],
             metavar="N",
         ),
     ] = 1,
     overwrite: Annotated[
-        bool, option(None, "--overwrite", "Replace the output if it exists.", variable=False)
+        bool, option(None, "--overwrite", "Replace the output file if it exists.", variable=False)
     ] = False,
     as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False,
-    quiet: Annotated[bool, option(None, "--quiet", "Only results and errors.")] = False,
+    quiet: Annotated[bool, option(None, "--quiet", "Print only results and errors.")] = False,
 ) -> None:
-    """Join the parts of a batch that was answered with generate --shard, in the order of its input.
+    """Join the results of generate --shard, in the order of the input.
 
-    Nothing is written unless every line of the input has its result.
+    Nothing is written unless every line of the input has a result.
     """
     if input_name == "-":
         raise UsageError(

@@ -8,22 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli.options.declaration import option
-from edgespec.cli.options.values import parse_size
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import UsageError
 from edgespec.progress import no_progress
+from edgespec.units import parse_size
 
 app = typer.Typer(
     name="models",
-    help="Fetch models, see what they are, pair, widen and remove them.",
+    help="Download, inspect, pair, widen and remove models.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Json = Annotated[bool, option(None, "--json", "Print JSON.")]
-Quiet = Annotated[bool, option(None, "--quiet", "Only results and errors.")]
+Quiet = Annotated[bool, option(None, "--quiet", "Print only results and errors.")]
 Model = Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quant].", metavar="MODEL")]
 
 
@@ -31,16 +31,16 @@ Model = Annotated[str, typer.Argument(help="Path, catalog name or org/repo[:quan
 def pull(
     model: Model,
     refresh: Annotated[
-        bool, option(None, "--refresh", "Ask for a newer version even if it is here.")
+        bool, option(None, "--refresh", "Check for a newer version even if the model is here.")
     ] = False,
     head: Annotated[
         bool,
-        option(None, "--head", "Also fetch a head that drafts for it, and convert it if need be."),
+        option(None, "--head", "Also fetch its draft head, and convert it if necessary."),
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Download a model into the Hub's cache; prints its path, and that of its head."""
+    """Download a model into the Hub's cache; print its path, and that of its head."""
     from edgespec.models.gguf.header import read_header
     from edgespec.models.hub import catalog
     from edgespec.models.hub import pull as pulling
@@ -77,16 +77,16 @@ def pull(
 
 @app.command("list", epilog="Examples:\n\nedgespec models list\n\nedgespec models list --all")
 def list_models(
-    everything: Annotated[bool, option(None, "--all", "The catalog too: what could be pulled.")] = False,
+    everything: Annotated[bool, option(None, "--all", "Also list the catalog: models you can pull.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the models that are here."""
+    """List the models on this machine."""
     from edgespec.models.hub import catalog
     from edgespec.models.hub.inventory import local_models
     from edgespec.models.hub.repository import Hub
     from edgespec.units import readable
 
-    here = local_models(Hub.from_environment())
+    here = local_models(Hub.without_token())
     entries = list(catalog.entries().values()) if everything else []
     if as_json:
         record: dict[str, Any] = {"models": [model.to_json() for model in here]}
@@ -117,7 +117,7 @@ def list_models(
 
 @app.command(epilog="Example:\n\nedgespec models show bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
 def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Say what a model is and how it would run here; one on the Hub is not downloaded for that."""
+    """Describe a model and how it would run here; models on the Hub are not downloaded."""
     from edgespec.models.gguf.summary import as_lines, describe
     from edgespec.models.hub.inspection import drafters_of, inspect_model
     from edgespec.offload.planning.fit import fit_report
@@ -171,11 +171,13 @@ def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:
 def pair(
     target: Annotated[str, typer.Argument(help="The large model.", metavar="TARGET")],
     drafter: Annotated[str, typer.Argument(help="The small model.", metavar="DRAFTER")],
-    measure: Annotated[bool, option(None, "--measure/--no-measure", "Measure how often they agree.")] = True,
+    measure: Annotated[
+        bool, option(None, "--measure/--no-measure", "Measure how often the two models agree.")
+    ] = True,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say whether a drafter can serve a target, measure their agreement, and remember the pair."""
+    """Check that a drafter fits a target, measure their agreement, and register the pair."""
     from edgespec.drafting.pair_check import examine_pair
 
     terminal = Terminal(quiet=quiet)
@@ -194,15 +196,15 @@ def pair(
 @app.command(epilog="Example:\n\nedgespec models widen small.gguf large.gguf --size 20GiB")
 def widen(
     source: Annotated[str, typer.Argument(help="The model to make larger.", metavar="SRC")],
-    destination: Annotated[str, typer.Argument(help="Where the result goes.", metavar="DST")],
-    size: Annotated[str, option(None, "--size", "About how large.", variable=False, metavar="SIZE")],
-    force: Annotated[
-        bool, option(None, "--force", "Write over a file that is there.", variable=False)
-    ] = False,
+    destination: Annotated[str, typer.Argument(help="Output file.", metavar="DST")],
+    size: Annotated[
+        str, option(None, "--size", "Approximate size of the result.", variable=False, metavar="SIZE")
+    ],
+    force: Annotated[bool, option(None, "--force", "Overwrite an existing file.", variable=False)] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make a model larger without changing its answers: a stand-in to measure with."""
+    """Make a model larger without changing its answers, for benchmarks."""
     wanted = parse_size(size)
     from pathlib import Path
 
@@ -230,10 +232,10 @@ def widen(
 @app.command(epilog="Example:\n\nedgespec models remove llama3.2-3b")
 def remove(
     model: Model,
-    yes: Annotated[bool, option(None, "-y --yes", "Do not ask.", variable=False)] = False,
+    yes: Annotated[bool, option(None, "-y --yes", "Do not ask for confirmation.", variable=False)] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a model, its pairs, and what EdgeSpec made for it; says how many bytes are freed."""
+    """Remove a model, its pairs, and the files EdgeSpec made for it."""
     from edgespec.models.hub import catalog
     from edgespec.models.hub.removal import plan_removal
     from edgespec.units import readable

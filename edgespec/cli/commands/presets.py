@@ -16,11 +16,12 @@ from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.cli.utf8 import as_text
 from edgespec.errors import OutputError, UsageError
 
 app = typer.Typer(
     name="presets",
-    help="Save a model, a system prompt and settings under a name, for --preset.",
+    help="Save a model, a system prompt and settings under a name for --preset.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -50,18 +51,18 @@ def list_presets(as_json: Json = False) -> None:
 
 @app.command(epilog="Example:\n\nedgespec presets show reviewer")
 def show(name: Name, as_json: Json = False) -> None:
-    """Show a preset as its file has it."""
+    """Print a preset's file."""
     values = presets.read(name)
     if as_json:
         results().record(values)
     else:
-        results().text(presets.existing(name).read_text(encoding="utf-8"))
+        results().verbatim(presets.existing(name).read_text(encoding="utf-8"))
 
 
 def save(
     called: typer.Context,
     name: Name,
-    force: Annotated[bool, option(None, "--force", "Replace one of that name.", variable=False)] = False,
+    force: Annotated[bool, option(None, "--force", "Replace an existing preset.", variable=False)] = False,
     system: Annotated[str | None, option("Prompt", "--system", "The system prompt.", metavar="TEXT")] = None,
     system_file: SystemFile = None,
     *,
@@ -69,7 +70,7 @@ def save(
     loading: LoadOptions,
     sampling: SamplingOptions,
 ) -> None:
-    """Save the options that are given under a name: those of chat, generate and serve."""
+    """Save the given options of chat, generate and serve under a name."""
     loading = flag.on(loading, called)
     sampling.config_for(loading)  # refuses what could not be used
     loading.arguments()
@@ -115,9 +116,9 @@ def _lasting(key: str, value: Any) -> Any:
     """A value that means the same in any folder: paths of files are made absolute."""
     if key in (*_FILES, "model", "draft") and isinstance(value, str) and Path(value).expanduser().is_file():
         return str(Path(value).expanduser().absolute())
-    if isinstance(value, tuple):
-        return list(value)
-    return value
+    if isinstance(value, tuple | list):
+        return [_lasting(key, item) for item in value]
+    return as_text(value, f"--{key}") if isinstance(value, str) else value
 
 
 def _summary(values: dict[str, Any]) -> str:

@@ -28,16 +28,18 @@ _LONGEST_S = 3600.0
 @partial(with_options, leave_out=("tree_budget", "prompt_cache", "draft_from", "learn", "collect"))
 def profile(
     called: typer.Context,
-    seconds: Annotated[float, option(None, "--seconds", "About how long to measure.", metavar="N")] = 50.0,
+    seconds: Annotated[
+        float, option(None, "--seconds", "Approximate measuring time in seconds.", metavar="N")
+    ] = 50.0,
     *,
     flag: ModelFlag,
     loading: LoadOptions,
     output: OutputOptions,
 ) -> None:
-    """Measure disk, memory, passes, draft steps and trees, and keep the figures.
+    """Measure disk, memory, passes, draft steps and trees, and store the results.
 
-    Sizes of trees and plans follow from them; without them the first answer of a model begins with a few
-    passes that are timed.
+    Tree sizes and plans use these results. Without them, a model's first answer begins with a few timed
+    passes.
     """
     if not 1 <= seconds <= _LONGEST_S:
         raise UsageError(f"--seconds is {seconds:g}.", f"It must be from 1 to {_LONGEST_S:g}.")

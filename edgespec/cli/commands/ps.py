@@ -19,7 +19,7 @@ _SECRET = "--api-key"
 
 
 def ps(as_json: Annotated[bool, option(None, "--json", "Print JSON.")] = False) -> None:
-    """List the edgespec programs of this user that hold a model now."""
+    """List your running edgespec processes that have a model loaded."""
     found = _running()
     if as_json:
         results().record({"programs": found})

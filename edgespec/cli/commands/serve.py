@@ -16,11 +16,11 @@ from edgespec.cli.options.declaration import option, with_options
 from edgespec.cli.options.loading import LoadOptions, ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
-from edgespec.cli.options.values import parse_size
 from edgespec.cli.presets import Preset
 from edgespec.cli.prompt.system import SystemFile, system_prompt
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
+from edgespec.units import parse_size
 
 _PANEL = "Server"
 
@@ -28,58 +28,56 @@ _PANEL = "Server"
 @partial(with_options, leave_out=("as_json", "collect"))
 def serve(
     called: typer.Context,
-    host: Annotated[str, option(_PANEL, "--host", "Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
-    port: Annotated[int, option(_PANEL, "--port", "0 takes a free one.", metavar="N")] = 8080,
+    host: Annotated[str, option(_PANEL, "--host", "Address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[
+        int, option(_PANEL, "--port", "Port to listen on; 0 for any free port.", metavar="N")
+    ] = 8080,
     api_key: Annotated[
         str | None,
         option(
             _PANEL,
             "--api-key",
-            "What clients must send; needed beyond this machine.",
+            "Key that clients must send; required to listen beyond this machine.",
             metavar="KEY",
         ),
     ] = None,
     queue: Annotated[
         int,
-        option(_PANEL, "--queue", "Requests that may wait; more get a 429.", metavar="N"),
+        option(_PANEL, "--queue", "Maximum waiting requests; further ones get a 429.", metavar="N"),
     ] = 16,
     parallel: Annotated[
         int,
-        option(_PANEL, "--parallel", "Requests that are answered at once.", metavar="N"),
+        option(_PANEL, "--parallel", "Requests to answer at once.", metavar="N"),
     ] = 8,
     name: Annotated[
         str | None,
-        option(
-            _PANEL, "--name", "What clients call the model. Default: the name of its file.", metavar="NAME"
-        ),
+        option(_PANEL, "--name", "Model name for clients. Default: the file name.", metavar="NAME"),
     ] = None,
     alias: Annotated[
         list[str] | None,
-        option(
-            _PANEL, "--alias", "Another name for the model, or a pattern; may be repeated.", metavar="NAME"
-        ),
+        option(_PANEL, "--alias", "Another name for the model, or a pattern; repeatable.", metavar="NAME"),
     ] = None,
     log: Annotated[
         str | None,
         option(
             _PANEL,
             "--log",
-            "Append a JSON line with the figures of every request.",
+            "Append a JSON line of statistics for every request.",
             variable=False,
             metavar="FILE",
         ),
     ] = None,
     max_body: Annotated[
         str,
-        option(_PANEL, "--max-body", "Largest request; larger ones get status 413.", metavar="SIZE"),
+        option(_PANEL, "--max-body", "Maximum request size; larger ones get a 413.", metavar="SIZE"),
     ] = "8MiB",
     cors: Annotated[
         str | None,
-        option(_PANEL, "--cors", "Origin whose web pages may use the API; * is any.", metavar="ORIGIN"),
+        option(_PANEL, "--cors", "Origin whose web pages may use the API; * for any.", metavar="ORIGIN"),
     ] = None,
     system: Annotated[
         str | None,
-        option("Prompt", "--system", "The system prompt of chats that have none.", metavar="TEXT"),
+        option("Prompt", "--system", "System prompt for chats without one.", metavar="TEXT"),
     ] = None,
     system_file: SystemFile = None,
     preset: Preset = None,
@@ -89,7 +87,7 @@ def serve(
     sampling: SamplingOptions,
     output: OutputOptions,
 ) -> None:
-    """Answer the OpenAI, Anthropic and Ollama APIs over HTTP, several requests in every pass."""
+    """Serve the OpenAI, Anthropic and Ollama APIs over HTTP, with several requests in every pass."""
     loading = flag.on(loading, called)
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)

@@ -15,13 +15,14 @@ from edgespec.cli.screen.formatting import count, table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import UsageError
+from edgespec.printable import printable
 
 if TYPE_CHECKING:
     from edgespec.engine.sessions.file import SavedSession
 
 app = typer.Typer(
     name="sessions",
-    help="List, show and remove conversations that were saved with chat --session NAME.",
+    help="List, show and remove conversations saved with chat --session NAME.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -31,7 +32,7 @@ Json = Annotated[bool, option(None, "--json", "Print JSON.")]
 
 @app.command("list", epilog="Example:\n\nedgespec sessions list")
 def list_sessions(as_json: Json = False) -> None:
-    """List the saved conversations, latest first."""
+    """List saved conversations, latest first."""
     from edgespec.engine.sessions.file import saved_sessions
     from edgespec.units import readable
 
@@ -58,7 +59,9 @@ def list_sessions(as_json: Json = False) -> None:
 def show(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME|FILE", help="Its name, or its file.", autocompletion=complete_session),
+        typer.Argument(
+            metavar="NAME|FILE", help="Name or file of the session.", autocompletion=complete_session
+        ),
     ],
     as_json: Annotated[
         bool, option(None, "--json", "Print JSON messages, as requests of the OpenAI API have them.")
@@ -75,18 +78,18 @@ def show(
     if as_json:
         results().record(transcript.to_json())
     else:
-        results().text(transcript.to_markdown())
+        results().verbatim(transcript.to_markdown())
 
 
 @app.command("rm", epilog="Example:\n\nedgespec sessions rm trip")
 def remove(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME|FILE", help="Which ones.", autocompletion=complete_session),
+        typer.Argument(metavar="NAME|FILE", help="Sessions to remove.", autocompletion=complete_session),
     ],
-    yes: Annotated[bool, option(None, "-y --yes", "Do not ask.", variable=False)] = False,
+    yes: Annotated[bool, option(None, "-y --yes", "Do not ask for confirmation.", variable=False)] = False,
 ) -> None:
-    """Remove saved conversations, with what was kept of the model's reading of them."""
+    """Remove saved conversations and their cached model states."""
     from edgespec.engine.sessions.file import SessionFile, remove_session
 
     files = [_existing(name) for name in names]
@@ -96,7 +99,7 @@ def remove(
                 "Standard input is not a terminal, so nothing can be confirmed.", "Give --yes to remove them."
             )
         what = ", ".join(file.stem for file in files)
-        typer.confirm(f"Remove {count(len(files), 'session')}: {what}?", abort=True, err=True)
+        typer.confirm(printable(f"Remove {count(len(files), 'session')}: {what}?"), abort=True, err=True)
     for file in files:
         session = SessionFile(str(file))  # refuses one that is open in another program
         try:

@@ -13,11 +13,10 @@ import typer
 
 from edgespec.cli.options.declaration import option, with_options
 from edgespec.cli.options.output import OutputOptions
-from edgespec.cli.options.values import parse_size
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
 from edgespec.errors import UsageError
-from edgespec.units import readable
+from edgespec.units import parse_size, readable
 
 _PANEL = "Worker"
 
@@ -28,11 +27,11 @@ class LendingOptions:
 
     listen: Annotated[
         str,
-        option(_PANEL, "--listen", "Address and port, for programs on other machines.", metavar="ADDRESS"),
+        option(_PANEL, "--listen", "Address and port to listen on.", metavar="ADDRESS"),
     ] = "127.0.0.1:50052"
     memory: Annotated[
         str | None,
-        option(_PANEL, "--memory", "Memory to lend. Default: what is available.", metavar="SIZE"),
+        option(_PANEL, "--memory", "Memory to lend. Default: all available memory.", metavar="SIZE"),
     ] = None
     threads: Annotated[
         int | None,
@@ -43,7 +42,7 @@ class LendingOptions:
         option(
             _PANEL,
             "--public",
-            "Listen where more than a private network may reach it.",
+            "Allow an address that is reachable from outside the private network.",
             variable=False,
         ),
     ] = False
@@ -51,10 +50,10 @@ class LendingOptions:
 
 @partial(with_options, leave_out=())
 def worker(*, lending: LendingOptions, output: OutputOptions) -> None:
-    """Lend this machine's memory and devices to a model that runs on another one.
+    """Lend this machine's memory and devices to a model on another machine.
 
-    There, name this worker with --workers. Nothing protects it: whoever reaches the address can use the
-    machine, and read what the other one sends.
+    On that machine, name this worker with --workers. Connections are neither authenticated nor encrypted:
+    anyone who can reach the address can use this machine and read the traffic.
     """
     from edgespec.machine.cores import default_threads
     from edgespec.workers.address import Address, is_guarded

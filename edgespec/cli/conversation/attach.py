@@ -18,7 +18,7 @@ Attachments = Annotated[
     option(
         "Prompt",
         "-f --file",
-        "Put this text file before the prompt; may be repeated.",
+        "Insert this text file before the prompt; repeatable.",
         variable=False,
         metavar="FILE",
     ),

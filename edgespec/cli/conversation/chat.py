@@ -39,7 +39,8 @@ class Chat:
         sources: where settings that are not the library's defaults come from, by name.
         budget: the tree budget; None means auto.
         exact: exact decoding was requested.
-        last_answer: the latest answer; None before the first one.
+        last_answer: the latest answer; None before the first one, and once it has left the conversation.
+        sampled: how its tokens were chosen, in words.
         thoughts: shows what the model thinks.
     """
 
@@ -64,6 +65,7 @@ class Chat:
         self.budget = budget
         self.exact = exact
         self.last_answer: Generation | None = None
+        self.sampled = ""
         self.thoughts = Thoughts(terminal, " /think shows it.")
         self._engine = engine
         self._warned_unsaved = False
@@ -129,6 +131,7 @@ class Chat:
     ) -> tuple[Interruption, Generation]:
         """Show `before` and then an answer as it comes; a signal ends it early."""
         answer = None
+        show = self.results.verbatim if self._writer is None else self._writer.text
         try:
             with without_echo(), cancelling(self._engine) as interruption, self.terminal.status() as status:
                 status.waiting("Reading the prompt")
@@ -141,7 +144,7 @@ class Chat:
                     if chunk.text or answer is not None:
                         status.clear()
                         self.thoughts.end()
-                        (self._writer or self.results).text(before + chunk.text)
+                        show(before + chunk.text)
                         before = ""
         finally:
             if self._writer is not None:
@@ -149,6 +152,7 @@ class Chat:
             self.results.end_line()
         assert answer is not None, "the last chunk carries the answer"
         self.last_answer = answer
+        self.sampled = settings.sampling_in_words(self.config, self.sources)
         return interruption, answer
 
     def _report(self, answer: Generation, to_go_on: str) -> None:
@@ -157,6 +161,11 @@ class Chat:
         if self.session.unsaved and not self._warned_unsaved:
             self._warned_unsaved = True
             self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")
+
+    def undo(self) -> bool:
+        """Take back the last turn; False if there is none."""
+        self.last_answer = None
+        return self.session.undo()
 
     def use(self, engine: Engine, chosen: ChosenSampling) -> None:
         """Go on with another model; settings that were changed in the chat stay as they are."""

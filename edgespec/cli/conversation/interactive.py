@@ -17,7 +17,7 @@ from edgespec.cli.conversation.editor import edit_message
 from edgespec.cli.conversation.slash.commands import ALIASES, SlashCommands
 from edgespec.cli.interrupt import Interruption
 from edgespec.cli.screen.formatting import count
-from edgespec.cli.utf8 import checked
+from edgespec.cli.utf8 import as_text
 from edgespec.errors import ContextLengthError, EdgeSpecError, WorkerError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ HOW_TO_LEAVE = "Ctrl-D or /bye leaves."
 _QUOTES = '"""'
 _HINTS = ("Ask something; /help lists the commands", "Ask something, or /help")
 _GO_ON = "/undo takes back the last turn, /clear starts over, and --context makes it larger."
-_IF_CUT_OFF = "/continue goes on with it, and /set max_tokens none gives the next one more room."
+_IF_CUT_OFF = "/continue resumes it, and /set max_tokens none gives the next one more room."
 
 Complete = Callable[[str], list["Completion"]]
 
@@ -128,7 +128,7 @@ class InteractiveChat:
 
     def _take(self, text: str) -> None:
         """A question, or a command."""
-        checked(text, "What was typed")
+        text = as_text(text, "What was typed")
         name, _, rest = text.strip().partition(" ")
         if re.fullmatch(r"/[a-z?-]+", name):
             self._commands.run(name, rest.strip())
@@ -189,7 +189,7 @@ class InteractiveChat:
             return
         answer = self.chat.last_answer
         if interruption and answer is not None and answer.passes:
-            self.say("Stopped; what was said so far is kept. /continue goes on with it.")
+            self.say("Stopped; what was said so far is kept. /continue resumes it.")
         elif interruption:
             self.say("Stopped before the answer began, so the question is not kept. /retry asks it again.")
         if answer is not None and answer.context_full:

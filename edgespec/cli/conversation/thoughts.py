@@ -6,10 +6,10 @@ import sys
 import time
 
 from edgespec.cli.screen.formatting import count
-from edgespec.cli.screen.results import printable
 from edgespec.cli.screen.status import Status, aside
 from edgespec.cli.screen.terminal import Terminal, shows_colour
 from edgespec.generation.result import Chunk
+from edgespec.printable import printable
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -65,5 +65,6 @@ class Thoughts:
     def _write(self, text: str) -> None:
         text = printable(text)
         self._at_line_start = text.endswith("\n")
-        sys.stderr.write(f"{_DIM}{text}{_PLAIN}" if shows_colour(sys.stderr) else text)
+        shown = f"{_DIM}{text}{_PLAIN}" if shows_colour(sys.stderr) else text
+        sys.stderr.write(shown)  # noqa: TID251 (without line breaks of its own)
         sys.stderr.flush()

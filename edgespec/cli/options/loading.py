@@ -14,8 +14,9 @@ import typer
 
 from edgespec.cli.completion import complete_draft, complete_model, complete_words
 from edgespec.cli.options.declaration import is_on_command_line, option
-from edgespec.cli.options.values import parse_gpu_layers, parse_size, parse_tree_budget
+from edgespec.cli.options.values import parse_gpu_layers, parse_tree_budget
 from edgespec.errors import UsageError
+from edgespec.units import parse_size
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
@@ -33,7 +34,7 @@ class LoadOptions:
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="Path of a GGUF file, or a name. Default: a small model that comes along.",
+            help="GGUF file or model name. Default: the bundled smollm2-135m.",
             autocompletion=complete_model,
             envvar="EDGESPEC_MODEL",
             show_envvar=False,
@@ -41,14 +42,14 @@ class LoadOptions:
     ] = None
     memory: Annotated[
         str | None,
-        option("Model", "--memory", "Memory to use. Default: what is available.", metavar="SIZE"),
+        option("Model", "--memory", "Memory limit. Default: all available memory.", metavar="SIZE"),
     ] = None
     context: Annotated[
         int | None,
         option(
             "Model",
             "-c --context",
-            "Most tokens of prompt and answer. Default: 4096.",
+            "Maximum tokens, prompt plus answer. Default: 4096.",
             metavar="N",
         ),
     ] = None
@@ -57,7 +58,7 @@ class LoadOptions:
         option(
             "Model",
             "-t --threads",
-            "CPU threads. Default: one for each physical core, or more if faster.",
+            "CPU threads. Default: one per physical core, or more where that is faster.",
             metavar="N",
         ),
     ] = None
@@ -66,7 +67,7 @@ class LoadOptions:
         option(
             "Model",
             "-ngl --gpu-layers",
-            "Layers for graphics cards; auto gives them as many as makes passes faster. Default: auto.",
+            "Layers to put on GPUs; auto picks the fastest split. Default: auto.",
             metavar="N|auto|all",
         ),
     ] = None
@@ -75,7 +76,7 @@ class LoadOptions:
         option(
             "Model",
             "-dev --device",
-            "Graphics cards that may hold layers, by the names that doctor shows. Default: all.",
+            "GPUs to use, by the names that 'edgespec doctor' prints. Default: all.",
             metavar="NAME,...",
         ),
     ] = None
@@ -84,7 +85,7 @@ class LoadOptions:
         option(
             "Model",
             "--offload",
-            "How weights that do not fit are read. Default: auto.",
+            "How to read weights that do not fit in memory. Default: auto.",
             metavar="auto|stream|mmap|none",
         ),
     ] = None
@@ -93,7 +94,7 @@ class LoadOptions:
         option(
             "Model",
             "--pack",
-            "Whether streamed weights are rearranged for this CPU on disk. Default: auto.",
+            "Whether to store streamed weights in this CPU's fast layout, in a copy on disk. Default: auto.",
             metavar="auto|always|never",
         ),
     ] = None
@@ -102,7 +103,7 @@ class LoadOptions:
         option(
             "Model",
             "--slots",
-            "Layers in memory at a time of those that are streamed. Default: as many as keep the disk busy.",
+            "How many streamed layers to buffer at once. Default: as many as keep the disk busy.",
             metavar="N",
         ),
     ] = None
@@ -111,7 +112,7 @@ class LoadOptions:
         option(
             "Model",
             "--experts",
-            "Whether single experts of a mixture are streamed, or whole layers. Default: auto.",
+            "Mixture of experts: stream single experts (auto) or whole layers (never). Default: auto.",
             metavar="auto|never",
         ),
     ] = None
@@ -120,7 +121,7 @@ class LoadOptions:
         option(
             "Model",
             "--kv",
-            "Type of cached keys and values; q8_0 takes half the memory. Default: f16.",
+            "KV cache type; q8_0 halves its memory. Default: f16.",
             metavar="f16|q8_0",
         ),
     ] = None
@@ -129,7 +130,7 @@ class LoadOptions:
         option(
             "Model",
             "--lora",
-            "LoRA adapter, where all weights are in memory; may be repeated.",
+            "LoRA adapter; requires all weights in memory; repeatable.",
             metavar="FILE[:SCALE]",
         ),
     ] = None
@@ -138,7 +139,7 @@ class LoadOptions:
         option(
             "Model",
             "--workers",
-            "Machines that run 'edgespec worker', to hold layers together with this one.",
+            "Machines running 'edgespec worker' that hold some of the layers.",
             metavar="HOST:PORT,...",
         ),
     ] = None
@@ -147,7 +148,7 @@ class LoadOptions:
         option(
             "Model",
             "--prompt-cache/--no-prompt-cache",
-            "Keep read prompts on disk, so that a beginning is read once. Default: no.",
+            "Cache prompt prefixes on disk, so shared prefixes are processed only once. Default: no.",
             show_default=False,
         ),
     ] = None
@@ -156,7 +157,7 @@ class LoadOptions:
         option(
             "Speculation",
             "-md --draft",
-            "Small model that drafts, or a head. Default: auto.",
+            "Draft model or draft head. Default: auto.",
             autocompletion=complete_draft,
             metavar="PATH|NAME|auto|none",
         ),
@@ -166,7 +167,7 @@ class LoadOptions:
         option(
             "Speculation",
             "-devd --draft-device",
-            "Graphics card for the drafter; auto takes one on which its steps are faster. Default: auto.",
+            "GPU for the drafter; auto uses one where that is faster. Default: auto.",
             metavar="NAME|auto|none",
         ),
     ] = None
@@ -175,7 +176,7 @@ class LoadOptions:
         option(
             "Speculation",
             "--drafter",
-            "Kind of drafter, where --draft leaves it open. Default: what the model allows.",
+            "Kind of drafter, if --draft does not determine it. Default: whatever the model supports.",
             metavar="model|lookup|merged",
         ),
     ] = None
@@ -184,7 +185,7 @@ class LoadOptions:
         option(
             "Speculation",
             "--draft-from",
-            "Folder with text files, or a file, whose passages are drafted where they fit.",
+            "Text file or folder of text files to draft matching passages from.",
             metavar="FOLDER",
         ),
     ] = None
@@ -193,7 +194,7 @@ class LoadOptions:
         option(
             "Speculation",
             "--learn/--no-learn",
-            "Use what runs learned about the models, and keep more of it. Default: yes.",
+            "Use and update what earlier runs learned about these models. Default: yes.",
             show_default=False,
         ),
     ] = None
@@ -202,7 +203,7 @@ class LoadOptions:
         option(
             "Speculation",
             "--collect/--no-collect",
-            "Keep prompts and answers on disk, for draft tune to learn from. Default: no.",
+            "Store prompts and answers on disk as training data for 'draft tune'. Default: no.",
             show_default=False,
         ),
     ] = None
@@ -211,7 +212,7 @@ class LoadOptions:
         option(
             "Speculation",
             "--tree",
-            "How token trees grow: calibrated, specexec, sequoia, opt-tree, eagle2, chain or sequences. "
+            "Tree policy: calibrated, specexec, sequoia, opt-tree, eagle2, chain or sequences. "
             "Default: calibrated.",
             metavar="NAME",
             autocompletion=complete_words(*TREES),
@@ -222,20 +223,20 @@ class LoadOptions:
         option(
             "Speculation",
             "--tree-budget",
-            "Most nodes in a token tree. Default: auto.",
+            "Maximum nodes per token tree. Default: auto.",
             metavar="N|auto",
         ),
     ] = None
     tree_depth: Annotated[
         int | None,
-        option("Speculation", "--tree-depth", "Most drafted tokens on a path. Default: auto.", metavar="N"),
+        option("Speculation", "--tree-depth", "Maximum depth of a token tree. Default: auto.", metavar="N"),
     ] = None
     tree_width: Annotated[
         int | None,
         option(
             "Speculation",
             "--tree-width",
-            "Most nodes the drafter reads at a time. Default: auto.",
+            "Maximum nodes per draft step. Default: auto.",
             metavar="N",
         ),
     ] = None
@@ -244,7 +245,7 @@ class LoadOptions:
         option(
             "Speculation",
             "--exact/--no-exact",
-            "Same text bit for bit with any drafter. Default: where it is nearly free.",
+            "Make the text bit-identical with any drafter. Default: where that costs almost nothing.",
             show_default=False,
         ),
     ] = None
@@ -296,7 +297,7 @@ class ModelFlag:
         option(
             "Model",
             "-m --model",
-            "The same as the argument.",
+            "Same as the MODEL argument.",
             variable=False,  # EDGESPEC_MODEL is that of the argument
             metavar="MODEL",
             autocompletion=complete_model,

@@ -13,5 +13,5 @@ class OutputOptions:
     """What is printed besides the answer."""
 
     as_json: Annotated[bool, option("Output", "--json", "Print JSON objects.")] = False
-    quiet: Annotated[bool, option("Output", "--quiet", "Only results and errors.")] = False
-    verbose: Annotated[bool, option("Output", "--verbose", "More on what happens.")] = False
+    quiet: Annotated[bool, option("Output", "--quiet", "Print only results and errors.")] = False
+    verbose: Annotated[bool, option("Output", "--verbose", "Print details and statistics.")] = False

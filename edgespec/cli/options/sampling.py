@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from edgespec.cli.completion import complete_words
 from edgespec.cli.options.declaration import option
 from edgespec.cli.options.loading import LoadOptions
-from edgespec.cli.utf8 import checked, decoded
+from edgespec.cli.utf8 import as_text, decoded
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.generation.config import GenerationConfig, Grammar
 from edgespec.generation.rules import KINDS
@@ -35,7 +36,7 @@ class SamplingOptions:
         option(
             "Sampling",
             "-n --max-tokens",
-            "Most tokens to generate; -1 is no limit. Default: until the context is full.",
+            "Maximum tokens to generate; -1 for no limit. Default: no limit but the context.",
             metavar="N",
         ),
     ] = _DEFAULTS.max_tokens
@@ -44,8 +45,8 @@ class SamplingOptions:
         option(
             "Sampling",
             "--sampling",
-            "For settings not given: what the model's maker recommends, or greedy. Default: recommended "
-            "in a chat at a terminal and for serve, otherwise greedy.",
+            "Settings you do not give: the model author's recommendation, or greedy. Default: recommended "
+            "in a terminal chat and for serve, otherwise greedy.",
             metavar="recommended|greedy",
         ),
     ] = None
@@ -54,7 +55,7 @@ class SamplingOptions:
         option(
             "Sampling",
             "--temp --temperature",
-            "0 takes the likeliest token. Default: 0, or as recommended.",
+            "Sampling temperature; 0 always takes the most likely token. Default: 0, or as recommended.",
             metavar="T",
         ),
     ] = None
@@ -63,7 +64,7 @@ class SamplingOptions:
         option(
             "Sampling",
             "--top-k",
-            "Only the k likeliest tokens; 0 is all. Default: 0, or as recommended.",
+            "Sample from the K most likely tokens; 0 for all. Default: 0, or as recommended.",
             metavar="K",
         ),
     ] = None
@@ -72,7 +73,7 @@ class SamplingOptions:
         option(
             "Sampling",
             "--top-p",
-            "Only the likeliest tokens that sum up to P. Default: 1, or as recommended.",
+            "Sample from the smallest set of tokens with total probability P. Default: 1, or as recommended.",
             metavar="P",
         ),
     ] = None
@@ -81,7 +82,7 @@ class SamplingOptions:
         option(
             "Sampling",
             "--min-p",
-            "Drop tokens under P times the likeliest one. Default: 0, or as recommended.",
+            "Drop tokens below P times the top probability. Default: 0, or as recommended.",
             metavar="P",
         ),
     ] = None
@@ -90,56 +91,65 @@ class SamplingOptions:
         option(
             "Sampling",
             "--repeat-penalty",
-            "Over 1 avoids repetition. Default: 1, or as recommended.",
+            "Penalize repeated tokens; 1 is off. Default: 1, or as recommended.",
             metavar="X",
         ),
     ] = None
     frequency_penalty: Annotated[
         float | None,
-        option("Sampling", "--frequency-penalty", "Taken off for each earlier use. Default: 0.", metavar="X"),
+        option(
+            "Sampling",
+            "--frequency-penalty",
+            "Penalty for each earlier occurrence of a token. Default: 0.",
+            metavar="X",
+        ),
     ] = None
     presence_penalty: Annotated[
         float | None,
         option(
             "Sampling",
             "--presence-penalty",
-            "Taken off once for earlier use. Default: 0, or as recommended.",
+            "Penalty for tokens that occurred before. Default: 0, or as recommended.",
             metavar="X",
         ),
     ] = None
     seed: Annotated[
         int | None,
-        option("Sampling", "-s --seed", "Makes sampled text repeatable. Default: random.", metavar="N"),
+        option(
+            "Sampling", "-s --seed", "Random seed, for reproducible sampling. Default: random.", metavar="N"
+        ),
     ] = _DEFAULTS.seed
     stop: Annotated[
         list[str] | None,
-        option("Sampling", "--stop", "End before this text; may be repeated.", metavar="TEXT"),
+        option("Sampling", "--stop", "Stop before this text; repeatable.", metavar="TEXT"),
     ] = None
     think: Annotated[
         str,
         option(
             "Sampling",
             "--think",
-            "For models that think: on, off, low, medium, high, or the most tokens of a thought. Default: as "
-            "the model's template has it.",
+            "For reasoning models: on, off, low, medium, high, or a token limit. Default: as "
+            "the chat template decides.",
             metavar="on|off|N",
             autocompletion=complete_words("auto", "on", "off", *EFFORTS),
         ),
     ] = _DEFAULTS.think
     json_schema: Annotated[
         str | None,
-        option("Sampling", "--json-schema", "Answer with JSON that fits this schema.", metavar="FILE|{...}"),
+        option(
+            "Sampling", "--json-schema", "Constrain the answer to this JSON schema.", metavar="FILE|{...}"
+        ),
     ] = None
     grammar: Annotated[
         str | None,
-        option("Sampling", "--grammar", "Answer by this grammar: GBNF or Lark.", metavar="FILE"),
+        option("Sampling", "--grammar", "Constrain the answer to this GBNF or Lark grammar.", metavar="FILE"),
     ] = None
     verify: Annotated[
         str,
         option(
             "Speculation",
             "--verify",
-            "Rule by which drafted tokens are accepted: see docs/verification.md.",
+            "Rule for accepting drafted tokens; see docs/verification.md.",
             metavar="RULE",
             autocompletion=complete_words(*KINDS),
         ),
@@ -156,6 +166,7 @@ class SamplingOptions:
 
         Raises:
             UsageError: a value is out of its range, or a file cannot be read.
+            GrammarError: the schema or grammar is wrong.
         """
         if self.sampling not in (None, *_SAMPLING):
             raise UsageError(f"--sampling is '{self.sampling}'.", "It must be recommended or greedy.")
@@ -166,8 +177,10 @@ class SamplingOptions:
             form = Grammar("json_schema", _read_form("--json-schema", self.json_schema))
         elif self.grammar is not None:
             form = Grammar("grammar", _read_form("--grammar", self.grammar))
+        if form is not None:
+            _compile(form)
         values = {name: getattr(self, name) for name in self.given}
-        values |= {"stop": tuple(self.stop or ()), "grammar": form}
+        values |= {"stop": tuple(as_text(text, "--stop") for text in self.stop or ()), "grammar": form}
         if self.max_tokens == _NO_LIMIT:
             values["max_tokens"] = None
         return GenerationConfig(**values)
@@ -234,10 +247,18 @@ def exact_contradicts(rule: str) -> UsageError:
     )
 
 
+@cache
+def _compile(form: Grammar) -> None:
+    """Refuse a wrong grammar before a model is loaded for it; raises as `check_grammar`."""
+    from edgespec.models.text.grammar.matchers import check_grammar
+
+    check_grammar(form)
+
+
 def _read_form(flag: str, name: str) -> str:
     """The text of a schema or grammar: the value itself if it is a JSON object, otherwise that of a file."""
     if flag == "--json-schema" and name.lstrip().startswith("{"):
-        return checked(name, "The schema")
+        return as_text(name, "The schema")
     try:
         data = Path(name).expanduser().read_bytes()
     except OSError as error:

@@ -26,20 +26,20 @@ FirstWord = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="Path of a GGUF file, or a name. Default: a small model that comes along.",
+        help="GGUF file or model name. Default: the bundled smollm2-135m.",
         autocompletion=complete_model,
     ),
 ]
 MoreWords = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PROMPT", help="What to ask, in quotes; the model may be left out."),
+    typer.Argument(metavar="PROMPT", help="The prompt, in quotes; the model can be omitted."),
 ]
 NamedModel = Annotated[
     str | None,
     option(
         "Model",
         "-m --model",
-        "The same; what stands without a flag is then the prompt. Default: a small model that comes along.",
+        "Model to use, when the positional argument is the prompt. Default: smollm2-135m.",
         metavar="MODEL",
         autocompletion=complete_model,
     ),
@@ -119,6 +119,8 @@ def is_model(word: str) -> bool:
     if find_elsewhere(word) is not None:
         return True
     close = difflib.get_close_matches(name.lower(), catalog.names(), n=1, cutoff=0.8)
+    if not close and re.search(r"\d", word):  # a version or a size, as in gemma2 and qwen4:8b
+        close = catalog.close_names(word, 1)
     if close:
         raise UsageError(f"There is no model '{word}'. Did you mean {close[0]}?", _SAY_WHICH)
     if _holds(path.is_dir) or re.fullmatch(r"[\w.-]+:[\w.-]+", word, re.ASCII):

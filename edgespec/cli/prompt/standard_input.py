@@ -14,7 +14,7 @@ import stat
 import sys
 
 from edgespec.cli.screen.terminal import Terminal, is_terminal
-from edgespec.cli.utf8 import checked, decoded
+from edgespec.cli.utf8 import as_text, decoded
 from edgespec.errors import UsageError
 
 _PATIENCE_S = 2.0
@@ -31,16 +31,16 @@ def whole_prompt(prompt: str | None, terminal: Terminal, how: str) -> str:
         UsageError: there is no prompt, it is empty, or it is not valid UTF-8.
     """
     if prompt is not None:
-        checked(prompt, "The prompt")
+        prompt = as_text(prompt, "The prompt")
         if not prompt:
-            raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
+            raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")
         piped = _read(terminal) if _is_pipe_or_file() else ""
         return f"{piped}\n\n{prompt}" if piped.strip() else prompt
     if sys.stdin is None or sys.stdin.closed or is_terminal(sys.stdin):
         raise UsageError("There is no prompt.", how)
     text = _read(terminal)
     if not text:
-        raise UsageError("The prompt is empty.", "Give some text to answer or to go on with.")
+        raise UsageError("The prompt is empty.", "Give some text to answer or to continue.")
     return text
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.options.declaration import is_on_command_line, option
-from edgespec.cli.utf8 import checked, decoded
+from edgespec.cli.utf8 import as_text, decoded
 from edgespec.errors import UsageError
 
 SystemFile = Annotated[
@@ -31,4 +31,4 @@ def system_prompt(called: typer.Context, text: str | None, file: str | None) -> 
             return decoded(Path(file).expanduser().read_bytes(), file).rstrip("\n")
         except OSError as error:
             raise UsageError(f"{file} cannot be read: {error.strerror}.", "Check the path.") from error
-    return None if text is None else checked(text, "The system prompt")
+    return None if text is None else as_text(text, "The system prompt")

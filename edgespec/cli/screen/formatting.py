@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from edgespec.generation.expert_use import ExpertUse
-from edgespec.generation.result import Generation
+from edgespec.printable import one_line
 from edgespec.units import readable
+
+if TYPE_CHECKING:
+    from edgespec.generation.expert_use import ExpertUse
+    from edgespec.generation.result import Generation
 
 
 def format_statistics(generation: Generation) -> str:
@@ -119,7 +123,7 @@ def count(number: int, name: str, plural: str = "") -> str:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Rows in columns, for results; nothing is truncated, so that paths can be copied."""
-    lines = [tuple(headings), *map(tuple, rows)] if headings else [tuple(row) for row in rows]
+    lines = [tuple(map(one_line, row)) for row in ([headings, *rows] if headings else rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = (
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -141,6 +145,7 @@ def in_columns(rows: Sequence[tuple[str, str]], width: int | None = None) -> lis
     """
     import textwrap
 
+    rows = [(name, one_line(text)) for name, text in rows]
     margin = max((len(name) for name, _ in rows), default=0) + 2
     if width is None:
         return [f"{name:<{margin}}{text}".rstrip() for name, text in rows]

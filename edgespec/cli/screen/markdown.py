@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.screen.results import ResultStream, printable
+from edgespec.cli.screen.results import ResultStream
+from edgespec.printable import printable
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

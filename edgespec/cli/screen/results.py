@@ -5,16 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
 from typing import Any, TextIO
 
-from edgespec.cli.origin import NO_ORIGIN
 from edgespec.errors import OutputError
-from edgespec.generation.result import Generation
-
-# A model's text must not move the cursor, change colours or write to the clipboard of a terminal.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+from edgespec.printable import printable, printable_json
 
 
 class ResultStream:
@@ -37,9 +32,17 @@ class ResultStream:
         self._at_line_start = True
 
     def text(self, text: str) -> None:
-        """Write a piece of an answer."""
+        """Write text for people, without control characters."""
         if text:
-            self._write(printable(text) if self._plain else text)
+            self._write(printable(text))
+            self._at_line_start = text.endswith("\n")
+
+    def verbatim(self, text: str) -> None:
+        """Write a piece of an answer or a saved text: as it is, but for control characters on a terminal."""
+        if self._plain:
+            self.text(text)
+        elif text:
+            self._write(text)
             self._at_line_start = text.endswith("\n")
 
     def raw(self, text: str) -> None:
@@ -58,10 +61,13 @@ class ResultStream:
             line.encode(self._stream.encoding or "utf-8")
         except UnicodeEncodeError:
             line = json.dumps(record)
-        self._write(line + "\n")
+        self._write(printable_json(line) + "\n")
 
     def failure(self, prompt: object, identifier: str | int | None, error: str) -> None:
         """Write the JSON object of a prompt without an answer."""
+        from edgespec.cli.origin import NO_ORIGIN
+        from edgespec.generation.result import Generation
+
         empty = Generation(finish_reason="error").to_json(prompt, identifier)
         self.record(empty | NO_ORIGIN | {"error": error})
 
@@ -80,11 +86,6 @@ class ResultStream:
 def results() -> ResultStream:
     """Standard output."""
     return ResultStream(sys.stdout, "Standard output")
-
-
-def printable(text: str) -> str:
-    """A model's text without control characters."""
-    return _CONTROLS.sub("\ufffd", text)
 
 
 def _discard_buffer(stream: TextIO) -> None:

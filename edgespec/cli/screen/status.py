@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
+from edgespec.printable import printable
+
 _A_MOMENT_S = 0.25
 _FRAME_S = 0.1
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -124,7 +126,7 @@ class Status:
         if not self.shown:
             return
         with self._lock:
-            self._text = text
+            self._text = " ".join(printable(text).split("\n"))
             self._not_before = time.monotonic() + delay if delay else 0.0
         if self._thread is None:
             _shown = self
@@ -206,5 +208,5 @@ def _columns() -> int:
 
 def _write(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # a closed terminal must not end the program
-        sys.stderr.write(text)
+        sys.stderr.write(text)  # noqa: TID251 (control sequences of its own)
         sys.stderr.flush()

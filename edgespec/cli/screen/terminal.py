@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from edgespec.cli.interrupt import Cancellable, cancelling
 from edgespec.cli.screen.formatting import details, format_statistics, in_columns, is_cut_off
 from edgespec.cli.screen.status import Pace, Status, aside
-from edgespec.generation.result import Generation
+from edgespec.printable import printable
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgespec.cli.options.loading import LoadOptions
     from edgespec.engine.engine import Engine
     from edgespec.generation.config import GenerationConfig
+    from edgespec.generation.result import Generation
     from edgespec.generation.rules import Rule
 
 
@@ -169,7 +170,7 @@ class Terminal:
     def thinking(self, engine: Conversable, config: GenerationConfig) -> None:
         """Note if --think has no effect on this model."""
         if config.think != "auto" and not engine.can_think:
-            self.note("The model's chat template knows no thoughts, so --think changes nothing.")
+            self.note("The model's chat template has no thinking mode, so --think has no effect.")
 
     def statistics(self, generation: Generation, to_go_on: str) -> None:
         """Print one line about an answer, if a person is watching, and how to go on if it was cut off."""
@@ -227,6 +228,16 @@ def _print(text: str, style: str = "") -> None:
 
 @functools.cache
 def _console() -> Console:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
-    return Console(stderr=True, highlight=False)
+    class SafeConsole(Console):
+        """Prints control characters of its own alone, and none that a text brings along."""
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+    return SafeConsole(stderr=True, highlight=False)

@@ -108,7 +108,7 @@ class _Drawing:
 
 def _shown(piece: bytes) -> str:
     """A token for people: no leading space; line ends and lone spaces as symbols."""
-    from edgespec.cli.screen.results import printable
+    from edgespec.printable import printable
 
     text = printable(piece.decode("utf-8", "replace").replace("\n", "⏎").replace("\t", "⇥"))
     return text.strip(" ") or "␣" * len(text) or "∅"

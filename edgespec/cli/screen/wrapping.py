@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from edgespec.cli.screen.results import ResultStream, printable
+from edgespec.cli.screen.results import ResultStream
+from edgespec.printable import printable
 
 _FENCE = re.compile(r"(`{3,}|~{3,})")
 _LIST_ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])$")

@@ -78,7 +78,7 @@ def tokens_per_pass(path: Path, texts: Sequence[Text], budgets: Sequence[int] = 
     texts = [Text(text.prompt, text.answer[:_TOKENS]) for text in texts[:_TEXTS]]
     longest = max(len(text.prompt) + len(text.answer) for text in texts)
     found = {}
-    with Model(path) as model:
+    with Model(path, several_sequences=True) as model:
         context = Context(
             model,
             n_cells=longest + 8 * max(budgets) + _ROWS,

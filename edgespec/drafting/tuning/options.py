@@ -119,14 +119,15 @@ class Tuned:
 
 
 def check(options: TuneOptions) -> None:
-    """Refuse what makes no sense.
+    """Refuse impossible options.
 
     Raises:
         UsageError: a wrong number or name.
         OutputError: there is no folder for the output.
     """
     if not 0 < options.minutes <= _MOST_MINUTES:
-        raise UsageError(f"A time of {options.minutes} minutes makes no sense.", "It must be above 0.")
+        limit = f"at most {_MOST_MINUTES:g}" if options.minutes > 0 else "positive"
+        raise UsageError(f"--minutes must be {limit}, not {options.minutes:g}.")
     if not 8 <= options.tokens <= 384:
         raise UsageError(f"The number of tokens is {options.tokens}.", "It must be from 8 to 384.")
     if options.answers is not None and options.answers < LEAST_ANSWERS:
@@ -134,7 +135,8 @@ def check(options: TuneOptions) -> None:
             f"The number of answers is {options.answers}.", f"It must be {LEAST_ANSWERS} or more."
         )
     if options.pass_s is not None and not 0 < options.pass_s < 3600:
-        raise UsageError(f"A pass of {options.pass_s} seconds makes no sense.", "It must be above 0.")
+        limit = "below 3600" if options.pass_s > 0 else "positive"
+        raise UsageError(f"--pass-seconds must be {limit}, not {options.pass_s:g}.")
     if options.quantization is not None and options.quantization not in (KEEP, *QUANTIZATIONS):
         raise UsageError(
             f"There is no quantization '{options.quantization}'.",

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Seque
 from contextlib import aclosing, closing
 from dataclasses import replace
 
+from edgespec.arguments import checks_arguments
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.loop import Loop
 from edgespec.engine.many_texts.asynchronous import events_of_thread
@@ -52,6 +53,7 @@ class ManyAnswers(ABC):
     def _finish(self, answer: AnswerInProgress, reason: FinishReason, *, settles: bool = True) -> Chunk:
         """End an answer; `settles` if its text is in the cache."""
 
+    @checks_arguments
     def stream_many(
         self,
         source: RequestSource | Iterable[Request],
@@ -126,6 +128,7 @@ class ManyAnswers(ABC):
                 elif not source.wait():
                     return
 
+    @checks_arguments
     def generate_many(
         self,
         prompts: Iterable[Prompt],
@@ -151,6 +154,7 @@ class ManyAnswers(ABC):
             answers.take(event)
         return answers.in_order
 
+    @checks_arguments
     def stream_many_async(
         self, source: RequestSource | Iterable[Request], *, parallel: int | None = None
     ) -> AsyncGenerator[Event, None]:
@@ -163,6 +167,7 @@ class ManyAnswers(ABC):
         """
         return events_of_thread(lambda requests: self.stream_many(requests, parallel=parallel), source)
 
+    @checks_arguments
     async def generate_many_async(
         self,
         prompts: Iterable[Prompt],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from edgespec.arguments import checks_arguments
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import Conversation, SessionFile
 from edgespec.engine.sessions.fit import misfit
@@ -42,6 +43,7 @@ class Session:
         file: where the conversation is saved after every change; None if it is not.
     """
 
+    @checks_arguments
     def __init__(self, engine: Engine, system: str | None = None) -> None:
         self.engine = engine
         self.messages: list[dict[str, str]] = []
@@ -51,12 +53,19 @@ class Session:
         self._pending: str | None = None
         self._store: StateStore | None = None
 
+    def __repr__(self) -> str:
+        """Such as <Session with big.gguf, 3 turns, saved in trip.json>."""
+        turns = "1 turn" if self.turns == 1 else f"{self.turns} turns"
+        saved = f", saved in {self.file.path}" if self.file is not None else ""
+        return f"<Session with {self.engine.target.model.path.name}, {turns}{saved}>"
+
     @property
     def system(self) -> str | None:
         """The system prompt."""
         return self._system
 
     @system.setter
+    @checks_arguments
     def system(self, text: str | None) -> None:
         self._system = text
         self._known = None
@@ -72,6 +81,7 @@ class Session:
         """Why the state of the cache cannot be saved; empty if it can. The conversation itself is saved."""
         return self._store.failure if self._store is not None else ""
 
+    @checks_arguments
     def ask(
         self,
         text: str,
@@ -101,6 +111,7 @@ class Session:
         self._save()
         yield from self._stream(encoded, config, on_prefill, lambda answer: self._add(text, answer, encoded))
 
+    @checks_arguments
     def go_on(
         self,
         config: GenerationConfig | None = None,
@@ -117,7 +128,7 @@ class Session:
             ContextLengthError: the conversation fills the context.
         """
         if not self.messages:
-            raise SessionError("There is no answer to go on with.", "Ask something first.")
+            raise SessionError("There is no answer to continue.", "Ask something first.")
         begun, said = self._begun(config)
         yield from self._stream(
             begun,
@@ -168,6 +179,7 @@ class Session:
         self.messages.clear()
         self._known = None
 
+    @checks_arguments
     def drop_oldest(self, text: str = "", room: int = 256) -> int:
         """Drop as many of the oldest turns as needed for a question and its answer to fit.
 
@@ -190,6 +202,7 @@ class Session:
                 return dropped
         return 0
 
+    @checks_arguments
     def save_to(self, file: SessionFile) -> None:
         """Save the conversation to a file, now and after every change.
 
@@ -200,6 +213,7 @@ class Session:
         self._attach(file)
         self._save()
 
+    @checks_arguments
     def resume(self, file: SessionFile) -> Resumed | None:
         """Resume a saved conversation, and save to its file from now on.
 
@@ -234,6 +248,7 @@ class Session:
         self._stop_keeping_states()
         self._known = None
 
+    @checks_arguments
     def attach(self, engine: Engine) -> None:
         """Go on with another engine, which reads the conversation with the next question.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 from collections.abc import Callable
@@ -89,6 +90,11 @@ class UnbackedBufferType:
     def _alloc(self, _type: Address, size: int) -> Address:
         # Read-only private memory does not count towards the limit on committed memory.
         area = mmap.mmap(-1, size + mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+        if hasattr(
+            mmap, "MADV_HUGEPAGE"
+        ):  # where the area is read after all, one page of zeros stands for many
+            with contextlib.suppress(OSError):
+                area.madvise(mmap.MADV_HUGEPAGE)
         self._areas.append(area)
         buffer: Address = self._f["ggml_backend_cpu_buffer_from_ptr"](address_of_map(area), size)
         layout = Buffer.from_address(buffer)

@@ -37,7 +37,7 @@ def find_fault(metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> st
 
     layers = setting("block_count")
     if _is_count(layers) and not 1 <= layers <= _MOST_LAYERS:
-        return f"it claims {layers} layers; from 1 to {_MOST_LAYERS} make sense"
+        return f"it claims {layers} layers; from 1 to {_MOST_LAYERS} are allowed"
     extra = setting("nextn_predict_layers")
     if _is_count(extra) and _is_count(layers) and extra > layers:
         return f"it claims that {extra} of {layers} layers predict further tokens"
@@ -78,7 +78,7 @@ def _expert_fault(count: Any, used: Any) -> str:
         return ""
     count, used = count or 0, used or 0
     if count > _MOST_EXPERTS:
-        return f"it claims {count} experts; at most {_MOST_EXPERTS} make sense"
+        return f"it claims {count} experts; at most {_MOST_EXPERTS} are allowed"
     if used > count or (count and not used):
         return f"it claims that {used} of {count} experts are used"
     return ""

@@ -148,7 +148,7 @@ class _HeaderReader:
     def _read_count(self, what: str, min_bytes: int, most: int) -> int:
         count = int(self._cursor.scalar(UINT64, f"its number of {what}"))
         if count > most:
-            self._cursor.damaged(f"it claims {count:,} {what}; at most {most:,} make sense")
+            self._cursor.damaged(f"it claims {count:,} {what}; at most {most:,} are allowed")
         self._cursor.require_size(self._cursor.at + count * min_bytes, f"its {count:,} {what}")
         return count
 
@@ -170,6 +170,7 @@ class _HeaderReader:
                 strings_left -= self._skip_strings(value.length, strings_left, _quote(key))
                 if key == "tokenizer.ggml.tokens":
                     self._check_tokens(start, value.length)
+                value = replace(value, place=(start, self._cursor.at))
             metadata[key] = value
         return metadata
 
@@ -200,7 +201,7 @@ class _HeaderReader:
         where = f"metadata {key}"
         self._cursor.require_size(self._cursor.at + count * 8, where)
         if count > most:
-            self._cursor.damaged(f"{where} has {count:,} strings; at most {_MAX_STRINGS:,} make sense")
+            self._cursor.damaged(f"{where} has {count:,} strings; at most {_MAX_STRINGS:,} are allowed")
         unpack, data, at = struct.Struct("<Q").unpack_from, self._cursor.data, self._cursor.at
         last = min(len(data), MAX_HEADER_BYTES) - 8
         for _ in range(count):  # the one long loop: a vocabulary

@@ -75,7 +75,7 @@ def read_head(header: GGUFHeader) -> Head:
     own_output, table = tensors.get("output.weight"), tensors.get(D2T)
     n_drafted = table.shape[0] if table is not None else header.n_vocab
     if table is not None and (table.type_id != _I64 or own_output is None or n_drafted > header.n_vocab):
-        _damaged(header, "its table of drafted tokens (d2t) makes no sense")
+        _damaged(header, "its table of drafted tokens (d2t) is invalid")
     if own_output is not None:
         _require_shape(header, own_output, (width, n_drafted))
     embedding = tensors.get("token_embd.weight")

@@ -53,11 +53,13 @@ class ArrayInfo:
 
     Attributes:
         values: of a short array of integers, its elements.
+        place: of an array of strings, the first byte in the file, and the byte after the last one.
     """
 
     element_type: str
     length: int
     values: tuple[int, ...] = field(default=(), compare=False)
+    place: tuple[int, int] = field(default=(0, 0), compare=False)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ class TensorInfo:
     type_id: int
     offset: int
     n_bytes: int
+
+
+# What the settings of layers with a running state are called.
+_STATES = ("ssm", "wkv", "kda", "shortconv")
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,13 @@ class GGUFHeader:
         """Tokens in the vocabulary; 0 where the file has none."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         return tokens.length if isinstance(tokens, ArrayInfo) else 0
+
+    @property
+    def keeps_running_state(self) -> bool:
+        """True if some layers keep a recurrent state instead of keys and values."""
+        return any(
+            key.startswith(tuple(f"{self.architecture}.{kind}." for kind in _STATES)) for key in self.metadata
+        )
 
     @property
     def tensor_bytes(self) -> int:

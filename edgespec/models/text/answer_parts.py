@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from edgespec.generation.tools import CallPiece, Tool, ToolCall
 from edgespec.models.text.answer_format import ThoughtFormat
+from edgespec.models.text.calls.fenced import FENCE, FencedCall, FenceReader, begins_line
 from edgespec.models.text.calls.reader import CallName, CallOver, CallReader
 from edgespec.models.text.calls.syntax import CallSyntax
 
@@ -92,6 +93,7 @@ class AnswerParts(PartsReader):
         opened: the prompt has opened one.
         syntax: how tools are called; None if no call is to be recognized.
         tools: those that may be called.
+        fences: decides which code fences are calls; None if none is.
         call_id: as for PartsReader.
     """
 
@@ -102,12 +104,16 @@ class AnswerParts(PartsReader):
         opened: bool = False,
         syntax: CallSyntax | None = None,
         tools: Sequence[Tool] = (),
+        fences: FenceReader | None = None,
         call_id: Callable[[int], str] = lambda index: call_id("", index),
     ) -> None:
         super().__init__(call_id)
         self._thought = thought
         self._syntax = syntax
         self._tools = tools
+        self._fences = fences
+        self._in_code = False  # in a code fence that is text
+        self._found: list[FencedCall] = []  # calls of a fence that are still to be given
         self._call: CallReader | None = None
         self._said = False  # the answer has text
         self._take = self._in_thought if thought and opened else self._at_start if thought else self._in_text
@@ -178,19 +184,71 @@ class AnswerParts(PartsReader):
             return Part(text=said) if said else None
         if syntax.first_only:
             return self._at_first(syntax, final)
+        if self._found:
+            return self._next_found()
         at = self._held.find(syntax.trigger)
+        if self._fences is not None and (fence := self._next_fence(at)) >= 0:
+            return self._at_fence(self._fences, fence, at, final)
         if at >= 0:
+            self._in_code = False
             said, self._held = self._held[:at], self._held[at + len(syntax.trigger) :]
             self._begin_call(syntax)
             said = said.rstrip()
         else:
-            said = self._certain(syntax.trigger, final)
+            marks = [syntax.trigger] if self._fences is None else [syntax.trigger, FENCE]
+            said = self._release(len(self._held) if final else self._certain_length(marks))
             if final and self.calls:
                 said = said.rstrip()
+        return self._text(said)
+
+    def _text(self, said: str) -> Part | None:
         if self.calls and not self._said:  # the space between calls
             said = said.lstrip()
         self._said = self._said or bool(said)
         return Part(text=said) if said else None
+
+    def _next_fence(self, before: int) -> int:
+        """Where the first code fence begins or ends that is held; -1 if there is none.
+
+        Args:
+            before: where it has to be; -1 for anywhere.
+        """
+        at = -1
+        while (at := self._held.find(FENCE, at + 1, before if before >= 0 else None)) >= 0:
+            # Space at the end of what was released is held, so that a line begins in what is held, or at
+            # the beginning of the text.
+            if begins_line(("x" if self._said else "") + self._held[:at]):
+                return at
+        return -1
+
+    def _at_fence(self, fences: FenceReader, at: int, call_at: int, final: bool) -> Part | None:
+        """At a code fence, before which there may be text.
+
+        Args:
+            call_at: where a call begins that is marked as one; -1 if none does.
+        """
+        if self._in_code:
+            self._in_code = False
+            return self._text(self._release(at + len(FENCE)))
+        # A call that is marked as one is a call wherever it stands, so the fence before it is text.
+        held = self._held[at:] if call_at < 0 else self._held[at:call_at]
+        fence = fences.decide(held, final=final or call_at >= 0)
+        if fence is None:
+            return self._text(self._release(len(self._held[:at].rstrip())))
+        if not fence.calls:
+            self._in_code = fence.is_open
+            return self._text(self._release(at + fence.size))
+        said = self._release(at).rstrip()
+        self._release(fence.size)
+        self._found = list(fence.calls)
+        return self._text(said) or Part()
+
+    def _next_found(self) -> Part:
+        """The next call of a fence, as a whole."""
+        call = self._found.pop(0)
+        index = len(self.calls)
+        self.calls.append(ToolCall(self._call_id(index), call.name, call.arguments))
+        return Part(call=CallPiece(index, self.calls[index].id, call.name, call.arguments))
 
     def _at_first(self, syntax: CallSyntax, final: bool) -> Part | None:
         """At the beginning of an answer that is a call as a whole, or none."""

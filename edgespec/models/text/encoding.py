@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from edgespec.errors import TemplateError
+from edgespec.arguments import shown
+from edgespec.errors import TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_format import AnswerFormat, answer_format
@@ -75,6 +76,7 @@ class Encoder:
             config: says which tools the template is to show, and whether the model is to think.
 
         Raises:
+            UsageError: a token is not in the vocabulary.
             TemplateError: messages were given to a model without a template, or the template failed.
             ContextLengthError: the prompt is several times as long as the context, or more.
         """
@@ -85,7 +87,15 @@ class Encoder:
             return list(self.conversation([{"role": "user", "content": prompt}], config=config).tokens)
         if prompt and isinstance(prompt[0], Mapping):
             return list(self.conversation(prompt, config=config).tokens)  # type: ignore[arg-type]
-        return [int(token) for token in prompt]  # type: ignore[arg-type]
+        tokens = [int(token) for token in prompt]  # type: ignore[arg-type]
+        n_tokens = self._vocabulary.n_tokens
+        for token in tokens:
+            if not 0 <= token < n_tokens:
+                raise UsageError(
+                    f"The prompt has the token {shown(token)}.",
+                    f"Tokens of this model are from 0 to {n_tokens - 1}.",
+                )
+        return tokens
 
     def conversation(
         self,

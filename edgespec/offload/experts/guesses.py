@@ -75,15 +75,21 @@ class Trial:
     """Whether to guess: by the median time of passes with and without guesses, which take turns at first.
 
     Later the way that was slower gets a turn now and then, as disks and texts change.
+
+    Attributes:
+        forced: whether every pass guesses, or none; None by these times.
     """
 
     def __init__(self) -> None:
+        self.forced: bool | None = None
         self._seconds = {guessing: deque[float](maxlen=_SEEN) for guessing in (False, True)}
         self._passes = 0
 
     @property
     def guessing(self) -> bool:
         """Whether the next pass should guess."""
+        if self.forced is not None:
+            return self.forced
         turn = self._passes // _TURN
         if min(map(len, self._seconds.values())) < _ENOUGH:
             return turn % 2 == 1

@@ -42,8 +42,6 @@ class ExpertSwitch:
         stacks: layer to the addresses of the stacks of its experts.
         n_experts: layer to how many it has.
         guesser: names experts before they are chosen.
-
-    Attributes:
         trial: whether that pays.
     """
 
@@ -53,10 +51,11 @@ class ExpertSwitch:
         stacks: Mapping[int, Sequence[Address]],
         n_experts: Mapping[int, int],
         guesser: Guesser,
+        trial: Trial,
     ) -> None:
         self._pool = pool
         self._guesser = guesser
-        self.trial = Trial()
+        self._trial = trial
         self._guessing = False
         self._begun: float | None = None  # when the pass began, if it counts for the trial
         self._n_experts = n_experts
@@ -78,7 +77,7 @@ class ExpertSwitch:
         self._stop_asked, self._padding = stop, padding
         self._stopped_at = None
         self._chosen_at.clear()
-        self._guessing, self._begun = self.trial.guessing, time.perf_counter()
+        self._guessing, self._begun = self._trial.guessing, time.perf_counter()
         self._pool.next_pass()
 
     def end(self, *, completed: bool) -> None:
@@ -88,7 +87,7 @@ class ExpertSwitch:
             self._choosing = self._operations
         # While the pool fills up, passes become quicker by themselves.
         if completed and self._begun is not None and self._pool.full:
-            self.trial.add(time.perf_counter() - self._begun)
+            self._trial.add(time.perf_counter() - self._begun)
 
     def reached(self, node: Address) -> bool:
         """A node is about to be computed. Returns whether it is the choice of a layer's experts."""

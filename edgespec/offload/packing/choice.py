@@ -64,7 +64,8 @@ def choose_store(
     path = pack_path(folder, files, experts=bool(weights.experts))
 
     def check(fraction: float) -> None:
-        on_progress(f"Comparing {files.paths[0].name} with what was packed (its file is another)", fraction)
+        name = files.paths[0].name
+        on_progress(f"{name} has changed; checking whether its packed copy is still valid", fraction)
 
     try:
         with suppress(StalePack):

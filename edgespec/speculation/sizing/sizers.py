@@ -37,17 +37,21 @@ _FADE = 0.999  # of the time lost and spent, per pass, because texts change
 
 
 class FixedSizer:
-    """The same budget for every tree."""
+    """The same budget for every tree.
 
-    def __init__(self, limits: TreeLimits) -> None:
-        self._limits = limits
+    Attributes:
+        most: limits that no tree exceeds.
+    """
+
+    def __init__(self, most: TreeLimits) -> None:
+        self.most = most
 
     def limits(self, texts: int = 1, room: PassRoom | None = None) -> TreeLimits:
         """Limits of the next trees; see AdaptiveSizer."""
         if room is None:
-            return self._limits
-        budget = max(min(texts * self._limits.budget, room.nodes), texts)
-        return _within(self._limits, budget, self._limits.free, texts, room)
+            return self.most
+        budget = max(min(texts * self.most.budget, room.nodes), texts)
+        return _within(self.most, budget, self.most.free, texts, room)
 
     def record(self, record: PassRecord, texts: int = 1, other_rows: int = 0) -> None:
         """Ignore the pass: the budget is fixed."""
@@ -73,10 +77,13 @@ class AdaptiveSizer:
         most: limits that no tree may exceed.
         costs: measured times of passes and draft steps; None learns them while decoding.
         first: nodes of the first tree, where costs are learned while decoding.
+
+    Attributes:
+        most: the same.
     """
 
     def __init__(self, most: TreeLimits, costs: Costs | None = None, first: int = FIRST_BUDGET) -> None:
-        self._most = most
+        self.most = most
         self._first = first
         self._costs = costs
         self._cost = MovingCurve(costs.verify, most.budget) if costs else FadingLine()
@@ -93,12 +100,12 @@ class AdaptiveSizer:
             room: what the pass has left for them; None for all of it.
         """
         judgement = self._judgement(texts)
-        most = self._most.budget if room is None else max(room.nodes, texts)
+        most = self.most.budget if room is None else max(room.nodes, texts)
         if judgement.plain_s is None or judgement.pausing:
-            return replace(self._most, budget=texts)
+            return replace(self.most, budget=texts)
         per_node = self._cost.slope
         if per_node is None:
-            return replace(self._most, budget=min(self._first * texts, most))
+            return replace(self.most, budget=min(self._first * texts, most))
         if judgement.on_trial:
             # A single large tree that fails would end the trial, whatever smaller ones would yield.
             most = min(most, max(self._cost.nodes_within(texts, _TRIAL_PASS), texts + 1))
@@ -108,7 +115,7 @@ class AdaptiveSizer:
         # The first step is always taken: it shows whether drafting pays.
         gain, row_gain = min(self._steps.step_s / worth, _MOST_GAIN * texts), self._steps.row_s / worth
         return replace(
-            _within(self._most, most, max(self._cost.free, self._most.free), texts, room),
+            _within(self.most, most, max(self._cost.free, self.most.free), texts, room),
             min_logprob=math.log(chance),
             min_gain=gain,
             row_gain=row_gain,

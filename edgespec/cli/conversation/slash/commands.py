@@ -68,29 +68,32 @@ class SlashCommands:
             ),
             "/show": Command("", "settings, model and session", self._show),
             "/file": Command("PATH", "attach a text file to the next question", self._file, paths),
-            "/clear": Command("", "start over; what is saved stays as it is", self._clear),
-            "/undo": Command("", "take back the last question and its answer", rewriting.undo),
+            "/clear": Command("", "start over; a saved conversation is kept", self._clear),
+            "/undo": Command("", "remove the last question and its answer", rewriting.undo),
             "/retry": Command("", "answer the last question again (/regenerate)", rewriting.retry),
             "/edit": Command(
                 "[TEXT]", "ask TEXT instead of the last question, or change it in an editor", rewriting.edit
             ),
-            "/continue": Command("", "go on with an answer that was cut off or stopped", rewriting.go_on),
+            "/continue": Command("", "continue an answer that was cut off or stopped", rewriting.go_on),
             "/model": Command(
-                "[NAME]", "go on with another model, or list those here", models.change, complete_model
+                "[NAME]", "switch to another model, or list the models here", models.change, complete_model
             ),
-            "/save": Command("NAME", "save the conversation, from now on as it goes", self._save, _sessions),
-            "/load": Command("NAME", "go on with a saved conversation", self._load, _sessions),
+            "/save": Command("NAME", "save the conversation now and after every turn", self._save, _sessions),
+            "/load": Command("NAME", "resume a saved conversation", self._load, _sessions),
             "/export": Command(
-                "FILE", "write the conversation as Markdown, or as JSON if FILE ends so", self._export, paths
+                "FILE",
+                "write the conversation as Markdown, or as JSON if FILE ends in .json",
+                self._export,
+                paths,
             ),
             "/sessions": Command("", "list saved conversations", self._list_sessions),
             "/think": Command(
                 "[show|hide|off|N]",
-                "show the last thought; or all from now on; or think less",
+                "show the last thought, show or hide all, or limit thinking",
                 self._think,
                 _thinking,
             ),
-            "/stats": Command("", "figures of the last answer", self._stats),
+            "/stats": Command("", "statistics of the last answer", self._stats),
             "/tree": Command("", "draw the last token tree: accepted path and rejected branches", self._tree),
             "/copy": Command("[code]", "copy the last answer, or its last block of code", self._copy, _code),
             "/bye": Command("", "leave, as Ctrl-D does", lambda _: None),
@@ -109,7 +112,7 @@ class SlashCommands:
         """Run the command of that name or alias.
 
         Raises:
-            UsageError: there is no such command, or its value makes no sense.
+            UsageError: there is no such command, or its value is invalid.
         """
         self._command(ALIASES.get(name, name)).run(value)
 
@@ -129,6 +132,7 @@ class SlashCommands:
     def _clear(self, _rest: str) -> None:
         file = self._session.file
         self._session.clear()
+        self._chat.chat.last_answer = None
         self._chat.last_question = None
         self._chat.attached.clear()
         if file is None:
@@ -217,6 +221,9 @@ class SlashCommands:
         if self._session.file is not None and self._session.file.path == path:
             self._chat.say(f"The conversation is saved in {path} as it goes.")
             return
+        if not self._session.messages:
+            self._chat.say("There is nothing to save yet. Ask something first.")
+            return
         if path.exists() and not self._chat.confirm(f"{path.stem} exists. Write over it?"):
             return
         self._session.save_to(SessionFile(rest))
@@ -244,6 +251,7 @@ class SlashCommands:
             if self._session.file is not file:
                 file.close()
             raise
+        self._chat.chat.last_answer = None
         self._chat.last_question = resumed.pending if resumed else None
         self._chat.chat.report_resumed(resumed)
 
@@ -271,13 +279,13 @@ class SlashCommands:
             self._chat.say(line if len(line) < columns else line[: columns - 2] + "…")
 
     def _stats(self, _rest: str) -> None:
-        answer = self._chat.chat.last_answer
-        if answer is None:
-            self._chat.say("There is no answer yet.")
+        chat = self._chat.chat
+        if chat.last_answer is not None:
+            chat.terminal.rows(details(chat.last_answer) | {"sampling": chat.sampled})
+        elif self._session.messages:
+            self._chat.say("There are no figures of the last answer; only those of the latest one are kept.")
         else:
-            chat = self._chat.chat
-            sampled = settings.sampling_in_words(chat.config, chat.sources)
-            chat.terminal.rows(details(answer) | {"sampling": sampled})
+            self._chat.say("There is no answer yet.")
 
     def _tree(self, _rest: str) -> None:
         if not self._chat.chat.draw_last_tree(shutil.get_terminal_size().columns - 1):
@@ -286,10 +294,7 @@ class SlashCommands:
             )
 
     def _copy(self, rest: str) -> None:
-        answer = self._chat.chat.last_answer
-        text = (
-            answer.text if answer else self._session.messages[-1]["content"] if self._session.messages else ""
-        )
+        text = self._session.messages[-1]["content"] if self._session.messages else ""
         if rest:
             blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
             text = blocks[-1] if blocks else ""

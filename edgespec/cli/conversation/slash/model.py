@@ -41,5 +41,5 @@ class ModelCommand:
         from edgespec.models.hub.repository import Hub
 
         self._chat.say(f"This is {self._chat.chat.description}.")
-        found = {model.name: readable(model.n_bytes) for model in local_models(Hub.from_environment())}
+        found = {model.name: readable(model.n_bytes) for model in local_models(Hub.without_token())}
         self._chat.chat.terminal.rows(found)

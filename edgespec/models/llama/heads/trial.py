@@ -56,7 +56,10 @@ def _compare(folder: Path) -> str:
     write_target(paths[0], embedding, rng)
     write_head(paths[1], SHAPE, weights, add_bytes, drafted=drafted)
     tap = LayerTap(SHAPE.layers, WIDTH)
-    with Model(paths[0], repack=False) as target, Model(paths[1], repack=False) as head:
+    with (  # made here, and this is a child process
+        Model(paths[0], repack=False, vetted=False) as target,
+        Model(paths[1], repack=False, vetted=False) as head,
+    ):
         large = Context(
             target, n_cells=256, n_rows=64, n_outputs=64, n_sequences=4, n_threads=1, observers=[tap]
         )

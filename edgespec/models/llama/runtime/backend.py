@@ -11,6 +11,7 @@ from typing import Any
 import llama_cpp
 
 from edgespec.kernels.layouts import kernels_identity
+from edgespec.printable import one_line
 
 _INFO_LEVEL, _ERROR_LEVEL = 2, 4  # ggml_log_level
 _KEPT_ERRORS = 8
@@ -41,7 +42,7 @@ class _Log:
 
     def cause(self) -> str:
         """The first error line since `errors` was cleared; later ones only repeat it."""
-        return self.errors[0].rstrip(".") if self.errors else "it gave no reason"
+        return one_line(self.errors[0]).rstrip(".") if self.errors else "it gave no reason"
 
     @property
     def memory_ran_out(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, ContextLengthError, MemoryLimitError
+from edgespec.kernels.layouts import check_sequences_with_states
 from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.llama.runtime.backend import log
@@ -58,6 +59,8 @@ class Context:
 
     Raises:
         MemoryLimitError: llama.cpp cannot allocate the context.
+        BackendError: it is to have several sequences of a model with a running state, which was loaded in a
+            kernel layout that computes them wrongly.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Context:
         observers: Sequence[GraphObserver] = (),
         beside: Context | None = None,
     ) -> None:
+        if n_sequences > 1 and model.keeps_recurrent_state:
+            check_sequences_with_states(model.layouts)
         self.model = model
         self.n_rows = n_rows
         self.n_sequences = n_sequences

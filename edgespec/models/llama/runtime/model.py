@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -13,7 +14,8 @@ import llama_cpp
 
 from edgespec.errors import BackendError, EdgeSpecError, MemoryLimitError, ModelFileError
 from edgespec.files.state import FileState, states_of
-from edgespec.kernels.layouts import offer_to_loader
+from edgespec.kernels.layouts import for_sequences_with_states, kernel_layouts, offer_to_loader
+from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.split_files import parts_by_name
 from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.backend import log, start_backend
@@ -21,6 +23,7 @@ from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLaye
 from edgespec.models.llama.runtime.layout_overrides import layout_overrides
 from edgespec.models.llama.runtime.residency import AllInMemory, Residency
 from edgespec.models.llama.runtime.signals import DeferredSignals
+from edgespec.models.llama.runtime.vetting import require_survived
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 
 
@@ -40,18 +43,23 @@ class Model:
             process.
         may_be_rewritten: the mapped file is written to on purpose.
         repack: copy weights into the kernel layouts in use (see kernels.layouts).
+        several_sequences: of a model with a running state, several sequences are to share passes, so layouts
+            that are wrong there are left out; contexts refuse them otherwise.
         on_progress: called with the fraction that is loaded.
         weights: where the weights are held; None leaves them all to llama.cpp. Closed with the model, or by
             the caller if the model cannot be loaded.
         vocabulary_only: load the vocabulary and no weights; nothing can be computed.
         allocate: if False, plan the memory of the model and its contexts without allocating it; nothing can
             be computed.
+        vetted: if False, load a header that no child process has survived: for such a child.
 
     Attributes:
         states: of the model's files, as they were loaded.
+        layouts: ggml's names of the kernel layouts that its weights may be in.
 
     Raises:
-        ModelFileError: llama.cpp cannot load the file, or the file changes while it is loaded.
+        ModelFileError: llama.cpp cannot load the file or would not survive it, or the file changes while it
+            is loaded.
         MemoryLimitError: there is not enough memory.
         UsageError, BackendError: EDGESPEC_KERNELS cannot be obeyed, or llama.cpp does not work here.
         BackendError: llama.cpp cannot compute in this process, because it had computed before the fork.
@@ -65,14 +73,18 @@ class Model:
         memory_map: bool = False,
         may_be_rewritten: bool = False,
         repack: bool = True,
+        several_sequences: bool = False,
         on_progress: Callable[[float], None] | None = None,
         weights: Residency | None = None,
         vocabulary_only: bool = False,
         allocate: bool = True,
+        vetted: bool = True,
     ) -> None:
         if not vocabulary_only:
             forks.check_computing()
         start_backend()
+        if vetted:
+            require_survived(path)
         self.path = path
         self.weights: Residency = weights or AllInMemory()
         self._handle: Any = None
@@ -85,11 +97,14 @@ class Model:
         params = llama_cpp.llama_model_default_params()
         patterns, keep_alive = devices.amend(params)
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP if memory_map else llama_cpp.LLAMA_LOAD_MODE_NONE
+        self.layouts: tuple[str, ...] = ()
+        params.use_extra_bufts = False
         if repack and not vocabulary_only:
-            params.use_extra_bufts = offer_to_loader()
-            patterns = layout_overrides(path, devices.llama_count) + patterns
-        else:
-            params.use_extra_bufts = False
+            left_out = several_sequences and read_header(path).keeps_running_state
+            with for_sequences_with_states() if left_out else nullcontext():
+                params.use_extra_bufts = offer_to_loader()
+                patterns = layout_overrides(path, devices.llama_count) + patterns
+                self.layouts = tuple(layout.name for layout in kernel_layouts())
         params.vocab_only = vocabulary_only
         params.no_alloc = not allocate
         failed: list[BaseException] = []

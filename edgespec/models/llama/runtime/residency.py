@@ -83,6 +83,10 @@ class Residency(Protocol):
         """Do something else while passes wait, from now on. What it takes is no part of `waited_s`."""
         ...
 
+    def guess_experts(self, forced: bool | None) -> None:
+        """Read experts ahead of their router's choice in every pass, in none, or (None) where it pays."""
+        ...
+
     def close(self) -> None:
         """Free everything, after the model has been freed."""
         ...
@@ -124,6 +128,9 @@ class AllInMemory:
 
     def use_waits(self, meanwhile: Meanwhile | None) -> None:
         """Nothing waits."""
+
+    def guess_experts(self, forced: bool | None) -> None:
+        """All experts are there."""
 
     def close(self) -> None:
         """Nothing to free."""

@@ -1,6 +1,6 @@
-"""The child's part of vetting a model file: load it without its weights, and tokenize some texts.
+"""The child's part of vetting a model file: load it with zeros for its weights, tokenize, and compute.
 
-Run by `processes.trial` for `vetting`.
+Run by `processes.trial` for `runtime.vetting`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EdgeSpecError
+from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.backend import start_backend
+from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
+from edgespec.models.llama.trials.zero_weights import ZeroWeights
 
 _TEXTS = (
     "Hello, world! It's 3.14 o'clock.\n\n  def f(x):\n\treturn x + 1  \n",
@@ -28,31 +31,66 @@ start_backend()
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Do what loading the model at "path", for a head beside the one at "beside", and reading a prompt do.
 
+    A "head" without its target is only loaded.
+
     Returns:
         The "error" with which llama.cpp refused the file, or nothing.
     """
+    path = Path(request["path"])
     try:
-        with Model(Path(request["path"]), memory_map=False, repack=False, allocate=False) as model:
-            vocabulary = model.vocabulary
-            for text in _TEXTS:
-                for control in (False, True):
-                    vocabulary.tokenize(text, control=control, bos=True)
-            for token in range(vocabulary.n_tokens):
-                vocabulary.piece(token, control=True)
-            if "beside" in request:
-                _open_head(model, Path(request["beside"]))
-            else:
-                _open(model).close()
+        if "beside" in request:
+            _open_head(path, Path(request["beside"]))
+        elif request.get("head"):
+            with _planned(path) as model:
+                _read_and_write(model)
+        else:
+            _compute(path)
     except EdgeSpecError as error:
         return {"error": error.what}
     return {}
+
+
+def _compute(path: Path) -> None:
+    """Read a prompt of two tokens, then one more."""
+    try:
+        weights = ZeroWeights()
+    except UnsupportedBuild:
+        with _planned(path) as model:
+            _read_and_write(model)
+            _open(model).close()
+        return
+    try:
+        with Model(path, memory_map=False, repack=False, weights=weights, vetted=False) as model:
+            _read_and_write(model)
+            context = _open(model)
+            for position, tokens in ((0, [0, 0]), (2, [0])):
+                context.decode(Batch.run(tokens, position, n_sequences=1, logits="last"))
+                context.logits()
+            context.close()
+    finally:
+        weights.close()
+
+
+def _read_and_write(model: Model) -> None:
+    """Tokenize some texts, and ask for the text of every token."""
+    vocabulary = model.vocabulary
+    for text in _TEXTS:
+        for control in (False, True):
+            vocabulary.tokenize(text, control=control, bos=True)
+    for token in range(vocabulary.n_tokens):
+        vocabulary.piece(token, control=True)
+
+
+def _planned(path: Path) -> Model:
+    return Model(path, memory_map=False, repack=False, allocate=False, vetted=False)
 
 
 def _open(model: Model) -> Context:
     return Context(model, n_cells=256, n_rows=64, n_outputs=64, n_sequences=1, n_threads=1)
 
 
-def _open_head(model: Model, target: Path) -> None:
+def _open_head(path: Path, target: Path) -> None:
     """Set up a head beside its target, whose matrices it may borrow."""
-    with Model(target, memory_map=False, repack=False, allocate=False) as large:
+    with _planned(path) as model, _planned(target) as large:
+        _read_and_write(model)
         HeadContext(model, _open(large), n_cells=256, n_sequences=1, n_threads=1).close()

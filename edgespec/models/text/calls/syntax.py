@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.models.text.calls import harmony, tagged
+from edgespec.models.text.calls.closed_arguments import closed
 from edgespec.models.text.calls.reader import CallReader, JsonCallReader
 from edgespec.models.text.calls.tagged import TaggedCallReader, Tags
 from edgespec.models.text.outline.steps import Choice, Fixed, Form, Step
@@ -36,6 +37,7 @@ class CallSyntax:
         in_template: the template shows the tools and earlier calls itself.
         tags: what stands around names and values, where arguments are not JSON as a whole.
         in_channels: a call is a message of its own, with its name in the header (`harmony`).
+        in_fences: models of the family also write calls as JSON in a code fence (`fenced`).
     """
 
     name: str
@@ -50,6 +52,7 @@ class CallSyntax:
     in_template: bool = True
     tags: Tags | None = None
     in_channels: bool = False
+    in_fences: bool = False
 
     @property
     def repeats(self) -> bool:
@@ -73,6 +76,7 @@ class CallSyntax:
         Raises:
             UsageError: the arguments of a tool cannot be spelled.
         """
+        tools = [closed(tool) for tool in tools]
         if self.in_channels:
             return (harmony.step_of({tool.name: tool.parameters for tool in tools}, self.trigger),)
         if self.tags is not None:
@@ -97,7 +101,7 @@ class CallSyntax:
         """Other texts with which a call may begin, and what has to follow each."""
         if not self.in_channels:
             return {}
-        schemas = {tool.name: tool.parameters for tool in tools}
+        schemas = {tool.name: closed(tool).parameters for tool in tools}
         return {trigger: (harmony.step_of(schemas, trigger),) for trigger in harmony.MORE_TRIGGERS}
 
     def reader(self, tools: Sequence[Tool]) -> CallReader:
@@ -131,6 +135,8 @@ HERMES = CallSyntax("Hermes", "<tool_call>", lead="\n", ends="\n</tool_call>")
 LLAMA = CallSyntax("Llama 3", '{"name":', first_only=True, trigger_is_json=True, arguments="parameters")
 MISTRAL = CallSyntax("Mistral", "[TOOL_CALLS]", is_list=True)
 MISTRAL_NAMED = CallSyntax("Mistral with [ARGS]", "[TOOL_CALLS]", name_mark="[ARGS]")
+# Qwen2.5 and what was tuned from it. Their successors, which think, keep to the marks.
+HERMES_OR_FENCES = replace(HERMES, name="Hermes or fences", in_fences=True)
 QWEN_CODER = CallSyntax("Qwen3-Coder", "<tool_call>", tags=tagged.QWEN_CODER)
 GLM = CallSyntax("GLM", "<tool_call>", tags=tagged.GLM)
 HARMONY = CallSyntax("gpt-oss", harmony.TRIGGER, in_channels=True)
@@ -150,7 +156,7 @@ def syntax_of(template: str, *, knows_tools: bool) -> CallSyntax:
             return GLM
         if "<function=" in template and "<parameter=" in template:
             return QWEN_CODER
-        return HERMES
+        return HERMES if "</think>" in template else HERMES_OR_FENCES
     if re.search(r"ipython|<\|python_tag\|>", template) and re.search(r"[\"']parameters\\?[\"']", template):
         return LLAMA
     return GENERIC

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -123,6 +124,23 @@ class _Tokens:
         return self._vocabulary.piece(token)
 
 
+def check_grammar(grammar: Grammar) -> None:
+    """Refuse a grammar that no model could follow, as `Grammars.matcher` does, without a vocabulary.
+
+    Raises:
+        UsageError: llguidance is not installed.
+        GrammarError: as `Grammars.matcher`.
+    """
+    _import_llguidance()
+    check(grammar)
+    if not is_plain(grammar):
+        _try_out(grammar)
+        return
+    from edgespec.models.text.grammar.trial import attempt
+
+    _result(grammar, attempt({"kind": grammar.kind, "text": grammar.text, "limits": _LIMITS}))
+
+
 def _try_out(grammar: Grammar) -> tuple[str, int]:
     """Compile a grammar in a child process: its source for llguidance, and the bytes that it takes."""
     verdict = attempt_in_child(
@@ -142,7 +160,11 @@ def _try_out(grammar: Grammar) -> tuple[str, int]:
             f"The {name} {reason}.",
             "Use shorter chains of rules and references, and smaller numbers of repetitions and multiples.",
         )
-    answer = verdict.answer
+    return _result(grammar, verdict.answer)
+
+
+def _result(grammar: Grammar, answer: Mapping[str, Any]) -> tuple[str, int]:
+    """The source and the bytes in the answer of a trial; raises GrammarError if it has none."""
     if "wrong" in answer:
         raise GrammarError(answer["wrong"], answer["hint"])
     if "refused" in answer:

@@ -1,0 +1,112 @@
+"""Vetting model files: a child process loads each of them first.
+
+llama.cpp has hundreds of assertions that abort on an inconsistent header, and `gguf.checks` anticipates only
+some of them. So no file is loaded here before a child process has loaded its header, computed a few rows with
+zeros for its weights, and survived. The verdict is saved for that header and llama.cpp build: a file is tried
+once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from edgespec.errors import ModelFileError
+from edgespec.files.state import FileState
+from edgespec.files.writing import atomic_write
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.split_files import parts_by_name
+from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.llama.runtime.backend import build_identity
+from edgespec.processes.trial import attempt_in_child
+
+# Of processor time: the largest vocabularies take two seconds, and computing with zeros 0.1 s a gigabyte.
+_MOST_S, _MOST_S_PER_GB = 20.0, 2.0
+
+_survived: dict[Path, FileState] = {}  # files whose headers this process need not look up again
+
+
+def require_loadable(headers: Sequence[GGUFHeader], beside: GGUFHeader | None = None) -> None:
+    """Make sure that llama.cpp survives loading a model.
+
+    Args:
+        headers: of the model's files, the first one first.
+        beside: of the target whose matrices it borrows, for a draft head.
+
+    Raises:
+        ModelFileError: it does not.
+        BackendError: no child process can be started to find out.
+    """
+    place = _place(headers if beside is None else [*headers, beside])
+    failure = _read(place)
+    if failure is None:
+        seconds = _MOST_S + _MOST_S_PER_GB * sum(header.file_bytes for header in headers) / 1e9
+        failure = _try_out(headers[0], beside, seconds)
+        _keep(place, failure)
+    if failure:
+        raise ModelFileError(
+            f"llama.cpp ends by {failure} when it loads {headers[0].path}.",
+            "It is damaged or made for another llama.cpp. Download it again, or get another conversion.",
+        )
+    for header in headers:
+        _survived[header.path.absolute()] = FileState.of(header.path)
+
+
+def require_survived(path: Path) -> None:
+    """Make sure that a file about to be loaded, with its further parts, has been vetted as it is now.
+
+    Raises:
+        ModelFileError: llama.cpp does not survive loading it, or it is no readable GGUF file.
+        BackendError: no child process can be started to find out.
+    """
+    parts = parts_by_name(path)
+    try:
+        if all(_survived.get(part.absolute()) == FileState.of(part) for part in parts):
+            return
+    except OSError:
+        pass  # reading it says why
+    require_loadable([read_header(part) for part in parts])
+
+
+def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float) -> str:
+    """What ends a process that loads the file; empty if it survives."""
+    request = {"path": str(header.path.resolve()), "head": is_head(header)}
+    if beside is not None:
+        request["beside"] = str(beside.path.resolve())
+    verdict = attempt_in_child(
+        "edgespec.models.llama.trials.load_trial",
+        request,
+        cpu_s=most_s,
+        stack_bytes=8 << 20,
+    )
+    if verdict.why == "time":
+        return "running without end"
+    return verdict.detail if verdict.answer is None else ""
+
+
+def _place(headers: Sequence[GGUFHeader]) -> Path:
+    names = " ".join([build_identity(), *(header.fingerprint for header in headers)])
+    digest = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
+    return user_cache_path("edgespec") / "vetted" / f"{digest}.json"
+
+
+def _read(place: Path) -> str | None:
+    try:
+        failure = json.loads(place.read_bytes())["failure"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return failure if isinstance(failure, str) else None
+
+
+def _keep(place: Path, failure: str) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(place, durable=False) as file:
+            file.write(json.dumps({"failure": failure}).encode())
+    except OSError:
+        pass  # it is tried again next time

@@ -1,0 +1,122 @@
+"""A tiny hybrid model with random weights: layers with a running state, and one with attention.
+
+Written where several sequences of such models are tried. Its graph multiplies weights with activations that
+have an axis of sequences, which those of other models do not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from edgespec.models.llama.heads.sample import N_VOCAB, add_bytes
+from edgespec.models.llama.heads.twin import FloatArray
+
+WIDTH = 256  # a block of every quantization
+_ARCHITECTURE = "qwen35"
+_HIDDEN, _HEADS, _HEADS_KV, _HEAD = 256, 4, 2, 64
+_KEY_HEADS, _VALUE_HEADS, _STATE, _CONVOLVED = 2, 4, 64, 4
+_LAYERS = 4  # every fourth has attention
+_KEYS, _VALUES = _KEY_HEADS * _STATE, _VALUE_HEADS * _STATE
+
+Quantize = Callable[[FloatArray], bytes | None]
+
+
+def write_tiny_hybrid(path: Path, type_id: int, quantize: Quantize) -> Path:
+    """A Qwen 3.5 of four layers; returns its path.
+
+    Args:
+        type_id: of its matrices.
+        quantize: gives the bytes of (rows, row length) weights in that type.
+    """
+    writer = gguf.GGUFWriter(path, _ARCHITECTURE)
+    writer.add_block_count(_LAYERS)
+    writer.add_context_length(256)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(_HIDDEN)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv(_HEADS_KV)
+    writer.add_key_length(_HEAD)
+    writer.add_value_length(_HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(_HEAD)
+    writer.add_array(f"{_ARCHITECTURE}.rope.dimension_sections", [_HEAD // 8] * 4)
+    writer.add_ssm_conv_kernel(_CONVOLVED)
+    writer.add_ssm_inner_size(_VALUES)
+    writer.add_ssm_state_size(_STATE)
+    writer.add_ssm_time_step_rank(_VALUE_HEADS)
+    writer.add_ssm_group_count(_KEY_HEADS)
+    add_bytes(writer)
+    rng = np.random.default_rng(1)
+    for name, shape in _shapes().items():
+        values = _values(name, shape, rng)
+        data = quantize(values) if _is_matrix(name, shape) else None
+        if data is None:
+            writer.add_tensor(name, values)
+        else:
+            rows = np.frombuffer(data, dtype=np.uint8).reshape(shape[0], -1)
+            writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType(type_id))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (N_VOCAB, WIDTH),
+        "output.weight": (N_VOCAB, WIDTH),
+        "output_norm.weight": (WIDTH,),
+    }
+    convolved = 2 * _KEYS + _VALUES
+    recurrent: dict[str, tuple[int, ...]] = {
+        "attn_qkv.weight": (convolved, WIDTH),
+        "attn_gate.weight": (_VALUES, WIDTH),
+        "ssm_conv1d.weight": (convolved, _CONVOLVED),
+        "ssm_dt.bias": (_VALUE_HEADS,),
+        "ssm_a": (_VALUE_HEADS,),
+        "ssm_beta.weight": (_VALUE_HEADS, WIDTH),
+        "ssm_alpha.weight": (_VALUE_HEADS, WIDTH),
+        "ssm_norm.weight": (_STATE,),
+        "ssm_out.weight": (WIDTH, _VALUES),
+    }
+    attention: dict[str, tuple[int, ...]] = {
+        "attn_q.weight": (2 * _HEADS * _HEAD, WIDTH),
+        "attn_k.weight": (_HEADS_KV * _HEAD, WIDTH),
+        "attn_v.weight": (_HEADS_KV * _HEAD, WIDTH),
+        "attn_output.weight": (WIDTH, _HEADS * _HEAD),
+        "attn_q_norm.weight": (_HEAD,),
+        "attn_k_norm.weight": (_HEAD,),
+    }
+    every: dict[str, tuple[int, ...]] = {
+        "attn_norm.weight": (WIDTH,),
+        "post_attention_norm.weight": (WIDTH,),
+        "ffn_gate.weight": (_HIDDEN, WIDTH),
+        "ffn_up.weight": (_HIDDEN, WIDTH),
+        "ffn_down.weight": (WIDTH, _HIDDEN),
+    }
+    for layer in range(_LAYERS):
+        own = attention if layer % _LAYERS == _LAYERS - 1 else recurrent
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in (every | own).items()}
+    return shapes
+
+
+def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and "conv" not in name and name != "token_embd.weight"
+
+
+def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    values = rng.standard_normal(shape)
+    if "norm" in name:
+        values = 1 + 0.2 * values
+    elif name.endswith("ssm_a"):
+        values = -np.abs(values) - 0.05
+    elif _is_matrix(name, shape):
+        values *= 1.5 * shape[-1] ** -0.5
+    elif name != "token_embd.weight":
+        values *= 0.3
+    return values.astype(np.float32)

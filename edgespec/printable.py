@@ -1,0 +1,35 @@
+"""Text that is safe to show: a file, a model or llama.cpp may put terminal control sequences into it.
+
+`EdgeSpecError` applies this to its messages, and `edgespec.cli.screen` to everything that it prints. So code
+in between handles such text as it is, and JSON keeps every character.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Escape sequences move the cursor, change colours and titles, or write to the clipboard. Tabs and line breaks
+# are harmless.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LONE_SURROGATES = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
+_UNESCAPED_BY_JSON = re.compile(r"[\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Replace what is no character to show by U+FFFD: control characters, and halves of surrogate pairs."""
+    if not text.isascii():
+        # Python has bytes of file names and arguments as surrogates, where the locale cannot decode them.
+        text = (
+            _LONE_SURROGATES.sub("\ufffd", text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        )
+    return _CONTROLS.sub("\ufffd", text)
+
+
+def one_line(text: str) -> str:
+    """Replace line breaks by spaces, so that a value cannot pretend to be another line."""
+    return " ".join(text.splitlines())
+
+
+def printable_json(text: str) -> str:
+    """Escape the control characters that JSON permits in strings; the value stays the same."""
+    return _UNESCAPED_BY_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

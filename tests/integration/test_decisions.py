@@ -1,0 +1,197 @@
+"""What measured costs decide is forced one way and the other, and changes no text.
+
+One matrix: each kind of answer, on each side. Both sides are real only with real passes: here of a pair of
+small models, whose target is streamed, so that its passes wait for the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgespec
+from edgespec import Engine, GenerationConfig, Session
+from edgespec.drafters.cascade import Cascade
+from edgespec.engine.requests import Request
+from edgespec.engine.sessions.file import SessionFile
+from edgespec.generation.config import Grammar
+from edgespec.generation.decisions import Decisions
+from edgespec.offload.store_reader import StoreReader
+from edgespec.speculation.policies import tree_policy
+from tests.interrupting import Intruder
+from tests.least_memory import load_in_least_memory
+from tests.templated import speaking
+from tests.unit import templates
+
+ALL = Decisions(drafting=True, cascade=True, drafting_ahead=True, observing=True, expert_guesses=True)
+NONE = Decisions(drafting=False, cascade=False, drafting_ahead=False, observing=False, expert_guesses=False)
+SIDES = {
+    "all": ALL,
+    "trees": Decisions(True, cascade=False, drafting_ahead=False, observing=False, expert_guesses=False),
+    "none": NONE,
+}
+
+# A model with few layers talks nonsense; what it has read again and again is what sources are sure of.
+ITEM = '{"name": "Ann", "colours": ["red", "green"]}'
+QUOTED = f"Say it again: {' '.join([ITEM] * 4)}"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "colours": {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "colours"],
+    "additionalProperties": False,
+}
+FORM = GenerationConfig(max_tokens=40, grammar=Grammar("json_schema", json.dumps(SCHEMA)))
+TOOLS = tuple(
+    {"type": "function", "function": {"name": name, "description": "", "parameters": SCHEMA}}
+    for name in ("paint", "draw")
+)
+# Only one text fits, which has been read before.
+QUOTING = FORM.with_(grammar=Grammar("regex", "(" + re.sub(r"([][{}])", r"\\\1", ITEM) + r" ){3}"))
+PLAIN = GenerationConfig(max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def engine(short_path: Path) -> Iterator[Engine]:
+    """Streamed from a disk that is waited for."""
+    read = StoreReader.read
+
+    def slowly(reader: StoreReader, *arguments: Any) -> None:
+        time.sleep(0.001)
+        read(reader, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StoreReader, "read", slowly)
+        with load_in_least_memory(
+            short_path, draft=short_path, exact=True, context=1024, threads=1, learn=False
+        ) as engine:
+            engine.limits = replace(engine.limits, budget=12, depth=5, width=3, branching=3)
+            engine.set_tree_budget(None)
+            yield engine
+
+
+@pytest.fixture(scope="module")
+def plain(short_path: Path) -> Iterator[Engine]:
+    with edgespec.load(short_path, draft="none", exact=True, context=1024, threads=1) as engine:
+        yield engine
+
+
+def forms(engine: Engine, _folder: Path) -> Any:
+    configs = [FORM, FORM.with_(temperature=0.9, seed=4), QUOTING]
+    return [engine.generate(QUOTED, config, raw=True).tokens for config in configs]
+
+
+def tools(engine: Engine, _folder: Path) -> Any:
+    asked: Any = [{"role": "user", "content": QUOTED}]
+    found = []
+    with speaking(engine, templates.QWEN):
+        for choice, seed in (("required", 1), ("draw", 2), ("auto", 3)):
+            config = FORM.with_(grammar=None, tools=TOOLS, tool_choice=choice, temperature=0.7, seed=seed)
+            answer = engine.generate(asked, config)
+            found.append((answer.tokens, answer.tool_calls, answer.finish_reason))
+    return found
+
+
+def thinking(engine: Engine, _folder: Path) -> Any:
+    with speaking(engine, templates.OPENED):
+        answers = [
+            engine.generate(QUOTED, config.with_(think="8"))
+            for config in (PLAIN, FORM, PLAIN.with_(tools=TOOLS, tool_choice="required"))
+        ]
+    return [(answer.tokens, answer.reasoning, answer.text, answer.tool_calls) for answer in answers]
+
+
+def sampling(engine: Engine, _folder: Path) -> Any:
+    configs = [
+        PLAIN.with_(temperature=0.8, seed=1),
+        PLAIN.with_(temperature=1.2, seed=2, top_k=20, top_p=0.9, min_p=0.02),
+        PLAIN.with_(logprobs=3, stop=("zzz",)),
+    ]
+    answers = [engine.generate(QUOTED, config, raw=True) for config in configs]
+    return [(answer.tokens, answer.logprobs) for answer in answers]
+
+
+def sessions(engine: Engine, folder: Path) -> Any:
+    said = []
+    for question in (QUOTED, "And again?", "Once more."):
+        session = Session(engine)
+        session.resume(SessionFile(str(folder / "talk.json")))
+        list(session.ask(question, PLAIN))
+        said.append(session.messages[-1]["content"])
+        session.close()
+        engine.target.rewind(0)
+    return said
+
+
+def many_texts(engine: Engine, _folder: Path) -> Any:
+    configs = [FORM, PLAIN, PLAIN.with_(temperature=0.8, seed=5), FORM.with_(temperature=0.9, seed=6)]
+    requests = [Request(QUOTED, config, raw=True, key=n) for n, config in enumerate(configs)]
+    found = {
+        event.request.key: event.chunk.generation.tokens
+        for event in engine.stream_many(iter(requests))
+        if event.chunk is not None and event.chunk.generation is not None
+    }
+    return [found[n] for n in range(len(configs))]
+
+
+def interruptions(engine: Engine, _folder: Path) -> Any:
+    """What follows an answer that was cancelled, or interrupted at some line, is as if it had not been."""
+    found = []
+    for at in (400, 4000, 12_000):
+        Intruder(at).run(lambda: engine.generate(QUOTED, FORM, raw=True))
+        found.append(engine.generate(QUOTED, FORM, raw=True).tokens)
+    for count, _ in enumerate(engine.stream(QUOTED, FORM, raw=True)):
+        if count == 2:
+            engine.cancel()
+    return [*found, engine.generate(QUOTED, FORM, raw=True).tokens]
+
+
+KINDS = (forms, tools, thinking, sampling, sessions, many_texts, interruptions)
+_expected: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_no_decision_changes_a_text(
+    kind: Callable[[Engine, Path], Any], side: str, engine: Engine, plain: Engine, tmp_path: Path
+) -> None:
+    name = kind.__name__
+    if name not in _expected:
+        _expected[name] = kind(plain, tmp_path / "plain")
+    engine.decisions = SIDES[side]
+    engine.forget_texts()
+    engine.policy = tree_policy()
+    engine.target.rewind(0)
+    assert kind(engine, tmp_path / "forced") == _expected[name]
+
+
+@pytest.mark.parametrize("side", ["all", "trees", "none"])
+def test_what_is_forced_is_done(side: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_ahead: list[int] = []
+    chains = Cascade.chains
+
+    def counted(self: Cascade, *arguments: Any) -> Any:
+        found = chains(self, *arguments)
+        read_ahead.append(len(found.nodes))
+        return found
+
+    monkeypatch.setattr(Cascade, "chains", counted)
+    engine.decisions = forced = SIDES[side]
+    engine.forget_texts()
+    engine.target.rewind(0)
+    passes = engine.generate(QUOTED, QUOTING, raw=True).passes
+    assert (max(record.nodes for record in passes) > 1) is forced.drafting
+    assert (max(read_ahead, default=0) > 1) is forced.cascade
+    if not forced.drafting_ahead:  # whether there is a wait to use depends on the disk
+        assert sum(record.ahead_steps for record in passes) == 0
+    looks = sum(record.observe_s > 0 for record in passes)
+    assert (looks > 0) is (forced.observing or forced.drafting)

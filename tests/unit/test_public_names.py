@@ -1,0 +1,38 @@
+"""What the package shows of itself: its names, and its objects in a debugger or a notebook."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import edgespec
+from edgespec import GenerationConfig
+from edgespec.generation.result import Chunk, Generation, MemoryUse, PassRecord, Timings
+
+
+def test_dir_has_the_names_that_are_imported_on_first_use() -> None:
+    program = "import edgespec, sys; print(*dir(edgespec)); print('llama_cpp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    names, imported = done.stdout.splitlines()
+    assert {n for n in names.split() if not n.startswith("_")} == {*edgespec.__all__} - {"__version__"}
+    assert imported == "False"
+    assert all(hasattr(edgespec, name) for name in names.split())
+
+
+def test_settings_are_shown_where_they_differ_from_the_defaults() -> None:
+    assert repr(GenerationConfig()) == "GenerationConfig()"
+    config = GenerationConfig(max_tokens=32, temperature=0.8, stop=("END",))
+    assert repr(config) == "GenerationConfig(max_tokens=32, temperature=0.8, stop=('END',))"
+    assert eval(repr(config)) == config
+
+
+def test_results_are_short() -> None:
+    passes = [PassRecord(8, 2, 0.1, 0.4, 0.0), PassRecord(8, 1, 0.1, 1 / 3, 0.0)]
+    assert repr(passes[1]) == ("PassRecord(nodes=8, accepted=1, draft_s=0.1, verify_s=0.3333, accept_s=0)")
+    answer = Generation(
+        text="Blue. " * 20, tokens=[1, 2, 3, 4, 5], passes=passes, timings=Timings(decode_s=2.0)
+    )
+    assert repr(answer) == (f"<Generation 5 tokens, 2.0/s, 2.50 a pass, stop: '{'Blue. ' * 9}Blue.…'>")
+    assert repr(Generation(finish_reason="error")) == "<Generation 0 tokens, error: ''>"
+    assert repr(Chunk("Blue", (7,))) == "Chunk(text='Blue', tokens=(7,))"
+    assert repr(MemoryUse(budget_bytes=5)) == "MemoryUse(budget_bytes=5)"
