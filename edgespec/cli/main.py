@@ -18,6 +18,7 @@ from edgespec.cli import config_file as settings
 from edgespec.cli.command_table import RootGroup
 from edgespec.cli.crash import announce_crashes
 from edgespec.cli.options.rows import with_bare_json
+from edgespec.cli.standard_error import never_fail
 from edgespec.errors import EdgeSpecError
 from edgespec.version import __version__
 
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     if arguments is None:  # as a program
         arguments = sys.argv[1:]
+        never_fail()
         if not _IN_PYTHON_ALONE.issuperset(arguments[:1]):
             announce_crashes(verbose=_verbose(arguments))
     arguments = with_bare_json(arguments)

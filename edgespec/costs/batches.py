@@ -1,4 +1,4 @@
-"""Many texts at once: what passes over them take, what they yield, and how many texts are worth having.
+"""Many texts at once: the time of passes over them, their yield, and the number of texts worth having.
 
 With several texts, every pass gives each of them one token, so it has a row for each. What a text costs
 besides its row is memory: its keys and values take cells of the cache, which weights could have had.
@@ -23,7 +23,7 @@ _ENOUGH = 0.95  # of the highest speed: more texts than that takes would only wa
 
 @dataclass(frozen=True)
 class TextCells:
-    """What a text takes in the cache.
+    """The memory of a text in the KV cache.
 
     Attributes:
         cell_bytes: keys and values of one token, in all layers.
@@ -39,7 +39,7 @@ class TextCells:
         return self.cell_bytes * self.tokens
 
     def texts_in(self, n_bytes: int) -> int:
-        """How many texts so many bytes hold."""
+        """The number of texts that fit in so many bytes."""
         return max(n_bytes, 0) // max(self.text_bytes, 1)
 
 
@@ -72,7 +72,7 @@ class BatchPrediction:
 
     @property
     def bound(self) -> Bound:
-        """Which part of the pass takes longer."""
+        """The part of the pass that takes longer."""
         return "disk" if self.read_s > self.compute_s else "compute"
 
     def to_json(self) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""How long a target pass takes, and a round of draft and pass: the one model behind every prediction.
+"""The time of a target pass, and of a round of draft and pass: the one model behind every prediction.
 
 A round is a draft, a pass, and the time to accept. A pass computes and, where the target is streamed, reads
 weights; each hides the other for as long as it lasts. A draft is a number of decodes, each reading some rows.
 
-These functions predict. What decoding measures on its way, and how it corrects these figures by that, is in
-`speculation.sizing.running_costs`.
+These functions predict. `speculation.sizing.running_costs` corrects the figures by what decoding measures.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 
 @dataclass(frozen=True)
 class Costs:
-    """What drafting and verifying take for one pair of models, as far as the size of a tree depends on it.
+    """The times of drafting and verifying for one pair of models, as far as tree sizes depend on them.
 
     Attributes:
         verify: seconds of a round without its draft, by nodes of the tree.
@@ -111,7 +110,7 @@ def draft_seconds(step: Curve, steps: float, rows: float, most_rows: float = mat
 
 
 def even_draft_seconds(step_s: float, row_s: float, steps: float, rows: float) -> float:
-    """The same where every further row of a decode adds as much.
+    """A linear variant of `draft_seconds`: each additional row costs the same.
 
     Args:
         step_s: seconds of a decode of one row.

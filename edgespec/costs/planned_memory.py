@@ -1,4 +1,4 @@
-"""How much of a model a memory budget would hold."""
+"""The part of a model that a memory budget would hold."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PlannedExperts:
 
 @dataclass(frozen=True)
 class HitRates:
-    """How often an expert that a token needs is in memory, by the share of the experts that is.
+    """The share of needed experts that is in memory, by the share of all experts that is.
 
     The rate is a power of the share. An exponent of 1 is chance; routers that favour some experts for a whole
     text have a smaller one. Where it was not measured, a half is assumed: with a quarter of the experts in
@@ -68,7 +68,7 @@ class HitRates:
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """Where a target's weights would be kept.
+    """The places of a target's weights.
 
     Attributes:
         budget: bytes that may be used in all.

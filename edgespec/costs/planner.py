@@ -1,7 +1,7 @@
-"""The planner: how fast a target would run with each way to hold its weights and to draft for it.
+"""The planner: the speed of a target with each way to hold its weights and to draft for it.
 
-How long a round takes comes from `pass_time`, and how many tokens a pass yields from measurements of this
-pair's trees (`yields`).
+The time of a round comes from `pass_time`, and the tokens of a pass from measurements of this pair's trees
+(`yields`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from edgespec.costs.yields import BUDGETS, Yields
 
 Bound = Literal["disk", "compute", "drafter"]
 
-_CLOSE = 1.03  # a larger tree, or having a tree at all, must gain more than this
-
 
 @dataclass(frozen=True)
 class Passes:
-    """How long the target's passes take.
+    """The time of the target's passes.
 
     Attributes:
         compute: seconds of arithmetic, by rows.
@@ -42,7 +40,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Drafting:
-    """What the drafter yields and costs.
+    """The yields and costs of a drafter.
 
     Attributes:
         name: the drafter's; "none" for plain decoding.
@@ -97,7 +95,7 @@ class Prediction:
 
     @property
     def bound(self) -> Bound:
-        """What most of the time is spent on."""
+        """The part of a round that takes most of the time."""
         if self.draft_s > self.pass_s:
             return "drafter"
         return "disk" if self.read_s > self.compute_s else "compute"
@@ -162,7 +160,7 @@ def predict(holding: PlannedMemory, passes: Passes, drafting: Drafting, nodes: i
 
 @dataclass(frozen=True)
 class PromptTime:
-    """How long it takes to read a prompt.
+    """The time to read a prompt.
 
     Attributes:
         tokens: tokens in the prompt.
@@ -181,7 +179,7 @@ class PromptTime:
 
     @property
     def bound(self) -> Bound:
-        """Which of the two takes longer."""
+        """The part that takes longer."""
         return "disk" if self.read_s > self.compute_s else "compute"
 
     def to_json(self) -> dict[str, Any]:
@@ -198,7 +196,7 @@ class PromptTime:
 
 
 def predict_prompt(holding: PlannedMemory, passes: Passes, tokens: int, rows: int) -> PromptTime:
-    """How long a prompt of this many tokens takes when it is read in pieces of so many rows."""
+    """The time to read a prompt of this many tokens in pieces of so many rows."""
     whole, rest = divmod(tokens, rows)
     pieces = [rows] * whole + ([rest] if rest else [])
     compute = [passes.compute.at(piece) for piece in pieces]
@@ -225,14 +223,54 @@ def alternatives(
 
 
 def best(predictions: Iterable[Prediction]) -> Prediction:
-    """The fastest prediction; of several that are about as fast, the first."""
-    chosen: Prediction | None = None
-    for prediction in predictions:
-        if chosen is None or prediction.tokens_per_second > _CLOSE * chosen.tokens_per_second:
-            chosen = prediction
+    """The fastest prediction; of several that are as fast, the first.
+
+    Raises:
+        ValueError: there are no predictions.
+    """
+    chosen = max(predictions, key=lambda prediction: prediction.tokens_per_second, default=None)
     if chosen is None:
         raise ValueError("there is nothing to choose from")
     return chosen
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every way to run that was compared: the choice and all tables of a plan are read off this one list.
+
+    Attributes:
+        plain: plain decoding.
+        trees: for each drafter, every tree size with it.
+    """
+
+    plain: Prediction
+    trees: tuple[tuple[Prediction, ...], ...] = ()
+
+    @property
+    def all(self) -> list[Prediction]:
+        """All predictions, plain decoding first."""
+        return [self.plain, *(size for sizes in self.trees for size in sizes)]
+
+    @property
+    def by_drafter(self) -> list[Prediction]:
+        """Plain decoding, and the fastest tree of each drafter: the fastest first."""
+        rows = [self.plain, *(best(sizes) for sizes in self.trees if sizes)]
+        return sorted(rows, key=lambda row: -row.tokens_per_second)
+
+    @property
+    def fastest(self) -> Prediction:
+        """The fastest of all."""
+        return self.by_drafter[0]
+
+    @property
+    def gain(self) -> float:
+        """The speed of the fastest, in times that of plain decoding."""
+        return self.fastest.tokens_per_second / self.plain.tokens_per_second
+
+    def beside(self, row: Prediction) -> list[Prediction]:
+        """Plain decoding, and every tree size with the drafter of a row."""
+        sizes = next((sizes for sizes in self.trees if any(size is row for size in sizes)), ())
+        return [self.plain, *sizes]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which device holds which layers, where several lend their memory to one model.
+"""The layers of each device, where several lend their memory to one model.
 
 Devices are this machine's processor, its graphics cards, other machines, and the disk behind the processor.
 A pass goes through them one after another, so its time is the sum of what its layers take wherever
@@ -19,7 +19,7 @@ from edgespec.costs.curves import Curve
 
 @dataclass(frozen=True)
 class Place:
-    """Where layers may be held.
+    """A device that may hold layers.
 
     Attributes:
         room: bytes for layers, and for their keys and values.
@@ -33,7 +33,7 @@ class Place:
 
 
 def spread_layers(layers: int, layer_bytes: int, places: Sequence[Place]) -> tuple[int, ...] | None:
-    """How many layers each place holds, so that a pass takes the least time; None if they do not fit.
+    """The number of layers for each place, so that a pass takes the least time; None if they do not fit.
 
     Args:
         layers: how many there are.
@@ -93,7 +93,7 @@ class RemotePart:
     row_bytes: float
 
     def seconds(self, rows: int, here_s: float) -> float:
-        """What this part takes of a pass.
+        """Seconds of a pass in this part.
 
         Args:
             here_s: seconds of the whole pass, if all of it were computed on this machine.

@@ -1,4 +1,4 @@
-"""How often a drafter agrees with its target, measured on text that the target generated.
+"""Measure how often a drafter agrees with its target, on text that the target generated.
 
 The target decodes greedily, so every token of an answer is its first choice. The drafter reads the same text
 in a few large batches, and its ranks of those tokens are counted. This is cheap, and it predicts acceptance:
@@ -76,7 +76,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class PassCost:
-    """What passes of a target cost, with the memory that it had.
+    """The cost of a target's passes, with the memory that it had.
 
     Attributes:
         pass_s: median seconds of a pass.
@@ -91,7 +91,7 @@ class PassCost:
 
 @dataclass(frozen=True)
 class Written:
-    """Texts that the target generated, and what that cost."""
+    """Texts that the target generated, and the cost of that."""
 
     texts: tuple[Text, ...]
     cost: PassCost
@@ -101,16 +101,21 @@ def write_texts(
     engine: Engine, prompts: Sequence[str], n_tokens: int, on_progress: Progress | None = None
 ) -> Written:
     """Have the target answer prompts greedily, with at most `n_tokens` tokens each."""
-    texts, passes = [], []
+    texts: list[Text] = []
+    passes: list[float] = []
     config = GenerationConfig(max_tokens=n_tokens)
     arriving = StreamRate(engine.target.model.weights)
     for number, prompt in enumerate(prompts):
-        if on_progress is not None:
-            on_progress("Generating text with the target", number / len(prompts))
         tokens = engine.encoder.encode(prompt)
-        answer = engine.generate(tokens, config)
-        passes += [record.verify_s for record in answer.passes]
-        texts.append(Text(tuple(tokens), tuple(answer.tokens)))
+        said = 0
+        for chunk in engine.stream(tokens, config):
+            said += len(chunk.tokens)
+            if on_progress is not None:  # after every pass, so that an estimate is possible early
+                share = min(said / n_tokens, 1.0)
+                on_progress("Generating text with the target", (number + share) / len(prompts))
+            if chunk.generation is not None:
+                passes += [record.verify_s for record in chunk.generation.passes]
+                texts.append(Text(tuple(tokens), tuple(chunk.generation.tokens)))
     # Not bytes over pass seconds: the disk is idle while a pass is bound by its arithmetic.
     cost = PassCost(statistics.median(passes), engine.target.model.weights.streamed_bytes, arriving.rate)
     return Written(tuple(texts), cost)
@@ -141,7 +146,7 @@ class Reader:
             raise
 
     def agreement(self, texts: Sequence[Text], on_text: Callable[[int], None] | None = None) -> Agreement:
-        """How often the model ranks the answers' tokens first, or among the first four."""
+        """The shares of the answers' tokens that the model ranks first, and among the first four."""
         ranks: list[int] = []
         for number, text in enumerate(texts):
             if on_text is not None:
@@ -216,7 +221,10 @@ def measure(target: str | os.PathLike[str], drafter: Path, on_progress: Progress
 
     with load(target, draft="lookup", context=1024, on_progress=on_progress) as engine:
         written = write_texts(engine, PROMPTS[len(PROMPTS) // 2 :], 64, on_progress)
-    if on_progress is not None:
-        on_progress("Reading it with the drafter", 0.0)
+
+    def report(number: int) -> None:
+        if on_progress is not None:
+            on_progress("Reading it with the drafter", number / len(written.texts))
+
     with Reader(drafter, written.texts, repack=True) as reader:
-        return reader.agreement(written.texts)
+        return reader.agreement(written.texts, report)

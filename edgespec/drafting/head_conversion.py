@@ -68,7 +68,7 @@ class Converted:
     n_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         return {
             "path": str(self.path),
             "target": str(self.target),

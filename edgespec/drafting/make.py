@@ -61,7 +61,7 @@ class Made:
         return self.tokens_per_second * self.pass_s
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         return {
             "target": str(self.target),
             "path": str(self.path),
@@ -86,7 +86,7 @@ class Made:
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """How to make a drafter.
+    """Options for making a drafter.
 
     Attributes:
         memory: bytes that EdgeSpec may use while the target generates; None means what is available.

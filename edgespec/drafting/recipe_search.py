@@ -24,7 +24,7 @@ _DEEPEST = 16
 
 @dataclass(frozen=True, order=True)
 class Recipe:
-    """How a drafter is made from its target."""
+    """The changes that make a drafter from its target."""
 
     quantization: str
     dropped: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ class Recipe:
 
 
 class Measurements(Protocol):
-    """What can be measured of a recipe without making its file."""
+    """Measurements of a recipe that need no file made by it."""
 
     def agreement(self, recipe: Recipe) -> Agreement: ...
     def step_s(self, recipe: Recipe) -> float: ...
@@ -47,7 +47,7 @@ class Measurements(Protocol):
 
 @dataclass(frozen=True)
 class CostModel:
-    """How fast a target is with a drafter.
+    """The speed of a target with a drafter.
 
     Attributes:
         pass_s: seconds of a target pass over a tree.
@@ -155,7 +155,7 @@ def search(
 
 
 def _is_target(recipe: Recipe) -> bool:
-    """Whether nothing is changed: a target that fits into memory twice needs no such drafter."""
+    """Check that nothing is changed: a target that fits in memory twice needs no such drafter."""
     return recipe.quantization == KEEP and not recipe.dropped
 
 

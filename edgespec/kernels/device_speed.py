@@ -17,11 +17,14 @@ from typing import Any
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, rpc
 from edgespec.kernels.ggml.devices import device_named
+from edgespec.kernels.ggml.structs import Tensor
 from edgespec.kernels.report import ROWS
 from edgespec.processes.trial import attempt_in_child
 
-_SIDE = 4096  # of a square matrix: a multiple of every block
-_MATRICES = 6  # together larger than caches
+# Square matrices, by side and number: a multiple of every block, and together larger than caches. Less where
+# a device lends too little memory for that.
+_SHAPES = ((4096, 6), (4096, 2), (2048, 2), (1024, 2), (256, 2))
+_UNKNOWN = 1 << 60  # free memory, where a device does not say how much that is
 _TRIES = 3
 _PRODUCT_TRIES = 6
 _CPU_S = 60.0
@@ -130,11 +133,16 @@ def _seconds(device: Address, backend: Address, type_id: int) -> list[float]:
     f = ggml.functions()
     kind = f["ggml_backend_dev_buffer_type"](device)
     step = f["ggml_backend_buft_get_alignment"](kind)
-    with ggml.ScratchContext(len(ROWS) * (3 * _MATRICES + 2)) as scratch, ExitStack() as stack:
-        weights = [scratch.tensor(type_id, (_SIDE, _SIDE)) for _ in range(_MATRICES)]
-        values = [scratch.tensor(ggml.F32, (_SIDE, max(ROWS))) for _ in range(_MATRICES + 1)]
-        sizes = [f["ggml_backend_buft_get_alloc_size"](kind, tensor) for tensor in (*weights, *values)]
-        starts = [0, *accumulate(-(-size // step) * step for size in sizes)]
+    free = rpc.describe(device).free or _UNKNOWN
+    with ExitStack() as stack:
+        for side, count in _SHAPES:
+            scratch = stack.enter_context(ggml.ScratchContext(2 * count + 1))
+            weights = [scratch.tensor(type_id, (side, side)) for _ in range(count)]
+            values = [scratch.tensor(ggml.F32, (side, max(ROWS))) for _ in range(count + 1)]
+            sizes = [f["ggml_backend_buft_get_alloc_size"](kind, tensor) for tensor in (*weights, *values)]
+            starts = [0, *accumulate(-(-size // step) * step for size in sizes)]
+            if starts[-1] + step <= free:
+                break
         # One buffer for everything, as each takes round trips.
         buffer = f["ggml_backend_buft_alloc_buffer"](kind, starts[-1] + step)
         if not buffer:
@@ -146,7 +154,7 @@ def _seconds(device: Address, backend: Address, type_id: int) -> list[float]:
         for weight, place in zip(weights, places, strict=False):
             f["ggml_backend_tensor_alloc"](buffer, weight, place)
         n_bytes: int = sum(f["ggml_nbytes"](weight) for weight in weights)
-        return [_best(backend, buffer, weights, places[_MATRICES:], rows) / n_bytes for rows in ROWS]
+        return [_best(backend, buffer, weights, places[count:], rows) / n_bytes for rows in ROWS]
 
 
 def _best(
@@ -158,13 +166,14 @@ def _best(
         places: of the activations before and after each product.
     """
     f = ggml.functions()
-    with ggml.ScratchContext(2 * _MATRICES + 2, 4 * _MATRICES) as scratch:
-        values = scratch.tensor(ggml.F32, (_SIDE, rows))
+    count = len(weights)
+    with ggml.ScratchContext(2 * count + 2, 4 * count) as scratch:
+        values = scratch.tensor(ggml.F32, (Tensor.from_address(weights[0]).ne[0], rows))
         f["ggml_backend_tensor_alloc"](buffer, values, places[0])
         for weight, place in zip(weights, places[1:], strict=False):
             values = f["ggml_mul_mat"](scratch.handle, weight, values)
             f["ggml_backend_tensor_alloc"](buffer, values, place)
-        graph = f["ggml_new_graph_custom"](scratch.handle, 4 * _MATRICES, False)
+        graph = f["ggml_new_graph_custom"](scratch.handle, 4 * count, False)
         f["ggml_build_forward_expand"](graph, values)
         first = ctypes.c_float()
 

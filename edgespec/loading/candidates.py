@@ -1,4 +1,4 @@
-"""Which of several drafters `--draft auto` takes: the fastest by what earlier runs measured here."""
+"""The choice of `--draft auto` among several drafters: the fastest by the measurements of earlier runs."""
 
 from __future__ import annotations
 

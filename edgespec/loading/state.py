@@ -68,7 +68,7 @@ class LoadState:
 
     @property
     def card_request(self) -> CardRequest:
-        """Which devices of this machine are to be used."""
+        """The devices of this machine to use."""
         options = self.options
         return CardRequest(
             0 if options.workers else options.gpu_layers,
@@ -81,7 +81,7 @@ class LoadState:
 
     @property
     def wish(self) -> Wish:
-        """What is to be on them."""
+        """The requested device placement."""
         request = self.card_request
         return Wish(request.layers, drafter=request.drafter)
 

@@ -18,7 +18,7 @@ class Load:
     Attributes:
         at: seconds on a monotonic clock.
         busy_s: total seconds that the cores of this process were busy, or taken by a hypervisor.
-        own_s: the part of them that this process used.
+        own_s: the part of them that this process and its children that have ended used.
     """
 
     at: float
@@ -40,7 +40,7 @@ def read_load() -> Load:
         counted_twice = times.get("guest", 0.0) + times.get("guest_nice", 0.0)  # included in user and nice
         busy += sum(times.values()) - waiting - counted_twice
     own = psutil.Process().cpu_times()
-    return Load(time.monotonic(), busy, own.user + own.system)
+    return Load(time.monotonic(), busy, own.user + own.system + own.children_user + own.children_system)
 
 
 def pressure(before: Load, after: Load, *, cores: int, threads: int) -> float:

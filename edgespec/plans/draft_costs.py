@@ -1,4 +1,4 @@
-"""What could draft for a model here, what a draft takes and what it yields: measured, or assumed."""
+"""The drafters that a model could have here, with their costs and yields: measured, derived or assumed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DraftCosts:
     """Drafting for one target, on this machine.
 
     Args:
-        threads: what the drafter computes with.
+        threads: of the drafter.
         temperature: at which the target samples.
     """
 
@@ -42,7 +42,10 @@ class DraftCosts:
         self._temperature = temperature
 
     def of_drafters(self, draft: str, on_progress: Progress) -> list[tuple[Drafting, InspectedModel | None]]:
-        """What could draft, each with its model if it has one.
+        """The drafters to compare, each with its model if it has one.
+
+        The yield of prompt lookup depends on the text. Until it was measured it is a guess, and nothing
+        is compared with a guess unless a person asks for prompt lookup.
 
         Args:
             draft: as for loading: "auto", "none", "lookup", or the name of a model.
@@ -65,11 +68,13 @@ class DraftCosts:
                 except EdgeSpecError:
                     continue
                 found.append((self._of_model(model, draft, candidate.top1), model))
-        found.append((self._of_lookup(), None))
+        lookup = self._of_lookup()
+        if lookup.measured or draft == "lookup":
+            found.append((lookup, None))
         return found
 
     def on_device(self, drafting: Drafting, model: InspectedModel, placed: Placed) -> Drafting:
-        """The same drafter, on a device: as measured there, or derived from its steps on the processor."""
+        """A drafter on a device: as measured there, or derived from its steps on the processor."""
         if not placed.drafter_device or drafting.step is None:
             return drafting
         fingerprint = model.headers[0].fingerprint
@@ -81,7 +86,7 @@ class DraftCosts:
 
     def _of_lookup(self) -> Drafting:
         yields = self._yields("lookup")
-        source = "measured with this pair" if yields else "a guess, as it depends on the text"
+        source = "measured on this machine" if yields else "a guess, as the yield depends on the text"
         return Drafting(
             "prompt lookup",
             yields or expected_yields(_LOOKUP_AGREEMENT),
@@ -94,15 +99,18 @@ class DraftCosts:
         steps = self._store.drafts(self._keys(fingerprint).drafts)
         yields = self._yields(fingerprint)
         if yields is not None:
-            source = "measured with this pair"
+            source = "measured on this machine with this pair"
         elif top1 is not None:
-            source = f"derived from an agreement of {top1:.2f}"
+            source = f"derived from this pair's agreement on {top1:.0%} of tokens, measured on this machine"
         else:
-            source = f"assumed for a typical agreement on {_USUAL_AGREEMENT:.0%} of tokens"
+            source = (
+                f"assumed for a typical agreement on {_USUAL_AGREEMENT:.0%} of tokens "
+                "('edgespec models pair' measures it)"
+            )
         name = model.path.name if model.path else draft
         return Drafting(
             name=f"{name} (head)" if is_head(model.headers[0]) else name,
-            yields=yields or expected_yields(top1 or _USUAL_AGREEMENT),
+            yields=yields or expected_yields(_USUAL_AGREEMENT if top1 is None else top1),
             step=steps.step if steps else self._pass_costs.derived_curve(model),
             overhead=steps.overhead if steps else 1.1,
             width=_WIDTH,
@@ -115,5 +123,5 @@ class DraftCosts:
         return Keys.of(target, drafter, threads=self._threads, mode="", drafter_device=device)
 
     def _yields(self, drafter: str) -> Yields | None:
-        """What trees of the pair yield at this temperature, if that was measured."""
+        """Tokens a pass with trees of the pair at this temperature; None if they were not measured."""
         return self._store.yields_at(self._keys(drafter), self._temperature)

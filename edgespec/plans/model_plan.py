@@ -9,6 +9,7 @@ from platformdirs import user_cache_path
 from edgespec.costs.batches import SIZES, BatchPrediction, TextCells, fewest_texts, predict_batch
 from edgespec.costs.planned_memory import HitRates, PlannedMemory
 from edgespec.costs.planner import (
+    Comparison,
     Drafting,
     Passes,
     Prediction,
@@ -75,22 +76,23 @@ def plan_for(
 
 
 @dataclass(frozen=True)
-class _Way:
-    """One drafter, where weights are beside it, and what every tree size would give.
+class _Candidate:
+    """Plain decoding or one drafter, where weights are beside it, and every tree size with it.
 
     Attributes:
+        here: passes of the whole target on the processor.
+        passes: of the target with its weights where they are.
+        most: nodes that a tree may have.
         drafter: its model; None if it has none.
     """
 
     drafting: Drafting
     placed: Placed
+    here: Passes
+    passes: Passes
+    most: int
     drafter: InspectedModel | None
-    sizes: list[Prediction]
-
-    @property
-    def fastest(self) -> Prediction:
-        """The best tree; plain decoding where there are none."""
-        return best(self.sizes[1:]) if len(self.sizes) > 1 else self.sizes[0]
+    sizes: tuple[Prediction, ...]
 
 
 class _Planning:
@@ -127,33 +129,28 @@ class _Planning:
         threads = request.threads or known_threads(header.fingerprint, self._store)
         placement = self._placement(files, threads)
         placed = self._placed(placement, [target], budget)
-        without_drafter = placed.holding
-        if request.lora and without_drafter.streamed_bytes:
+        if request.lora and placed.holding.streamed_bytes:
             raise refuse_streaming()
         pass_costs = PassCosts(self._store, threads, self._on_progress)
-        passes, source = pass_costs.of_target(model, streams=without_drafter.streamed_bytes > 0)
-        self._notes.append(source)
-        if without_drafter.experts is not None:
-            passes = replace(passes, overlap=_NO_OVERLAP)
-            if not self._hits.measured:
-                self._notes.append(
-                    "How often experts are found in memory is assumed. Runs with this model measure it."
-                )
-        most = MOST_ROWS if without_drafter.streamed_bytes else USUAL_NODES
         draft_costs = DraftCosts(model, self._store, pass_costs, threads, request.temperature)
-        ways = self._ways(draft_costs, placement, target, budget, placed, passes, most)
-        plain = ways[0].fastest
-        # What prompt lookup will draft is anybody's guess until it was measured.
-        chosen = best(way.fastest for way in ways if way.drafting.step is not None or way.drafting.measured)
-        way = next(way for way in ways if way.fastest is chosen)
-        drafting, chosen_passes = way.drafting, way.placed.over(passes)
+        candidates = self._candidates(model, draft_costs, pass_costs, placement, target, budget, placed)
+        plain, *drafters = candidates
+        comparison = Comparison(plain.sizes[0], tuple(candidate.sizes for candidate in drafters))
+        chosen = comparison.fastest
+        way = next(candidate for candidate in candidates if any(chosen is size for size in candidate.sizes))
         self._notes += way.placed.notes
-        if drafting.yields is not None:
-            self._notes.append(f"Tokens a pass with {drafting.name}: {drafting.source}.")
+        self._notes += [
+            f"Tokens a pass with {candidate.drafting.name}: {candidate.drafting.source}."
+            for candidate in drafters
+            if candidate.sizes
+        ]
+        if placed.holding.experts is not None and not self._hits.measured:
+            self._notes.append(
+                "How often experts are found in memory is assumed. Runs with this model measure it."
+            )
         if chosen.holding.streamed_bytes:
-            self._note_packing(files, chosen, chosen_passes, drafting, most)
-        more = self._more_memory(placement, target, way)
-        sure = passes.measured and (drafting.yields is None or drafting.measured)
+            self._note_packing(files, chosen, way)
+        sure = way.passes.measured and (way.drafting.yields is None or way.drafting.measured)
         if chosen.holding.experts is not None:
             sure = sure and self._hits.measured
         if not sure:
@@ -163,27 +160,21 @@ class _Planning:
             )
         return Plan(
             model=request.model or header.path.stem,
-            chosen=chosen,
-            plain=plain,
-            drafter=max(
-                (way.fastest for way in ways if way.drafting.yields is not None),
-                key=lambda prediction: prediction.tokens_per_second,
-                default=plain,
-            ).drafter,
-            ways=sorted((way.fastest for way in ways), key=lambda fastest: -fastest.tokens_per_second),
-            sizes=[size for way in ways for size in way.sizes],
-            advice=advise(chosen, chosen_passes, drafting, most, more),
-            batch=self._batch(files, placement, without_drafter, passes),
+            comparison=comparison,
+            advice=advise(
+                chosen, way.passes, way.drafting, way.most, self._more_memory(placement, target, way)
+            ),
+            batch=self._batch(files, placement, plain),
             kv=request.kv,
             cache_bytes=request.context * cell_bytes(header, request.kv),
             adapter_bytes=self._adapter_bytes,
-            prompt=self._prompt(files, chosen.holding, chosen_passes),
-            notes=self._notes,
+            prompt=self._prompt(files, chosen.holding, way.passes),
+            notes=list(dict.fromkeys(self._notes)),
             uncertain=not sure,
         )
 
     def _placement(self, files: ModelFiles, threads: int) -> Placement:
-        """What may hold layers: workers, this machine's devices, or the processor alone."""
+        """The holders of layers: workers, this machine's devices, or the processor alone."""
         request = self._request
         if request.workers:
             self._on_progress("Connecting to workers", 0.0)
@@ -205,49 +196,55 @@ class _Planning:
         files = None if drafter is None else ModelFiles(drafter.headers)
         return placement.place(prints, budget, files, streams=self._request.streams, hits=self._hits)
 
-    def _ways(
+    def _candidates(
         self,
+        model: InspectedModel,
         costs: DraftCosts,
+        pass_costs: PassCosts,
         placement: Placement,
         target: Footprint,
         budget: int,
         without_drafter: Placed,
-        passes: Passes,
-        most: int,
-    ) -> list[_Way]:
-        """Plain decoding, and every drafter that there is room for.
+    ) -> list[_Candidate]:
+        """Plain decoding, and every drafter that there is room for."""
 
-        Args:
-            passes: of the whole target on the processor.
-        """
+        def candidate(
+            drafting: Drafting, placed: Placed, drafter: InspectedModel | None = None
+        ) -> _Candidate:
+            # Beside a drafter, a model may have to be streamed that fits without it.
+            streams = placed.holding.streamed_bytes > 0
+            exact = streams and placed.holding.experts is None and not model.headers[0].keeps_running_state
+            here, source = pass_costs.of_target(model, streams=streams, exact=exact)
+            self._notes.append(source)
+            if placed.holding.experts is not None:
+                here = replace(here, overlap=_NO_OVERLAP)
+            passes = placed.over(here)
+            most = MOST_ROWS if streams else USUAL_NODES
+            sizes = alternatives(placed.holding, passes, drafting, most)
+            drawn = sizes if drafting.yields is None else sizes[1:]  # one node is plain decoding
+            return _Candidate(drafting, placed, here, passes, most, drafter, tuple(drawn))
 
-        def way(drafting: Drafting, placed: Placed, drafter: InspectedModel | None = None) -> _Way:
-            sizes = alternatives(placed.holding, placed.over(passes), drafting, most)
-            return _Way(drafting, placed, drafter, sizes)
-
-        ways = [way(Drafting("none"), without_drafter)]
+        found = [candidate(Drafting("none"), without_drafter)]
         for drafting, drafter in costs.of_drafters(self._request.draft, self._on_progress):
             if drafter is None:
-                ways.append(way(drafting, without_drafter))
+                found.append(candidate(drafting, without_drafter))
                 continue
             try:
                 placed = self._placed(placement, [target, self._drafter(drafter)], budget, drafter)
             except MemoryLimitError:
                 self._notes.append(f"There is no room for {drafting.name}.")
             else:
-                ways.append(way(costs.on_device(drafting, drafter, placed), placed, drafter))
-        return ways
+                found.append(candidate(costs.on_device(drafting, drafter, placed), placed, drafter))
+        return found
 
-    def _note_packing(
-        self, files: ModelFiles, chosen: Prediction, passes: Passes, drafting: Drafting, most: int
-    ) -> None:
-        """What the packed file takes, and what it gains."""
+    def _note_packing(self, files: ModelFiles, chosen: Prediction, way: _Candidate) -> None:
+        """The bytes of the packed file, and what it gains."""
         layers = files.layers()
         if not gains_from_packing(layers):
             self._notes.append("Packing would gain nothing: no weight has a kernel layout of its own.")
             return
-        unpacked = replace(passes, compute=passes.compute.scaled(_PLAIN_KERNELS))
-        without = best(alternatives(chosen.holding, unpacked, drafting, most))
+        unpacked = replace(way.passes, compute=way.passes.compute.scaled(_PLAIN_KERNELS))
+        without = best(alternatives(chosen.holding, unpacked, way.drafting, way.most))
         size = sum(layer.n_bytes for layer in layers)
         self._notes.append(
             f"The packed file takes {readable(size)} of disk. Without it (--pack never): about "
@@ -255,7 +252,7 @@ class _Planning:
         )
 
     def _prompt(self, files: ModelFiles, holding: PlannedMemory, passes: Passes) -> dict[str, PromptTime]:
-        """What reading a prompt takes, bit-exact and not."""
+        """The time to read a prompt, bit-exact and not."""
         tokens = min(_PROMPT_TOKENS, self._request.context // 2)
         exact, longest = MOST_ROWS, MOST_PROMPT_ROWS
         if holding.streamed_bytes:
@@ -269,10 +266,9 @@ class _Planning:
             "not_exact": predict_prompt(holding, passes, tokens, longest),
         }
 
-    def _batch(
-        self, files: ModelFiles, placement: Placement, alone: PlannedMemory, passes: Passes
-    ) -> BatchPlan:
+    def _batch(self, files: ModelFiles, placement: Placement, plain: _Candidate) -> BatchPlan:
         """Many texts at once, without drafts: the speed for each number of them that there is room for."""
+        alone = plain.placed.holding
         budget, streams = alone.budget, alone.streamed_bytes > 0
         request = self._request
         cells = TextCells(cell_bytes(files.headers[0], request.kv), min(USUAL_TEXT, request.context))
@@ -286,7 +282,7 @@ class _Planning:
                 break
             if sizes and placed.holding.streamed_bytes > 0 and not streams:
                 break
-            sizes.append(predict_batch(placed.holding, placed.over(passes), texts))
+            sizes.append(predict_batch(placed.holding, placed.over(plain.here), texts))
         least = alone.needed
         if streams:
             try:
@@ -296,7 +292,7 @@ class _Planning:
         return BatchPlan(cells, 1 + cells.texts_in(budget - least), fewest_texts(sizes), sizes)
 
     def _target(self, files: ModelFiles, rows: int = USUAL_NODES) -> Footprint:
-        """What the model takes, its adapters included."""
+        """The footprint of the model, its adapters included."""
         size = self._footprint(files.headers[0], rows, self._request.kv)
         return replace(size, weights=files.tensor_bytes, buffers=size.buffers + self._adapter_bytes)
 
@@ -308,7 +304,7 @@ class _Planning:
         return footprint(header, n_cells=cells, n_outputs=USUAL_NODES, n_rows=rows, kv=kv)
 
     def _more_memory(
-        self, placement: Placement, target: Footprint, way: _Way
+        self, placement: Placement, target: Footprint, way: _Candidate
     ) -> list[tuple[str, PlannedMemory]]:
         """Half as much memory again, and enough for everything."""
         prints = [target] if way.drafter is None else [target, self._drafter(way.drafter)]

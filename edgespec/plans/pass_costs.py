@@ -1,28 +1,24 @@
-"""What passes of a model take here: measured with the model itself, or derived from another's."""
+"""Seconds of a model's passes here: measured with the model itself, or derived from its weights."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import USUAL_OVERLAP, curve_of_other_size
+from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.planner import Passes
-from edgespec.errors import EdgeSpecError
 from edgespec.measure.throughput import measure_reading
-from edgespec.models.gguf.experts import layer_weights
-from edgespec.models.gguf.layers import ModelFiles
-from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel
+from edgespec.models.llama.row_rule import SPARING
+from edgespec.plans.derived_passes import DerivedPasses
 from edgespec.profiles.store import (
     DiskProfile,
     PassProfile,
     ProfileStore,
     disk_key,
-    machine_identity,
 )
 from edgespec.progress import Progress
 from edgespec.units import readable
@@ -43,56 +39,44 @@ class PassCosts:
         self._store = store
         self._threads = threads
         self._on_progress = on_progress
-        self._machine = machine_identity() | {"threads": str(threads)}
+        self._derived = DerivedPasses(store, threads, on_progress)
 
-    def of_target(self, model: InspectedModel, *, streams: bool) -> tuple[Passes, str]:
-        """The target's passes, and a sentence that says where the figures come from."""
-        fingerprint = model.headers[0].fingerprint
-        own = self._store.preferred_passes(fingerprint, self._threads, streams=streams)
-        profile = own or self._reference(model)
-        compute = profile.compute if own else _scaled_to(profile, model)
-        if streams and not profile.streamed:
+    def of_target(self, model: InspectedModel, *, streams: bool, exact: bool) -> tuple[Passes, str]:
+        """The target's passes, and a sentence that says where the figures come from.
+
+        Args:
+            exact: whether passes are padded to the rows of exact decoding.
+        """
+        own = self._store.preferred_passes(model.headers[0].fingerprint, self._threads, streams=streams)
+        compute = own.compute if own else self._derived.curve(model.headers)
+        streamed = own is not None and own.streamed
+        if streams and not streamed:
             compute = compute.scaled(_SLOWDOWN_BESIDE_READS)
+            compute = _padded(compute) if exact else compute
         rate, rate_source = 0.0, ""
         if streams:
             rate, rate_source = self._read_rate(model, own)
-        source = "Passes: measured with this model here" if own else "Passes: derived from another model's"
-        overlap = profile.overlap if profile.streamed else USUAL_OVERLAP
+        source = (
+            "Passes: measured with this model on this machine"
+            if own
+            else "Passes: derived from how fast this processor multiplies"
+        )
         if own and own.quick:
             source += ", quickly"
-        if profile.disturbed:
+        if own.disturbed if own else self._derived.disturbed:
             source += ", while other programs kept the processor busy (so they may be faster)"
         passes = Passes(
-            compute, rate, profile.accept_s, overlap, measured=own is not None and not own.disturbed
+            compute,
+            rate,
+            own.accept_s if own else 0.0,
+            own.overlap if own and streamed else USUAL_OVERLAP,
+            measured=own is not None and not own.disturbed,
         )
         return passes, f"{source}{rate_source}."
 
     def derived_curve(self, model: InspectedModel) -> Curve:
-        """Seconds by rows of a model that was not measured, from those of one that was."""
-        return _scaled_to(self._reference(model), model)
-
-    def _reference(self, model: InspectedModel) -> PassProfile:
-        """The model measured in memory here that is nearest in size; the default model, if none was yet."""
-        known = self._measured_in_memory()
-        if not known:
-            from edgespec.loading.load import load
-
-            self._on_progress("Measuring this machine with the default model (once)", 0.0)
-            load(draft="lookup", threads=self._threads, context=512, gpu_layers=0).close()
-            known = self._measured_in_memory()
-        if not known:  # even a pass of the default model took too long to be timed quickly
-            raise EdgeSpecError(
-                "This machine is too busy or too slow to be measured quickly.",
-                "Close other programs, or measure with care: edgespec profile",
-            )
-        size = _parameters(model.headers)
-        return min(
-            known,
-            key=lambda profile: (profile.disturbed, profile.quick, abs(math.log(profile.parameters / size))),
-        )
-
-    def _measured_in_memory(self) -> list[PassProfile]:
-        return [profile for profile in self._store.all_passes(**self._machine) if not profile.streamed]
+        """Seconds by rows of a model that was not measured."""
+        return self._derived.curve(model.headers)
 
     def _read_rate(self, model: InspectedModel, own: PassProfile | None) -> tuple[float, str]:
         """Bytes of weights that will arrive per second, and where that figure comes from."""
@@ -112,28 +96,14 @@ class PassCosts:
         return disk
 
 
-def _scaled_to(reference: PassProfile, model: InspectedModel) -> Curve:
-    """The reference's passes for a model of another size; of its experts, those that a token needs count."""
-    idle_bytes, idle = _idle(model.headers)
-    n_bytes = sum(header.tensor_bytes for header in model.headers) - idle_bytes
-    by_bytes = n_bytes / max(reference.weight_bytes, 1)
-    by_parameters = (_parameters(model.headers) - idle) / max(reference.parameters, 1)
-    return curve_of_other_size(reference.compute, by_bytes, by_parameters)
-
-
-def _idle(headers: tuple[GGUFHeader, ...]) -> tuple[float, float]:
-    """Bytes and parameters of the experts that a token does not need, on average."""
-    weights = layer_weights(ModelFiles(headers))
-    n_bytes = parameters = 0.0
-    for layer in weights.experts:
-        share = 1 - weights.n_used / layer.n_experts
-        n_bytes += share * layer.n_bytes
-        parameters += share * sum(math.prod(tensor.shape) for tensor in layer.tensors)
-    return n_bytes, parameters
-
-
-def _parameters(headers: tuple[GGUFHeader, ...]) -> int:
-    return sum(math.prod(tensor.shape) for header in headers for tensor in header.tensors)
+def _padded(compute: Curve) -> Curve:
+    """Seconds of passes that are padded, from those that are not."""
+    rule = SPARING.rules[0]
+    padded = [(rows, compute.at(rule.padded(rows))) for rows in range(1, rule.maximum + 1)]
+    longer = [point for point in zip(compute.rows, compute.seconds, strict=True) if point[0] > rule.maximum]
+    if not longer:
+        longer = [(2 * rule.maximum, compute.at(2 * rule.maximum))]
+    return Curve.through([*padded, *longer])
 
 
 def _nearest_existing(folder: Path) -> Path:

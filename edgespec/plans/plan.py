@@ -1,4 +1,4 @@
-"""What to plan, and the plan: plain values."""
+"""A request for a plan, and the plan: plain values."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.costs.batches import BatchPrediction, TextCells
-from edgespec.costs.planner import Advice, Prediction, PromptTime
+from edgespec.costs.planner import Advice, Comparison, Prediction, PromptTime
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What to plan.
+    """A request for a plan.
 
     Attributes:
         model, draft: as for loading; no model means the default one.
@@ -38,10 +38,10 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How many texts are answered at once.
+    """The number of texts answered at once.
 
     Attributes:
-        cells: what a text takes in the cache.
+        cells: the memory of a text in the KV cache.
         most: texts that the memory has room for beside the weights that stay in it for a single text; where
             weights are streamed, beside as few weights as possible.
         chosen: the fewest texts that come close to the highest speed.
@@ -66,14 +66,10 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do, and the alternatives.
+    """A prediction of how a model would run on this machine.
 
     Attributes:
-        chosen: the fastest way to run.
-        plain: without drafts.
-        drafter: the one whose trees are the fastest; "none" if none could draft.
-        ways: the best tree of every drafter, the fastest first.
-        sizes: every tree size with every drafter.
+        comparison: the ways to run that were compared; the choice is the fastest of them.
         advice: what would help most.
         prompt: how long a prompt takes to be read, "exact" and "not_exact".
         batch: many texts at once.
@@ -85,11 +81,7 @@ class Plan:
     """
 
     model: str
-    chosen: Prediction
-    plain: Prediction
-    drafter: str
-    ways: list[Prediction]
-    sizes: list[Prediction]
+    comparison: Comparison
     advice: list[Advice]
     batch: BatchPlan
     kv: str = "f16"
@@ -99,8 +91,34 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     uncertain: bool = False
 
+    @property
+    def chosen(self) -> Prediction:
+        """The fastest way to run."""
+        return self.comparison.fastest
+
+    @property
+    def plain(self) -> Prediction:
+        """Decoding without drafts."""
+        return self.comparison.plain
+
+    @property
+    def ways(self) -> list[Prediction]:
+        """Plain decoding and the best tree of every drafter, the fastest first."""
+        return self.comparison.by_drafter
+
+    @property
+    def sizes(self) -> list[Prediction]:
+        """Plain decoding, and every tree size with every drafter."""
+        return self.comparison.all
+
+    @property
+    def drafter(self) -> str:
+        """The drafter whose trees are the fastest; "none" if none could draft."""
+        plain = self.plain
+        return next((way.drafter for way in self.ways if way is not plain), plain.drafter)
+
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         return {
             "model": self.model,
             "chosen": self.chosen.to_json(),

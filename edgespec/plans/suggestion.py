@@ -1,7 +1,8 @@
-"""Which well-known models this machine would run well, estimated from the catalog in milliseconds.
+"""The well-known models that this machine would run well, estimated from the catalog in milliseconds.
 
-No file is read for it. What a plan finds in a model's header is estimated here from its parameters and bytes,
-and what was never measured on this machine is assumed. The figures are good for a choice, and no more.
+No model file is read. The facts that a plan takes from a header are estimated from the number of parameters
+and bytes, and figures that were never measured on this machine are assumed. That is enough for a choice, and
+no more.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ from edgespec.machine.cores import default_threads
 from edgespec.models.hub import catalog
 from edgespec.models.hub.catalog import Entry
 from edgespec.offload.planning.budget import memory_room
+from edgespec.plans.derived_passes import known_products, pass_curve
 from edgespec.profiles.store import PassProfile, ProfileStore, disk_key, machine_identity
 
 _AS_FAST_AS_READING = 5.0  # tokens a second
-_BEARABLE = 0.3
+USABLE = 2.0
+"""Tokens a second below which no model is suggested: half a page takes three minutes."""
+
 _WORTH_A_DRAFTER = 1.2  # times the speed without
 _SPARE_DISK = 5 << 30
 _USUAL_AGREEMENT = 0.7  # as plans assume
 _MOST_NODES = 32
+_TELLING = 500_000_000  # parameters of a model whose passes say something of larger ones
+_USUAL_TYPE = 12  # Q4_K, of which Q4_K_M files consist for the most part
 
 # A machine that was never measured: a usual desktop's memory, arithmetic and disk.
 _MEMORY_RATE = 25e9  # bytes of weights a second
@@ -66,12 +72,13 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a choice depends on.
+    """The facts that a choice depends on.
 
     Attributes:
         memory, disk: free bytes.
         disk_rate: bytes a second.
         reference: measured passes of some model; None if none were.
+        products: seconds for a byte of weights, for each of kernels.report.ROWS; None if they are not known.
         threads: for models that were never measured.
         here: names of the catalog's models that are already here.
     """
@@ -80,6 +87,7 @@ class Resources:
     disk: int
     disk_rate: float = _DISK_RATE
     reference: PassProfile | None = None
+    products: tuple[float, ...] | None = None
     threads: int = 4
     here: frozenset[str] = frozenset()
 
@@ -94,6 +102,7 @@ class Resources:
             disk=shutil.disk_usage(downloads).free,
             disk_rate=profile.speed if profile else _DISK_RATE,
             reference=_reference(store),
+            products=known_products(store, default_threads(), _USUAL_TYPE),
             threads=default_threads(),
             here=frozenset(
                 entry.name
@@ -109,20 +118,24 @@ class Resources:
             return curve_of_other_size(
                 known.compute, n_bytes / known.weight_bytes, parameters / known.parameters
             )
+        if self.products is not None:
+            return pass_curve([n_bytes * seconds for seconds in self.products], _LAYERS)
         row_s = 2 * parameters / (_CORE_RATE * self.threads)
         first_s = max(n_bytes / _MEMORY_RATE, row_s)
         return Curve.through((rows, max(first_s, rows * row_s)) for rows in (1, 2, 4, 8, 16, 32, 64))
 
 
 def suggest(resources: Resources) -> list[Suggestion]:
-    """The best model that is as fast as reading, or else the fastest; and a larger one that is bearable.
+    """The best model that is as fast as reading, or else the fastest; and a larger one that is usable.
 
-    Empty if none has room.
+    Empty if none has room and is usable.
     """
     possible = [
         found
         for entry in catalog.entries().values()
-        if entry.suggested and (found := _estimated(entry, resources)) is not None
+        if entry.suggested
+        and (found := _estimated(entry, resources)) is not None
+        and found.tokens_per_second >= USABLE
     ]
     if not possible:
         return []
@@ -131,16 +144,12 @@ def suggest(resources: Resources) -> list[Suggestion]:
         chosen = max(quick, key=lambda found: found.entry.parameters)
     else:
         chosen = max(possible, key=lambda found: found.tokens_per_second)
-    larger = [
-        found
-        for found in possible
-        if found.entry.parameters > 1.5 * chosen.entry.parameters and found.tokens_per_second >= _BEARABLE
-    ]
+    larger = [found for found in possible if found.entry.parameters > 1.5 * chosen.entry.parameters]
     return [chosen, *([max(larger, key=lambda found: found.entry.parameters)] if larger else [])]
 
 
 def _estimated(entry: Entry, resources: Resources) -> Suggestion | None:
-    """How fast a model would be, with the drafter that helps most; None if it has no room."""
+    """The speed of a model with the drafter that helps most; None if there is no room for it."""
     found = []
     for drafter in (None, *(catalog.entries()[name] for name in entry.drafters)):
         held = _held(entry, drafter, resources.memory)
@@ -164,7 +173,7 @@ def _estimated(entry: Entry, resources: Resources) -> Suggestion | None:
 
 
 def _held(entry: Entry, drafter: Entry | None, budget: int) -> PlannedMemory | None:
-    """Where the weights would be; None if not even the rest fits."""
+    """The places of the weights; None if not even the rest fits."""
     beside = _OTHER_BYTES + sum(
         round(_CELLS * (_CELL_BYTES + _CELL_BYTES_A_PARAMETER * e.parameters))
         for e in (entry, drafter)
@@ -199,15 +208,20 @@ def _usual_yields() -> Yields:
 
 
 def _reference(store: ProfileStore) -> PassProfile | None:
-    """The largest model measured in memory on this machine, as the most like those that are suggested."""
+    """The largest model measured in memory on this machine, as the most like those that are suggested.
+
+    A small model, such as the bundled one, says little of them: caches hold its weights.
+    """
     known: Sequence[PassProfile] = [
-        profile for profile in store.all_passes(**machine_identity()) if not profile.streamed
+        profile
+        for profile in store.all_passes(**machine_identity())
+        if not profile.streamed and profile.parameters >= _TELLING
     ]
     return min(known, key=lambda p: (p.disturbed, p.quick, -math.log(max(p.parameters, 1))), default=None)
 
 
 def downloads_folder() -> Path:
-    """Where huggingface-hub keeps downloads, without the time that importing it takes."""
+    """The folder in which huggingface-hub keeps downloads, without importing it, which takes long."""
     hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if hub:
         return Path(hub).expanduser()

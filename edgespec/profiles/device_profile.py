@@ -1,4 +1,4 @@
-"""What was measured of a device that may hold layers, such as a graphics card."""
+"""Measurements of a device that may hold layers, such as a graphics card."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import platform
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -99,7 +99,7 @@ def disk_key(path: Path) -> dict[str, str]:
 
 
 def machine_identity() -> dict[str, str]:
-    """What measurements depend on besides models: processor, memory, llama.cpp build."""
+    """The facts that measurements depend on besides models: processor, memory, llama.cpp build."""
     from edgespec.models.llama.runtime.backend import build_identity
 
     return {
@@ -140,7 +140,7 @@ class PassProfile:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs disturbed the measurement, so that its times may be too long."""
+        """True if other programs disturbed the measurement, so that its times may be too long."""
         noisy = bool(self.spread) and statistics.median(self.spread) > _NOISY
         return noisy or self.busy > DISTURBED
 
@@ -228,7 +228,7 @@ class DiskProfile:
 
 @dataclass(frozen=True)
 class ExpertProfile:
-    """How often the experts that a model's texts needed were in memory.
+    """The share of the experts needed by a model's texts that was in memory.
 
     Attributes:
         held: the share of the experts that was in memory.
@@ -241,7 +241,7 @@ class ExpertProfile:
     pass_s: float = 0.0
 
     def is_slower_with_more(self, fewer: ExpertProfile | None) -> bool:
-        """Whether passes took clearly longer than with fewer experts in memory."""
+        """Check whether passes took clearly longer than with fewer experts in memory."""
         return (
             fewer is not None and fewer.held < self.held and 0 < fewer.pass_s * _CLEARLY_LONGER < self.pass_s
         )
@@ -271,11 +271,11 @@ class ProfileStore:
         return _read(self._path("draft", key), DraftProfile.from_json)
 
     def yields(self, key: Key) -> Yields | None:
-        """What the trees of a pair yield, greedy or sampled."""
+        """The yields of a pair's trees, greedy or sampled."""
         return _read(self._path("yield", key), Yields.from_json)
 
     def yields_at(self, keys: Keys, temperature: float) -> Yields | None:
-        """The same at any temperature, interpolated between greedy and sampled trees."""
+        """The yields at any temperature, interpolated between greedy and sampled trees."""
         greedy, sampled = (self.yields(keys.yields(t)) for t in (0.0, 1.0))
         share = min(temperature, 1.0)
         if greedy is None or sampled is None:
@@ -283,20 +283,28 @@ class ProfileStore:
         return greedy.interpolated(sampled, share)
 
     def disk(self, key: Key) -> DiskProfile | None:
-        """How fast a disk is."""
+        """The speed of a disk."""
         return _read(self._path("disk", key), DiskProfile.from_json)
 
     def device(self, key: Key) -> DeviceProfile | None:
-        """How fast a device is."""
+        """The speed of a device."""
         return _read(self._path("device", key), DeviceProfile.from_json)
 
     def experts(self, model: str) -> ExpertProfile | None:
-        """How often the experts of the model with this header fingerprint were in memory."""
+        """The hit rate of the experts of the model with this header fingerprint."""
         return _read(self._path("experts", {"model": model}), ExpertProfile.from_json)
 
     def put_experts(self, model: str, profile: ExpertProfile) -> None:
-        """Store how often they were."""
+        """Store the hit rate of a model's experts."""
         self._put("experts", {"model": model}, profile.to_json())
+
+    def products(self, key: Key) -> tuple[float, ...] | None:
+        """Seconds of products for a byte of weights, for each of kernels.report.ROWS."""
+        return _read(self._path("products", key), lambda figures: tuple(map(float, figures["seconds"])))
+
+    def put_products(self, key: Key, seconds: Sequence[float]) -> None:
+        """Store seconds of products for a byte of weights."""
+        self._put("products", key, {"seconds": list(seconds)})
 
     def threads(self, key: Key) -> int | None:
         """The number of threads that was the fastest."""

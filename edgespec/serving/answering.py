@@ -6,7 +6,6 @@ At every stage, the request is abandoned as soon as its client disconnects or th
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +18,12 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from edgespec.errors import EdgeSpecError, UsageError
+from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.serving.api.endpoint import Endpoint, Event, Form
 from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal, ShuttingDown, refusal_for
+from edgespec.serving.api.refusals import Refusal, ShuttingDown, logged_refusal
 from edgespec.serving.api.requests import (
     Request,
     check_size,
@@ -40,13 +39,15 @@ from edgespec.serving.worker import Place, Task, Worker
 HALF_CLOSED = "edgespec.half_closed"
 """Key in a request's state: an asyncio.Event that is set when the client has closed its sending side."""
 
+REFUSED = "edgespec.refused"
+"""Key in a request's state: the refusal that the connection has sent already, if it has."""
+
 _THREADS = 2
 _SHUTDOWN_REPLY_S = 1.0
 _POLL_S = 0.1
 _PROBE_S = 1.0
 _KEEP_ALIVE_S = 15.0
 _NO_BUFFERING = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-_log = logging.getLogger("uvicorn.error")
 
 
 @dataclass
@@ -118,11 +119,9 @@ class Answering:
             async with self._bodies.received(reply.http) as body:
                 await self._until_abandoned(reply, self._respond(reply, body, exchanges))
         except ClientDisconnect:
-            pass
+            reply.note_refused()
         except Exception as error:
-            if not isinstance(error, Refusal | EdgeSpecError):
-                _log.error("Bug: %s", error, exc_info=error if _log.isEnabledFor(logging.INFO) else None)
-            await reply.refuse(refusal_for(error))
+            await reply.refuse(logged_refusal(error))
         finally:
             self._worker.metrics.request_ended(reply.outcome)
             if self._on_request is not None:
@@ -256,7 +255,7 @@ class Answering:
                 for event in form.usage(exchange.answers):
                     yield event
         except Exception as error:
-            reply.refusal = refusal_for(error)
+            reply.refusal = logged_refusal(error)
             yield reply.endpoint.failure(reply.refusal)
 
 
@@ -290,6 +289,11 @@ class Reply:
             status = self.refusal.status
             return "turned_away" if status == 429 else "failed" if status >= 500 else "refused"
         return "answered" if self._complete else "abandoned"
+
+    def note_refused(self) -> None:
+        """Take over the refusal that the connection has sent, if it has."""
+        self.refusal = self.http.scope.get("state", {}).get(REFUSED)
+        self.status = self.refusal.status if self.refusal else self.status
 
     async def whole(self, body: Mapping[str, object]) -> None:
         """Send a whole answer."""

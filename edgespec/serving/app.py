@@ -98,7 +98,8 @@ class Application:
         middleware += origin_checks(cors)
         if api_key is not None:
             middleware.append(Middleware(_RequireKey, api_key=api_key))
-        handlers: dict[Any, Any] = {404: _no_such_page, 405: _no_such_page, 500: _bug}
+        refuse = _NoSuchRoute(routes)
+        handlers: dict[Any, Any] = {404: refuse, 405: refuse, 500: _bug}
         self._app: ASGIApp = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -201,9 +202,23 @@ class _RequireKey:
         await self._app(scope, receive, send)
 
 
-async def _no_such_page(http: HTTPRequest, error: Any) -> Response:
-    refusal = Refusal(error.status_code, f"There is no {http.method} {http.url.path} here.")
-    return refusal.response(_failure_at(http.url.path, refusal))
+class _NoSuchRoute:
+    """Answers requests for what is not served with the routes that are."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        served = [
+            ("POST" if "POST" in (route.methods or ()) else "GET", route.path)
+            for route in routes
+            if route.endpoint is not _refuse_unsupported
+        ]
+        self._routes = ", ".join(f"{method} {path}" for method, path in served).replace(":path}", "}")
+
+    async def __call__(self, http: HTTPRequest, error: Any) -> Response:
+        text = f"Not supported: {http.method} {http.url.path}; routes: {self._routes}."
+        refusal = Refusal(error.status_code, text, "no_such_route")
+        response = refusal.response(_failure_at(http.url.path, refusal))
+        response.headers.update(error.headers or {})
+        return response
 
 
 async def _refuse_unsupported(http: HTTPRequest) -> Response:

@@ -4,13 +4,18 @@ A client that has sent its request may close its sending side and wait for the a
 like a client that has left: both send an end of file. They differ once something is sent to them, because the
 system of a client that has left answers with a reset. So after an end of file, and until its answer begins,
 the client is sent interim responses (100 Continue), which every HTTP/1.1 client skips.
+
+A request whose length is stated twice, or in two ways, is refused: a proxy in front may take another part of
+what it passes on for the next request (RFC 9112, 11.2).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -18,12 +23,13 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from edgespec.serving.answering import HALF_CLOSED
+from edgespec.serving.answering import HALF_CLOSED, REFUSED
 from edgespec.serving.api.limits import Limits
 from edgespec.serving.api.refusals import RETRY_S, Refusal
 
 _POLL_S = 0.1
 _POLLS_PER_PROBE = 10
+_STATED_LENGTH = re.compile(rb"^content-length:([^\n]*)", re.IGNORECASE | re.MULTILINE)
 
 
 def connection_type(limits: Limits) -> type[asyncio.Protocol]:
@@ -39,6 +45,7 @@ class Connection(H11Protocol):
     """A connection that closes when its client stalls."""
 
     _limits = Limits()
+    conn: _StrictHTTP
 
     def __init__(
         self,
@@ -49,6 +56,8 @@ class Connection(H11Protocol):
     ) -> None:
         self._half_closed = asyncio.Event()
         super().__init__(config, server_state, {**app_state, HALF_CLOSED: self._half_closed}, _loop)
+        self.conn = _StrictHTTP(h11.SERVER)
+        self._is_refused = False
         self._head: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._polls = 0
@@ -67,8 +76,27 @@ class Connection(H11Protocol):
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         super().data_received(data)
         self._time_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, unless another answer has begun; nothing more is read from this client."""
+        self._is_refused = True
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.abort()
+            return
+        refusal = Refusal(400, f"The request is not valid HTTP: {self.conn.fault or msg}.", "invalid_http")
+        if cycle is not None and not cycle.response_complete:
+            cycle.scope["state"][REFUSED] = refusal
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._write(refusal)
+        # Closing at once would discard the reply if more of the request arrives.
+        self.transport.write_eof()
+        self.loop.call_later(self._limits.linger_s, self.transport.abort)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         cycle = self.cycle
@@ -120,8 +148,13 @@ class Connection(H11Protocol):
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer a connection that has not sent a whole request, and close it."""
+        self._write(refusal)
+        self.transport.close()
+
+    def _write(self, refusal: Refusal) -> None:
+        """Write a refusal, as the last that is written."""
         body = json.dumps(refusal.body).encode()
-        reason = {408: "Request Timeout", 503: "Service Unavailable"}[refusal.status]
+        reason = HTTPStatus(refusal.status).phrase
         head = [
             f"HTTP/1.1 {refusal.status} {reason}",
             "Content-Type: application/json",
@@ -130,7 +163,6 @@ class Connection(H11Protocol):
             *([f"Retry-After: {RETRY_S}"] if refusal.retry else []),
         ]
         self.transport.write("\r\n".join([*head, "", ""]).encode() + body)
-        self.transport.close()
 
     def _end_upload(self, cycle: object) -> None:
         if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
@@ -150,3 +182,48 @@ class Connection(H11Protocol):
             self.transport.write(self.conn.send(interim) or b"")
         self._polls += 1
         self.loop.call_later(_POLL_S, self._poll)
+
+
+class _StrictHTTP(h11.Connection):
+    """Refuses requests that others may read differently.
+
+    Attributes:
+        fault: what is wrong with the latest request, in words; empty if nothing is.
+    """
+
+    fault = ""
+
+    def next_event(self) -> Any:
+        """The next event, as h11 has it.
+
+        Raises:
+            h11.RemoteProtocolError: the request is not valid HTTP/1.1.
+        """
+        before = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self.fault = str(error)
+            raise
+        if isinstance(event, h11.Request):
+            head = before[: len(before) - len(self.trailing_data[0])]
+            self.fault = _ambiguity(event, _STATED_LENGTH.findall(head))
+            if self.fault:
+                raise h11.RemoteProtocolError(self.fault)
+        return event
+
+
+def _ambiguity(request: h11.Request, lengths: list[bytes]) -> str:
+    """Why the end of a request could be read in two ways; empty if it cannot.
+
+    Args:
+        lengths: the values of its Content-Length headers, which h11 merges.
+    """
+    if len(lengths) > 1 or any(b"," in length for length in lengths):
+        return "it has several Content-Length headers"
+    if any(name == b"transfer-encoding" for name, _ in request.headers):
+        if lengths:
+            return "it has both Content-Length and Transfer-Encoding"
+        if request.http_version != b"1.1":
+            return "it has a Transfer-Encoding, and is not HTTP/1.1"
+    return ""

@@ -12,6 +12,7 @@ from edgespec.errors import UsageError
 from edgespec.serving.api.refusals import Refusal
 
 ANY = "*"
+_PORTS = {"http": 80, "https": 443}
 
 
 def origin_checks(cors: str | None) -> list[Middleware]:
@@ -36,14 +37,40 @@ class SameOrigin:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            origin = headers.get(b"origin", b"").decode("latin-1")
-            host = headers.get(b"host", b"").decode("latin-1")
-            if origin and self._allowed not in (ANY, origin) and urlsplit(origin).netloc != host:
-                text = f"Web pages of {origin} may not use this server; serve --cors {origin} allows it."
-                await Refusal(403, text, "origin_not_allowed").response()(scope, receive, send)
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await refusal.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        """Why the request is refused; None if it is not."""
+        found: dict[bytes, list[str]] = {b"origin": [], b"host": []}
+        for name, value in scope["headers"]:
+            if name in found:
+                found[name].append(value.decode("latin-1"))
+        if len(found[b"origin"]) > 1:
+            return Refusal(400, "The request has several Origin headers. Send one.")
+        [origin] = found[b"origin"] or [""]
+        if not origin or self._allowed in (ANY, origin):
+            return None
+        own = [f"{scope.get('scheme', 'http')}://{host}" for host in found[b"host"]]
+        if _parts(origin) is not None and [_parts(origin)] == [_parts(address) for address in own]:
+            return None
+        text = f"Web pages of {origin} may not use this server; serve --cors {origin} allows it."
+        return Refusal(403, text, "origin_not_allowed")
+
+
+def _parts(origin: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port of an origin, which is the same if they are; None if it is no origin."""
+    try:
+        parts = urlsplit(origin)
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in _PORTS or not parts.hostname or parts.username is not None:
+        return None
+    return parts.scheme, parts.hostname, _PORTS[parts.scheme] if port is None else port
 
 
 def checked_origin(origin: str) -> str:

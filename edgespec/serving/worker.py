@@ -15,7 +15,15 @@ from edgespec.engine.requests import Request, RequestSource
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, PassRecord
 from edgespec.progress import Progress
-from edgespec.serving.api.refusals import QueueFull, ShuttingDown, Unavailable, is_clients_fault
+from edgespec.serving.api.refusals import (
+    QueueFull,
+    ShuttingDown,
+    Unavailable,
+    is_clients_fault,
+    log_bug,
+    reason_of,
+    refusal_for,
+)
 from edgespec.serving.metrics import Metrics
 
 Open = Callable[[Progress], Engine]
@@ -280,10 +288,11 @@ class Worker(RequestSource):
                     self._done(task, event.error)
         except Exception as error:
             if not self._closing:
+                log_bug(error)  # once, however many clients there are
                 # Set before the clients get the error, as they may query /health next.
-                self._trouble = _reason(error)
+                self._trouble = reason_of(error)
             for task in tuple(self._running):
-                self._done(task, error)
+                self._done(task, refusal_for(error))
             if not self._closing:
                 self._fail(error)
 
@@ -302,7 +311,7 @@ class Worker(RequestSource):
 
     def _fail(self, error: Exception) -> None:
         """The engine can no longer be trusted: close it, and have it reloaded."""
-        self._on_trouble(f"The model failed and is being reloaded: {_reason(error)}")
+        self._on_trouble(f"The model failed and is being reloaded: {reason_of(error)}")
         with suppress(Exception):  # closing a failed engine may fail too; it is replaced anyway
             self._close_engine()
         self._retry_s, self._retry_at = _RETRY_S, time.monotonic()
@@ -322,7 +331,9 @@ class Worker(RequestSource):
         try:
             engine = self._reopen(end_if_closing)
         except (Exception, KeyboardInterrupt) as error:  # the latter if loading was stopped
-            self._trouble = _reason(error)
+            if isinstance(error, Exception) and reason_of(error) != self._trouble:
+                log_bug(error)
+            self._trouble = reason_of(error)
             self._retry_at = time.monotonic() + self._retry_s
             self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
             return
@@ -330,7 +341,3 @@ class Worker(RequestSource):
             self._engine = engine
             self._trouble = ""
         self._on_trouble("The model is back.")
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__

@@ -41,14 +41,16 @@ def main() -> None:
         os._exit(NO_RPC)
     try:
         devices = rpc.own_devices()
-        limits = [rpc.LimitedMemory(devices[-1], lambda: lendable_bytes(order["memory"]))]
+        limit = rpc.LimitedMemory(
+            devices[-1], lambda: lendable_bytes(order["memory"]), lambda: lendable_bytes(None)
+        )
         facts = [rpc.describe(device) for device in devices]
         print(json.dumps({"devices": [vars(fact) for fact in facts]}), flush=True)
         rpc.lend(f"{order['host']}:{order['port']}", devices, order["threads"])
     except UnsupportedBuild as error:
         print(error, file=sys.stderr)
         os._exit(NO_RPC)
-    del limits
+    del limit
     os._exit(NO_ADDRESS)
 
 

@@ -261,9 +261,11 @@ def test_a_chat_without_a_model_says_which_it_is_and_which_would_be_better(
         told = [line for line in desk.screen if line][
             : [line[:3] for line in desk.screen if line].index(">>>")
         ]
-        assert told[0].startswith("This is SmolLM2 135M, a toy to try things with.")
+        assert told[0].startswith("This is SmolLM2 135M, the bundled demo model.")
         assert len(told) <= 3
     for arguments in (["-m", "smollm2-135m"], ["--quiet"]):
         with contextlib.closing(Desk(*quick, *arguments)) as desk:
             desk.wait_for(">>>")
-            assert "toy" not in "\n".join(desk.screen)
+            screen = "\n".join(desk.screen)
+            assert "demo model" not in screen
+            assert ("without a drafter" in screen) == ("-m" in arguments)

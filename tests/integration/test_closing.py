@@ -100,8 +100,9 @@ def test_closing_while_another_thread_generates_ends_its_answer(path: Path, kind
 
 
 def _asynchronous_example() -> str:
-    """The program in the README."""
-    programs = re.findall(r"```python\n(import asyncio\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    """The asynchronous program in the page about Python."""
+    page = (ROOT / "docs" / "how-to" / "python.md").read_text()
+    programs = re.findall(r"```python\n(import asyncio\n.*?)```", page, re.DOTALL)
     assert len(programs) == 1
     return str(programs[0])
 

@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli.main import main
+from edgespec.drafting.pair_check import examine_pair
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.same_vocabulary import same_vocabulary
+from edgespec.models.gguf.widen import widen
 from edgespec.models.hub.inspection import inspect_model
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.hub.removal import packs_folder
@@ -20,6 +24,7 @@ from edgespec.models.hub.repository import Hub
 from edgespec.models.llama.quantize import make_drafter
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import PlanRequest
+from edgespec.profiles.store import ProfileStore, machine_identity
 from edgespec.progress import no_progress
 from tests.fuzz.headers import small_model
 from tests.hub_server import HubServer
@@ -163,9 +168,14 @@ def test_a_plan_is_the_same_however_the_drafter_is_named(
     link = tmp_path / "link.gguf"
     link.symlink_to(smol_path)
     monkeypatch.chdir(smol_path.parent)
+    store = ProfileStore()
+    for tensor in (*read_header(target).tensors, *read_header(smol_path).tensors):
+        # Known beforehand: what is measured beside other programs is measured again for each plan.
+        kind = machine_identity() | {"threads": "1", "type": str(tensor.type_id)}
+        store.put_products(kind, (1e-10, 2e-10, 4e-10))
     found = {}
     for name in ("auto", "smollm2-135m", str(smol_path), smol_path.name, str(link)):
-        wish = PlanRequest(str(target), name, memory=1 << 30, context=512)
+        wish = PlanRequest(str(target), name, memory=1 << 30, context=512, threads=1)
         plan = plan_for(wish, no_progress)
         (way,) = (way for way in plan.ways if way.drafter not in ("none", "prompt lookup"))
         found[name] = (way.tokens_per_second, way.tokens_per_pass, way.nodes)
@@ -223,3 +233,60 @@ def test_packed_layer_files_are_listed_and_can_be_removed(capsys: pytest.Capture
     code, out, _ = run(capsys, "models", "remove", str(pack), "--yes", "--json")
     assert (code, json.loads(out)["freed_bytes"]) == (0, 4096)
     assert list(folder.glob("*")) == []
+
+
+def test_a_smaller_model_in_the_same_folder_is_named_as_a_drafter(
+    smol_path: Path,
+    q4_drafter_path: Path,
+    gemma_path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody registered it, and the catalog does not know the family: the vocabularies are compared."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    target, small = folder / "target.gguf", folder / "small.gguf"
+    widen(q4_drafter_path, target, 4 * q4_drafter_path.stat().st_size)
+    shutil.copy(q4_drafter_path, small)
+    (folder / "other-vocabulary.gguf").symlink_to(gemma_path)
+    (folder / "damaged.gguf").write_bytes(b"GGUF and no more")
+    code, out, _ = run(capsys, "models", "show", str(target), "--json")
+    assert code == 0
+    assert [(row["name"], row["here"]) for row in json.loads(out)["drafters"]] == [(str(small), True)]
+    code, out, _ = run(capsys, "models", "show", str(target))
+    assert f"{small}: has the same vocabulary; use it with --draft {small}" in out
+    code, out, _ = run(capsys, "models", "show", str(small))
+    assert "none known" in out, "a larger model does not draft"
+
+
+def test_vocabularies_of_files_are_compared_but_for_padding(smol_path: Path, gemma_path: Path) -> None:
+    smol, gemma = read_header(smol_path), read_header(gemma_path)
+    assert same_vocabulary(smol, smol)
+    assert not same_vocabulary(smol, gemma)
+    tokens = smol.metadata["tokenizer.ggml.tokens"]
+    start, end = tokens.place
+    assert b"<|endoftext|>" in smol_path.read_bytes()[start:end]
+    other = replace(smol, metadata={**smol.metadata, "tokenizer.ggml.pre": "another"})
+    assert not same_vocabulary(smol, other)
+
+
+def test_pairing_says_in_words_what_was_compared_and_how_far_it_is(
+    q4_drafter_path: Path, smol_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[tuple[str, float]] = []
+    examined = examine_pair(
+        str(smol_path),
+        str(q4_drafter_path),
+        measure_agreement=True,
+        on_progress=lambda what, fraction: said.append((what, fraction)),
+    )
+    assert examined.fits
+    writing = [fraction for what, fraction in said if what == "Generating text with the target"]
+    assert len({*writing}) > 50, "after every pass, not after every text"
+    assert writing == sorted(writing)
+    reading = [fraction for what, fraction in said if what == "Reading it with the drafter"]
+    assert len(reading) > 4
+    details = {check.name: check.detail for check in examined.checks}
+    assert details["tokenizer"] == "byte-pair encoding"
+    assert details["special tokens"] == "begin <|im_start|>, end <|im_end|>"
+    assert "<|im_end|>" in details["end tokens"]

@@ -281,6 +281,84 @@ def test_markdown_becomes_elements_and_hostile_text_stays_text(page: Browser) ->
     assert page.troubles == []
 
 
+def covered(page: Browser) -> float:
+    """The share of the window that is covered by panels beside the conversation."""
+    return float(
+        page.run(
+            """(() => {
+              const ends = (box) => [Math.min(box.right, innerWidth) - Math.max(box.left, 0),
+                                     Math.min(box.bottom, innerHeight) - Math.max(box.top, 0)];
+              const area = (id) => {
+                const node = document.getElementById(id);
+                if (getComputedStyle(node).visibility === "hidden") return 0;
+                const [width, height] = ends(node.getBoundingClientRect());
+                return Math.max(width, 0) * Math.max(height, 0); };
+              return (area("side") + area("tree")) / (innerWidth * innerHeight);
+            })()"""
+        )
+    )
+
+
+def is_free(page: Browser, name: str) -> bool:
+    """Whether the middle of an element can be seen and clicked."""
+    return bool(
+        page.run(
+            f"""(() => {{
+              const node = document.getElementById("{name}"), box = node.getBoundingClientRect();
+              return node.contains(document.elementFromPoint(box.left + box.width / 2,
+                                                             box.top + box.height / 2)); }})()"""
+        )
+    )
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [390, 500])
+def test_a_small_window_begins_with_the_conversation_alone(
+    page: Browser, server: Running, width: int
+) -> None:
+    """Whatever was open before, in a large window or in this one."""
+    for before in (1200, width):
+        page.resize(before, 844)
+        page.run("setSide(true); setTree(true)")
+        page.resize(width, 844)
+        page.go(f"http://127.0.0.1:{server.port}/?{width}-{before}")
+        page.wait_for("document.querySelector('#model').textContent === 'model'")
+        assert covered(page) == 0
+        assert is_free(page, "log")
+        assert is_free(page, "input")
+    page.run("document.querySelector('#toggle-tree').click()")
+    assert 0 < covered(page) < 0.35  # there is no tree yet, so there is little to show
+    ask(page)
+    assert 0.5 < covered(page) < 0.7
+    assert is_free(page, "log")
+    assert is_free(page, "input")
+    page.press("n", alt=True)
+    assert covered(page) < 0.35
+    assert page.troubles == []
+
+
+@in_a_browser
+def test_panels_do_not_stay_over_the_conversation_when_the_window_shrinks(page: Browser) -> None:
+    ask(page)
+    page.run("setSide(true); setTree(true); document.querySelector('#open-settings').focus()")
+    for width in (500, 390):
+        page.resize(width, 844)
+        page.wait_for(f"innerWidth === {width} && !isOpen('side') && !isOpen('tree')")
+        assert covered(page) == 0
+        assert is_free(page, "log")
+        assert is_free(page, "input")
+    assert page.run("document.activeElement.id") == "input"  # not on something that is hidden
+    page.run("document.querySelector('#toggle-tree').click()")
+    page.resize(1200, 800)
+    page.wait_for("innerWidth === 1200 && isOpen('side') && isOpen('tree')")
+    page.run("setTree(false)")
+    page.resize(390, 844)
+    page.wait_for("!isOpen('side')")
+    page.resize(1200, 800)
+    page.wait_for("isOpen('side') && !isOpen('tree')")
+    assert page.troubles == []
+
+
 @in_a_browser
 @pytest.mark.parametrize("width", [400, 1200])
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -85,7 +85,7 @@ def test_a_profile_is_measured_kept_and_planned_with(
     assert code == 0
     assert "bottleneck" in out
     assert re.search(r"a batch +(about )?[\d.]+ tokens/s with \d+ texts? at once", out)
-    assert "measured with this model here" in out
+    assert "measured with this model on this machine" in out
     assert [f for f in plan_removal(smol_path).files if f.kind == "profile"]
 
     # What an answer's trees yield is kept with what the profile's did.

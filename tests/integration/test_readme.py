@@ -1,4 +1,4 @@
-"""What the README shows works as shown."""
+"""What the README and the pages that continue it show works as shown."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from edgespec.cli.command_table import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 GROUPS = [name for name, command in COMMANDS.items() if command.name == "app"]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ("README.md", "docs/how-to/commands.md", "docs/how-to/python.md")
+TEXT = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.mark.parametrize("example", blocks("python"))

@@ -123,6 +123,48 @@ def test_two_workers_hold_layers_when_one_is_too_small(smol_path: Path, has_rpc:
         assert answer.memory.resident_bytes < engine.target.model.n_bytes // 2
 
 
+def asked(connection: Connection, command: Command, content: bytes) -> tuple[int, ...]:
+    """The numbers that a worker answers with."""
+    connection.socket.sendall(HEADER.pack(command, len(content)) + content)
+    (length,) = protocol.LENGTH.unpack(receive(connection.socket, protocol.LENGTH.size))
+    return struct.unpack(f"<{length // 8}Q", receive(connection.socket, length))
+
+
+def test_a_client_that_asks_for_more_than_it_was_told_does_not_get_it(has_rpc: None) -> None:
+    """The limit holds for all that is allocated together; what is freed can be lent again."""
+    mib = 1 << 20
+    limit, piece = 300 * mib, 64 * mib
+    with LocalWorker("--threads", "1", "--memory", "300MiB") as worker:
+        address = Address.parse(worker.address)
+        children = psutil.Process(worker.pid).children()
+        (server,) = [child for child in children if "edgespec.workers.server" in child.cmdline()]
+
+        def allocate(connection: Connection, size: int) -> int:
+            buffer, given = asked(connection, Command.ALLOCATE, struct.pack("<IQ", 0, size))
+            assert bool(buffer) == bool(given)
+            if buffer:
+                content = protocol.LENGTH.pack(buffer) + b"\1"  # every page is written
+                connection.socket.sendall(HEADER.pack(Command.CLEAR, len(content)) + content)
+            return buffer
+
+        for _ in range(2):  # a second client, when the first one is gone with all it had
+            with Connection(address) as connection:
+                before = server.memory_info().rss
+                assert connection.memory(0)[0] == limit
+                assert allocate(connection, limit + 1) == 0
+                assert allocate(connection, 1 << 62) == 0
+                buffers = [buffer for _ in range(8) if (buffer := allocate(connection, piece))]
+                assert len(buffers) == limit // piece
+                assert connection.memory(0)[0] == limit - len(buffers) * piece
+                assert server.memory_info().rss - before < limit + 32 * mib
+                assert allocate(connection, piece) == 0
+                freed = protocol.LENGTH.pack(buffers.pop())
+                connection.socket.sendall(HEADER.pack(Command.FREE, len(freed)) + freed)
+                assert connection.memory(0)[0] == limit - len(buffers) * piece
+                assert allocate(connection, piece)
+                assert allocate(connection, piece) == 0
+
+
 def test_memories_that_do_not_suffice(smol_path: Path, has_rpc: None, tight: int) -> None:
     with (
         LocalWorker("--memory", "24MiB") as small,

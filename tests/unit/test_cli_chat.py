@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from edgespec.cli.conversation.plain_keyboard import join_lines
 from edgespec.cli.main import main
 from edgespec.cli.screen.results import ResultStream
 from edgespec.cli.screen.terminal import Terminal
+from edgespec.engine.sessions.file import saved_sessions
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.rules import KINDS
 from tests.unit.talking import ANSWER, TalkingEngine, TalkingSession
@@ -89,6 +91,38 @@ def test_answers_go_to_stdout_and_commands_to_stderr(typed: Any) -> None:
 )
 def test_replies_of_commands(command: str, reply: str, typed: Any) -> None:
     assert typed(command)[:2] == ([], [reply])
+
+
+def test_what_was_taken_back_is_neither_copied_nor_saved(
+    typed: Any, engine: TalkingEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no program for the clipboard, so the terminal is asked
+    out, err, _ = typed("Hi", "/undo", "/copy", "/copy code", "/save trip", "/stats")
+    assert out == [ANSWER]
+    assert err == [
+        "The last turn is taken back.",
+        "There is nothing to copy.",
+        "There is nothing to copy.",
+        "There is nothing to save yet. Ask something first.",
+        "There is no answer yet.",
+    ]
+    assert [*saved_sessions()] == []
+    engine.words = ["First"]
+    engine.on_word = lambda _: setattr(engine, "words", ["Second"])
+    out, err, _ = typed("Hi", "And?", "/undo", "/copy", "/stats")
+    first = base64.b64encode(b"First").decode()
+    assert out[-1] == f"\x1b]52;c;{first}\x07"
+    assert err[1] == "5 characters copied by the terminal, if it allows that."
+    assert err[2].startswith("There are no figures of the last answer")
+
+
+def test_figures_name_the_settings_that_the_answer_was_made_with(typed: Any) -> None:
+    _, err, _ = typed("/set temperature 0.5", "Hi", "/set temperature 0.9", "/stats", "Again", "/stats")
+    sampled = [line for line in err if line.startswith("sampling")]
+    assert [line.split(maxsplit=1)[1] for line in sampled] == [
+        "temperature 0.5 (/set)",
+        "temperature 0.9 (/set)",
+    ]
 
 
 def test_a_path_is_no_command(typed: Any, engine: TalkingEngine) -> None:

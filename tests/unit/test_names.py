@@ -184,6 +184,11 @@ def test_unknown_names_suggest_the_nearest() -> None:
     for name, hint in {
         "lama3.1-8b": "Did you mean llama3.1-8b",
         "qwen3-8": "Did you mean qwen3-8b",
+        "llama-3.2-1b": "Did you mean llama3.2-1b",
+        "gemma2": "Did you mean gemma3-270m or gemma3-1b or gemma3-4b?",
+        "gemma2:9b": "Did you mean gemma3-12b",
+        "qwen3.5-8b": "Did you mean qwen3-8b",
+        "mistral-tiny": "Did you mean mistral-7b",
         "xyz": "Give the path of a GGUF file, org/repo:quant, or a name from 'edgespec models list --all'.",
     }.items():
         with pytest.raises(ModelFileError) as caught:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.models.text.answer_parts import AnswerParts
+from edgespec.models.text.calls.closed_arguments import closed
 from edgespec.models.text.calls.syntax import (
     GENERIC,
     GLM,
@@ -277,6 +278,51 @@ def test_taking_tokens_back_changes_nothing(syntax: CallSyntax, seed: int, data:
         fresh.try_consume_tokens(kept)
         assert form.compute_logit_bias() == fresh.compute_logit_bias()
         assert form.rollback(len(kept))
+
+
+POINT: dict[str, Any] = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_argument_is_invented(syntax: CallSyntax, seed: int) -> None:
+    """JSON schemas permit further names unless they say otherwise; calls do not."""
+    point = Tool("point", parameters=json.dumps({**POINT, "properties": {"x": {"enum": [1]}, "at": POINT}}))
+    nothing = Tool("nothing", parameters='{"type": "object", "properties": {}}')
+    form = outline(calls=calls(syntax, point, nothing, required=True))
+    _, parts = taken_apart(syntax, spelled(walk(form, seed)), (point, nothing))
+    for call in parts.calls:
+        arguments = json.loads(call.arguments)
+        assert set(arguments) <= ({"x", "at"} if call.name == "point" else set()), arguments
+        assert set(arguments.get("at", {})) <= {"x"}, arguments
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "permitted"),
+    [
+        (POINT, {"x": 1}, True),
+        (POINT, {"x": 1, "y": 1}, False),
+        ({**POINT, "additionalProperties": True}, {"x": 1, "y": 1}, True),
+        ({**POINT, "additionalProperties": {"enum": [3]}}, {"x": 1, "y": 3}, True),
+        ({"properties": {"at": POINT}}, {"at": {"x": 2, "y": 1}}, False),
+        ({"properties": {"at": {"type": "array", "items": POINT}}}, {"at": [{"x": 2, "y": 1}]}, False),
+        ({"properties": {"at": {"anyOf": [POINT, {"type": "null"}]}}}, {"at": {"x": 2, "y": 1}}, False),
+        (
+            {"properties": {"at": {"$ref": "#/$defs/p"}}, "$defs": {"p": POINT}},
+            {"at": {"x": 1, "y": 1}},
+            False,
+        ),
+        ({"properties": {"free": {"type": "object"}}}, {"free": {"any": 1}}, True),
+        ({"allOf": [POINT, {"properties": {"y": {"enum": [1]}}}]}, {"x": 1, "y": 1}, True),
+    ],
+)
+def test_which_arguments_a_schema_permits(
+    schema: dict[str, Any], arguments: dict[str, Any], permitted: bool
+) -> None:
+    tool = closed(Tool("f", parameters=json.dumps({"type": "object", **schema})))
+    form = matcher(Form(tool.parameters))
+    tokens = list(json.dumps(arguments, separators=(",", ":")).encode())
+    assert (form.try_consume_tokens(tokens) == len(tokens)) is permitted
 
 
 def test_definitions_of_schemas_are_found() -> None:

@@ -107,6 +107,9 @@ def planned(model: Path, drafter: Path, store: ProfileStore, **more: str) -> Pla
     size = {"weight_bytes": header.tensor_bytes, "parameters": 1 << 27}
     key = machine_identity() | {"threads": str(THREADS), "model": header.fingerprint, "mode": "test"}
     store.put(key, PassProfile(STEPS, **size))
+    for tensor in read_header(drafter).tensors:  # steps are derived from how fast the processor multiplies
+        speed = {"threads": str(THREADS), "type": str(tensor.type_id)}
+        store.put_products(machine_identity() | speed, SECONDS)
     request = PlanRequest(str(model), str(drafter), 4 << 30, 512, THREADS, **more)  # type: ignore[arg-type]
     return plan_for(request, no_progress, store, Cards.of([card(4 << 30)], usual_type(ModelFiles.of(header))))
 

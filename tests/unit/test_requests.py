@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -166,3 +167,15 @@ def test_a_system_prompt_is_for_chats_that_have_none() -> None:
     assert with_system(read(), None).prompt == HI
     own = read(messages=[{"role": "developer", "content": "Be brief."}, *HI])
     assert with_system(own, "Ahoy.") == own
+
+
+def test_a_strict_format_has_no_names_that_are_not_listed() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for strict, more in ((True, {"additionalProperties": False}), (False, {}), (None, {})):
+        form = {"name": "n", "schema": schema, "strict": strict}
+        grammar = read(response_format={"type": "json_schema", "json_schema": form}).config.grammar
+        assert grammar is not None
+        assert json.loads(grammar.text) == schema | more
+        asked = {"input": "Hi", "model": "m", "text": {"format": {"type": "json_schema", **form}}}
+        response = read_request(as_chat(asked), GenerationConfig(), chat=True, model="m")
+        assert response.config.grammar == grammar

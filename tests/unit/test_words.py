@@ -75,9 +75,11 @@ def test_what_is_a_prompt(word: str) -> None:
     ("word", "what"),
     [
         ("lama3.2-3b", "There is no model 'lama3.2-3b'. Did you mean llama3.2-3b?"),
+        ("gemma2", "There is no model 'gemma2'. Did you mean gemma3-270m?"),
         ("notes.txt", "'notes.txt' is a file, but not a GGUF model."),
         ("models", "'models' could be a model or a prompt."),
-        ("mixtral:8x7b", "'mixtral:8x7b' could be a model or a prompt."),
+        ("mixtral:8x7b", "There is no model 'mixtral:8x7b'. Did you mean mistral-7b?"),
+        ("yonder:8x7b", "'yonder:8x7b' could be a model or a prompt."),
     ],
 )
 def test_what_could_be_either_is_refused(
@@ -222,15 +224,10 @@ def test_an_argument_that_is_no_text(engine: TalkingEngine, capsys: pytest.Captu
     assert engine.asked == []
 
 
+@pytest.mark.usefixtures("talking_session")
 def test_a_piped_chat_is_one_question(
-    engine: TalkingEngine,
-    pipe_in: Callable[[bytes], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    engine: TalkingEngine, pipe_in: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "edgespec.engine.sessions.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text)
-    )
     pipe_in(b"/bye\nwas a command.\n\nWhat is it here?\n")
     assert main(["chat"]) == 0
     pipe_in(b"Buy milk.\n")

@@ -15,6 +15,7 @@ from edgespec.cli.conversation.attach import Attachments, after_files, read_atta
 from edgespec.cli.conversation.changeable_model import ChangeableModel
 from edgespec.cli.conversation.chat import Chat
 from edgespec.cli.conversation.echo import without_echo
+from edgespec.cli.conversation.greeting import greeting
 from edgespec.cli.conversation.interactive import InteractiveChat, Keyboard, TypedKeyboard
 from edgespec.cli.conversation.plain_keyboard import PlainKeyboard
 from edgespec.cli.conversation.welcome import welcome
@@ -136,6 +137,8 @@ def chat(
         if typed:
             if loading.model is None:
                 welcome(terminal)
+            else:
+                terminal.note(greeting(engine, chosen.config.temperature))
             interactive = InteractiveChat(turns, pending, models)
             interactive.attached += attached
             keyboard: Keyboard

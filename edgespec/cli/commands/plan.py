@@ -42,8 +42,8 @@ def plan(
 ) -> None:
     """Predict how a model would run here: memory, trees, speed, and what would help.
 
-    The figures come from 'edgespec profile' where it has run, and are derived from other models where it
-    has not. Models on the Hub are not downloaded.
+    Figures are measured where this machine has run the model, and derived from the speed of its processor
+    and disk otherwise. Models on the Hub are not downloaded.
     """
     load, config = flag.on(loading, called).arguments(), sampling.config()
     context = load.get("context", 4096)
@@ -72,10 +72,11 @@ def plan(
     if output.as_json:
         results().record(found.to_json())
     else:
-        results().text(_report(found))
+        results().text(plan_report(found))
 
 
-def _report(plan: Plan) -> str:
+def plan_report(plan: Plan) -> str:
+    """The plan for people: the choice, what it was compared with, and what would help."""
     chosen = plan.chosen
     holding = chosen.holding
     about = "about " if plan.uncertain else ""
@@ -94,13 +95,12 @@ def _report(plan: Plan) -> str:
         rows.append(("drafter", chosen.drafter))
         rows.append(("tree", f"{chosen.nodes} nodes, {chosen.tokens_per_pass:.1f} tokens a pass"))
     else:
-        rows.append(("drafter", "none: plain decoding is the fastest"))
+        compared = len(plan.ways) > 1
+        rows.append(("drafter", f"none{': plain decoding is the fastest' if compared else ''}"))
     rows.append(("speed", f"{about}{chosen.tokens_per_second:.2f} tokens/s"))
     if chosen.nodes > 1:
-        gain = chosen.tokens_per_second / plan.plain.tokens_per_second
-        rows.append(
-            ("plain decoding", f"{plan.plain.tokens_per_second:.2f} tokens/s; this is {gain:.1f} times that")
-        )
+        plain = f"{plan.plain.tokens_per_second:.2f} tokens/s"
+        rows.append(("plain decoding", f"{plain}; this is {plan.comparison.gain:.1f} times that"))
     rows.append(("bottleneck", _BOUNDS[chosen.bound]))
     many, cells = plan.batch.chosen, plan.batch.cells
     rows.append(
@@ -116,7 +116,7 @@ def _report(plan: Plan) -> str:
     text = table((), rows)
     if len(plan.ways) > 1:
         text += "\n" + _table([(way.drafter, way) for way in plan.ways], "DRAFTER, BEST TREE")
-    sizes = [(size.drafter, size) for size in plan.sizes if size.drafter == chosen.drafter]
+    sizes = [(size.drafter, size) for size in plan.comparison.beside(chosen)]
     if len(sizes) > 1:
         text += "\n" + _table(sizes, "ALL TREES")
     text += "\n" + _batches(plan.batch)
@@ -154,7 +154,7 @@ _PROMPTS = {"exact": "a prompt, bit-exact", "not_exact": "a prompt, --no-exact"}
 
 
 def _prompt(time: PromptTime) -> str:
-    """How long a prompt takes, and what that time goes to."""
+    """The time that a prompt takes, with its two parts."""
     text = f"{time.tokens} tokens in {_seconds(time.seconds)}: {_seconds(time.compute_s)} of arithmetic"
     if time.read_s:
         sweeps = f"{time.passes} sweep{'s' if time.passes != 1 else ''}"

@@ -39,7 +39,8 @@ class Chat:
         sources: where settings that are not the library's defaults come from, by name.
         budget: the tree budget; None means auto.
         exact: exact decoding was requested.
-        last_answer: the latest answer; None before the first one.
+        last_answer: the latest answer; None before the first one, and once it has left the conversation.
+        sampled: how its tokens were chosen, in words.
         thoughts: shows what the model thinks.
     """
 
@@ -64,6 +65,7 @@ class Chat:
         self.budget = budget
         self.exact = exact
         self.last_answer: Generation | None = None
+        self.sampled = ""
         self.thoughts = Thoughts(terminal, " /think shows it.")
         self._engine = engine
         self._warned_unsaved = False
@@ -150,6 +152,7 @@ class Chat:
             self.results.end_line()
         assert answer is not None, "the last chunk carries the answer"
         self.last_answer = answer
+        self.sampled = settings.sampling_in_words(self.config, self.sources)
         return interruption, answer
 
     def _report(self, answer: Generation, to_go_on: str) -> None:
@@ -158,6 +161,11 @@ class Chat:
         if self.session.unsaved and not self._warned_unsaved:
             self._warned_unsaved = True
             self.terminal.warn(f"{self.session.unsaved}. The conversation will be read again next time.")
+
+    def undo(self) -> bool:
+        """Take back the last turn; False if there is none."""
+        self.last_answer = None
+        return self.session.undo()
 
     def use(self, engine: Engine, chosen: ChosenSampling) -> None:
         """Go on with another model; settings that were changed in the chat stay as they are."""

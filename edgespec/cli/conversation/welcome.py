@@ -1,4 +1,4 @@
-"""What a chat with no model named says first: which model this is, and which to take instead."""
+"""The first lines of a chat without a named model: the demo model, and better ones for this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from edgespec.units import readable
 if TYPE_CHECKING:
     from edgespec.plans.suggestion import Suggestion
 
-_TOY = "This is SmolLM2 135M, a toy to try things with."
+_DEMO = "This is SmolLM2 135M, the bundled demo model."
+_USABLE = 2  # tokens a second, as in plans.suggestion, which takes too long to import here
 
 
 def welcome(terminal: Terminal) -> None:
@@ -21,10 +22,10 @@ def welcome(terminal: Terminal) -> None:
 
 
 def welcome_lines(suggestions: list[Suggestion]) -> list[str]:
-    """At most three lines, which fit a usual window: the toy, and a command for each model."""
+    """At most three lines, which fit a usual window: the demo model, and a command for each better one."""
     if not suggestions:
-        return [_TOY]
-    return [f"{_TOY} Better ones for this machine:", *map(_line, suggestions)]
+        return [_DEMO, f"No better one in the catalog would reach {_USABLE} tokens/s here."]
+    return [f"{_DEMO} Better ones for this machine:", *map(_line, suggestions)]
 
 
 def _line(found: Suggestion) -> str:

@@ -119,6 +119,8 @@ def is_model(word: str) -> bool:
     if find_elsewhere(word) is not None:
         return True
     close = difflib.get_close_matches(name.lower(), catalog.names(), n=1, cutoff=0.8)
+    if not close and re.search(r"\d", word):  # a version or a size, as in gemma2 and qwen4:8b
+        close = catalog.close_names(word, 1)
     if close:
         raise UsageError(f"There is no model '{word}'. Did you mean {close[0]}?", _SAY_WHICH)
     if _holds(path.is_dir) or re.fullmatch(r"[\w.-]+:[\w.-]+", word, re.ASCII):

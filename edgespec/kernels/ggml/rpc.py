@@ -7,8 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.kernels.ggml.checks import check
 from edgespec.kernels.ggml.functions import functions
-from edgespec.kernels.ggml.structs import POINTER, SIZE, Address, Device, UnsupportedBuild, require_same
+from edgespec.kernels.ggml.structs import (
+    POINTER,
+    SIZE,
+    Address,
+    Buffer,
+    BufferType,
+    Device,
+    UnsupportedBuild,
+    require_same,
+)
 
 _REGISTRY = b"RPC"
 
@@ -67,18 +77,24 @@ def describe(device: Address) -> DeviceFacts:
 
 
 class LimitedMemory:
-    """Makes a device say that less of its memory is free.
+    """Keeps what clients allocate on a device within a limit, and has the device tell them that limit.
 
-    ggml takes all memory of a processor for free, whatever other programs or a control group leave of it.
+    By itself, ggml tells clients that all memory of a processor is free, whatever other programs or a
+    control group leave of it, and allocates whatever they ask for.
 
     Args:
-        free: called for the bytes; has to be quick.
+        most: called for the bytes that may be lent, when nothing is.
+        available: called for the bytes that are available now.
 
     Raises:
-        UnsupportedBuild: devices are laid out differently in this build.
+        UnsupportedBuild: devices or buffers are laid out differently in this build.
     """
 
-    def __init__(self, device: Address, free: Callable[[], int]) -> None:
+    def __init__(self, device: Address, most: Callable[[], int], available: Callable[[], int]) -> None:
+        self._most = most
+        self._available = available
+        self._lendable = most()
+        self._lent: dict[Address, tuple[int, Any]] = {}  # by buffer: its size, and how it is freed
         known = describe(device)
         layout = Device.from_address(device)
         kind = ctypes.CFUNCTYPE(None, POINTER, ctypes.POINTER(SIZE), ctypes.POINTER(SIZE))
@@ -87,11 +103,39 @@ class LimitedMemory:
         require_same("a device's memory", total.value, known.total)
 
         def limited(_device: Any, free_there: Any, total_there: Any) -> None:
-            free_there[0] = min(free(), known.total)
+            free_there[0] = min(self.free(), known.total)
             total_there[0] = known.total
 
-        self._kept = kind(limited)  # ggml keeps only the address
-        layout.interface.get_memory = ctypes.cast(self._kept, POINTER).value
+        buffer_type = functions()["ggml_backend_dev_buffer_type"](device)
+        check()  # that buffers are laid out as below
+        interface = BufferType.from_address(buffer_type).interface
+        allocating, freeing = ctypes.CFUNCTYPE(POINTER, POINTER, SIZE), ctypes.CFUNCTYPE(None, POINTER)
+        allocate = allocating(interface.alloc_buffer)
+
+        def allocate_within(buffer_type: Address, size: int) -> Address | None:
+            if size > self.free():
+                return None  # ggml then answers that there is no buffer
+            buffer: Address | None = allocate(buffer_type, size)
+            if buffer:
+                ours = Buffer.from_address(buffer).interface
+                self._lent[buffer] = size, freeing(ours.free_buffer)
+                ours.free_buffer = ctypes.cast(self._kept[2], POINTER).value
+            return buffer
+
+        def free(buffer: Address) -> None:
+            _, as_before = self._lent.pop(buffer)
+            as_before(buffer)
+
+        self._kept = kind(limited), allocating(allocate_within), freeing(free)  # ggml keeps only addresses
+        layout.interface.get_memory = ctypes.cast(self._kept[0], POINTER).value
+        interface.alloc_buffer = ctypes.cast(self._kept[1], POINTER).value
+
+    def free(self) -> int:
+        """Bytes that may still be lent."""
+        if not self._lent:
+            self._lendable = self._most()
+        lent = sum(size for size, _ in self._lent.values())
+        return max(0, min(self._lendable - lent, self._available()))
 
 
 def lend(endpoint: str, devices: Sequence[Address], n_threads: int) -> None:

@@ -1,4 +1,4 @@
-"""Where weights would be, and what passes would take then, before anything is loaded."""
+"""The places of weights, and the time of passes over them, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgespec.offload.planning.budget import predict_memory
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the weights of a target and its drafter would be.
+    """The places of the weights of a target and its drafter.
 
     Attributes:
         holding: the target's.
@@ -46,7 +46,7 @@ class Placed:
 
 
 class Placement(Protocol):
-    """How a model would be placed, with drafters and caches of any size."""
+    """Places a model, with drafters and caches of any size."""
 
     def place(
         self,
@@ -57,7 +57,7 @@ class Placement(Protocol):
         streams: bool = False,
         hits: HitRates | None = None,
     ) -> Placed:
-        """Where weights would be.
+        """The places of the weights.
 
         Args:
             prints: the target's footprint, and the drafter's if it is a model.
@@ -86,5 +86,5 @@ class OnProcessor:
         streams: bool = False,
         hits: HitRates | None = None,
     ) -> Placed:
-        """Where weights would be; raises as predict_memory."""
+        """The places of the weights; raises as predict_memory."""
         return Placed(predict_memory(prints, self._files, budget, streams=streams, hits=hits))

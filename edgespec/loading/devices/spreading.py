@@ -134,7 +134,7 @@ def transfer_seconds(device: LayerDevice, n_bytes: float) -> float:
 
 
 def remote_parts(spread: Spread, crew: LayerDevices, files: ModelFiles) -> list[RemotePart]:
-    """What passes take on the devices that hold layers, and to get there."""
+    """Time per pass on each device that holds layers, transfers included."""
     sizes, total = layer_sizes(files), files.tensor_bytes
     own = [seconds * _kernel_share(usual_type(files), at) for at, seconds in enumerate(crew.own_seconds)]
     parts, start = [], spread.here

@@ -53,11 +53,13 @@ class ArrayInfo:
 
     Attributes:
         values: of a short array of integers, its elements.
+        place: of an array of strings, the first byte in the file, and the byte after the last one.
     """
 
     element_type: str
     length: int
     values: tuple[int, ...] = field(default=(), compare=False)
+    place: tuple[int, int] = field(default=(0, 0), compare=False)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class GGUFHeader:
 
     @property
     def keeps_running_state(self) -> bool:
-        """Whether layers keep a running state instead of cells, as recurrent and hybrid models do."""
+        """True if some layers keep a recurrent state instead of keys and values."""
         return any(
             key.startswith(tuple(f"{self.architecture}.{kind}." for kind in _STATES)) for key in self.metadata
         )

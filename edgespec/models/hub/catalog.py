@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from edgespec.models.hub.repository import Hub
 
 _FILE = Path(__file__).with_name("catalog.json")
+_LEAST_FAMILY = 3  # letters by which a family is recognized
+_A_SLIP = 0.85  # of letters in common: a slip of the keyboard rather than another version
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Entry:
     heads: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         row = asdict(self)
         row["bytes"] = row.pop("n_bytes")
         row["drafters"], row["heads"] = list(self.drafters), list(self.heads)
@@ -167,7 +170,7 @@ def _is_cached(name: HubName, hub: Hub | None) -> bool:
 
 
 def hub_name_of(model: str) -> HubName | None:
-    """What a name means on the Hub; None for paths and packages, and for what is not a name."""
+    """The meaning of a name on the Hub; None for paths, packages, and anything that is not a name."""
     if _exists(_as_path(model)):
         return None
     known = entries()
@@ -194,19 +197,54 @@ def _packaged(entry: Entry) -> Path:
 
 
 def is_installed(entry: Entry) -> bool:
-    """Whether the package that a model comes in is installed."""
+    """Check that the package of a model is installed."""
     return bool(entry.package) and importlib.util.find_spec(entry.package) is not None
 
 
 def _unknown(name: str) -> ModelFileError:
-    known = [*names(), *(model.name for model in models_elsewhere())]
-    close = difflib.get_close_matches(name.lower(), known, n=3)
+    close = close_names(name)
     return ModelFileError(
         f"There is no model '{name}'.",
         f"Did you mean {' or '.join(close)}?"
         if close
         else "Give the path of a GGUF file, org/repo:quant, or a name from 'edgespec models list --all'.",
     )
+
+
+def close_names(name: str, most: int = 3) -> list[str]:
+    """Names of models that resemble a wrong one: by their letters, their beginning, or their family.
+
+    A version that does not exist, such as in gemma2 or qwen4-8b, leads to the versions that do.
+    """
+    known = [*names(), *(model.name for model in models_elsewhere())]
+    plain = {_letters(other): other for other in reversed(known)}
+    wanted = _letters(name.rpartition("/")[2].partition(":")[0])
+    size = _size(name)
+
+    def by_size(found: list[str]) -> list[str]:
+        return sorted(found, key=lambda other: abs(_size(other) - size)) if size else found
+
+    begun = by_size([other for other in known if wanted and _letters(other).startswith(wanted)])
+    letters = difflib.get_close_matches(_letters(name), plain, n=most)
+    near = difflib.SequenceMatcher(None, _letters(name), letters[0]).ratio() if letters else 0.0
+    alike = [plain[other] for other in letters]
+    family = re.match("[a-z]*", wanted)
+    related: list[str] = []
+    if family and len(family[0]) >= _LEAST_FAMILY:
+        related = by_size([other for other in known if _letters(other).startswith(family[0])])
+    found = [*begun, *alike, *related] if near >= _A_SLIP else [*begun, *related, *alike]
+    return list(dict.fromkeys(found))[:most]
+
+
+def _letters(name: str) -> str:
+    """A name in small letters and digits alone."""
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def _size(name: str) -> float:
+    """Parameters in billions, as a name says them; 0 if it does not."""
+    found = re.search(r"(?:^|[-_:. ])(\d+(?:\.\d+)?)(b|m)\b", name.lower())
+    return float(found[1]) / (1000 if found[2] == "m" else 1) if found else 0.0
 
 
 def _as_path(name: str) -> Path:

@@ -32,7 +32,7 @@ class Candidate:
 
     @property
     def reason(self) -> str:
-        """Why it is a candidate, as the end of a sentence."""
+        """The reason why it is a candidate, as the end of a sentence."""
         why = {
             REGISTERED: "registered for this target",
             "catalog": "of the same family",
@@ -64,7 +64,7 @@ def agreement_of(header: GGUFHeader, drafter: Path, registry: Registry | None = 
 def drafter_to_take(
     header: GGUFHeader, target_bytes: int, *, budget: int, n_cells: int, n_outputs: int
 ) -> Candidate | None:
-    """What `--draft auto` takes where nothing was measured: the first of `drafters_that_fit`."""
+    """The choice of `--draft auto` where nothing was measured: the first of `drafters_that_fit`."""
     found = drafters_that_fit(header, target_bytes, budget=budget, n_cells=n_cells, n_outputs=n_outputs)
     return found[0] if found else None
 

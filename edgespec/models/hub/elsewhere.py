@@ -47,7 +47,7 @@ class ElsewhereModel:
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """Its place, in words."""
         return _PLACES[self.source]
 
 
@@ -83,7 +83,7 @@ def elsewhere_at(path: Path) -> ElsewhereModel | None:
 
 
 def display_name(path: Path) -> str:
-    """What to call the model of a file: ollama's files are named by their hashes, others by their names."""
+    """A name for the model of a file: ollama's files are named by their hashes, others by their names."""
     if not path.name.startswith("sha256-"):
         return path.stem
     there = elsewhere_at(path)

@@ -6,15 +6,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import HubError, UsageError
+from edgespec.errors import EdgeSpecError, HubError, UsageError
 from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.heads import is_head
+from edgespec.models.gguf.same_vocabulary import same_vocabulary
 from edgespec.models.gguf.split_files import split_paths
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.choice import choose
 from edgespec.models.hub.drafter_choice import candidates, entry_of
+from edgespec.models.hub.elsewhere import models_elsewhere
+from edgespec.models.hub.registry import same_file
 from edgespec.models.hub.repository import Hub, find_repository
 from edgespec.progress import Progress
+
+_SMALLER = 2  # times, at least, that a drafter is smaller than its target
+_FILE_BYTES = 1.1  # of a file, relative to its weights: the header may add a little
+_MOST_FILES = 100  # that are looked at: a folder may hold any number
 
 
 @dataclass(frozen=True)
@@ -70,16 +78,22 @@ def _inspect_remote(model: str, hub: Hub, on_progress: Progress | None) -> Inspe
 
 
 def drafters_of(model: InspectedModel) -> list[dict[str, Any]]:
-    """Local drafters for the model, then those that could be pulled."""
+    """Local drafters for the model, then local models that could draft, then those that could be pulled."""
     here = [
         {"name": str(found.path), "here": True, "why": found.reason, "top1": found.top1}
         for found in candidates(model.headers[0])
     ]
-    paths = {row["name"] for row in here}
+    paths = [Path(str(row["name"])) for row in here]
+    for path in possible_drafters(model):
+        if not any(same_file(path, known) for known in paths):
+            why = f"has the same vocabulary; use it with --draft {path}"
+            here.append({"name": str(path), "here": True, "why": why, "top1": None})
+            paths.append(path)
     more = []
     for name in model.entry.drafters if model.entry else ():
         try:
-            if str(catalog.find(name, fetch=False)) in paths:
+            found_path = catalog.find(name, fetch=False)
+            if any(same_file(found_path, known) for known in paths):
                 continue
         except HubError:
             pass
@@ -92,3 +106,35 @@ def drafters_of(model: InspectedModel) -> list[dict[str, Any]]:
             }
         )
     return here + more
+
+
+def possible_drafters(model: InspectedModel) -> list[Path]:
+    """Smaller models with the same vocabulary, in the folder of the model and among those that are here.
+
+    The smallest comes first: a draft step costs as much as the drafter is large.
+    """
+    if model.path is None:
+        return []
+    own = model.headers[0]
+    most = sum(header.tensor_bytes for header in model.headers) / _SMALLER
+    found: dict[Path, int] = {}
+    for path in _models_around(model.path):
+        try:
+            if path.stat().st_size > most * _FILE_BYTES or same_file(path, model.path):
+                continue
+            header = read_header(path)
+        except (EdgeSpecError, OSError):
+            continue  # damaged, or no model
+        n_bytes = header.tensor_bytes
+        if 0 < n_bytes <= most and not is_head(header) and same_vocabulary(own, header):
+            found.setdefault(path.resolve(), n_bytes)
+    return sorted(found, key=lambda path: found[path])
+
+
+def _models_around(path: Path) -> list[Path]:
+    """GGUF files in the same folder, and models of other programs and of the user's own folders."""
+    try:
+        beside = sorted(other for other in path.parent.iterdir() if other.suffix.lower() == ".gguf")
+    except OSError:
+        beside = []
+    return [*beside[:_MOST_FILES], *(there.path for there in models_elsewhere()[:_MOST_FILES])]

@@ -114,7 +114,7 @@ def label_of(path: str) -> str:
 
 
 def is_known_label(label: str) -> bool:
-    """Whether this is the name of a quantization."""
+    """Check that this is the name of a quantization."""
     return normal(label) in _BITS
 
 

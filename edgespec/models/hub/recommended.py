@@ -38,7 +38,7 @@ class Recommendation:
 
 
 def recommended_sampling(header: GGUFHeader, *, thinks: bool | None = None) -> Recommendation:
-    """What is recommended for the model with this header.
+    """The settings recommended for the model with this header.
 
     Args:
         thinks: whether it is told to think, where it can be told; None leaves that to its template.
@@ -91,7 +91,7 @@ def _always(_text: str, _template: str, _thinks: bool | None) -> bool:
 
 
 def _is_hybrid(_text: str, template: str, _thinks: bool | None) -> bool:
-    """Whether a Qwen 3 model can be told to think or not."""
+    """Check that a Qwen 3 model can be told to think or not."""
     return "enable_thinking" in template
 
 
@@ -105,7 +105,7 @@ def _only_thinks(text: str, _template: str, _thinks: bool | None) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """What is recommended for the models of a family.
+    """The settings recommended for the models of a family.
 
     Attributes:
         name: as people know it.

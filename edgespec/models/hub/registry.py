@@ -50,17 +50,17 @@ class Pair:
         return Path(self.drafter)
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         return asdict(self) | {"n_bytes": _size(self.path)}
 
 
 def data_folder() -> Path:
-    """Where drafters, pairs and other data of EdgeSpec are kept."""
+    """The folder of drafters, pairs and other data of EdgeSpec."""
     return user_data_path("edgespec")
 
 
 def drafters_folder() -> Path:
-    """Where made drafters are kept."""
+    """The folder of made drafters."""
     return data_folder() / "drafters"
 
 
@@ -147,7 +147,7 @@ class Registry:
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Whether two paths lead to the same file: directly, through links, or relative to the current folder."""
+    """Check that two paths lead to one file: directly, through links, or from the current folder."""
     try:
         return one.samefile(other)
     except OSError:  # one does not exist

@@ -32,13 +32,13 @@ class Removable:
     n_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts see."""
+        """As JSON, for scripts."""
         return {"path": str(self.path), "kind": self.kind, "bytes": self.n_bytes}
 
 
 @dataclass
 class Removal:
-    """What removing a model would free.
+    """The files that removing a model would free.
 
     Attributes:
         kept: sentences about what stays, and why.
@@ -77,7 +77,7 @@ class Removal:
 
 
 def plan_removal(path: Path) -> Removal:
-    """What removing a model would free, given its first or only file.
+    """The files that removing a model would free, given its first or only file.
 
     Raises:
         ModelFileError: there is no such file.
@@ -155,7 +155,7 @@ def _add_made(removal: Removal, header: GGUFHeader) -> None:
 
 
 def packs_folder() -> Path:
-    """Where packed layer files are kept."""
+    """The folder of packed layer files."""
     return user_cache_path("edgespec") / "packs"
 
 

@@ -24,7 +24,7 @@ _LOG_IN = "Log in with 'hf auth login', or set HF_TOKEN"
 
 @dataclass(frozen=True)
 class Hub:
-    """Where the Hub is and where its files are kept.
+    """The address of the Hub, and the folder in which its files are kept.
 
     Attributes:
         token: sent to the Hub only.
@@ -71,7 +71,7 @@ class Hub:
         return headers
 
     def folder(self, repo: str) -> Path:
-        """Where the cache keeps a repository."""
+        """The folder of a repository in the cache."""
         return self.cache / f"models--{repo.replace('/', '--')}"
 
 

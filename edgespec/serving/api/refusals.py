@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextLengthError, EdgeSpecError, TemplateError, UsageError
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from starlette.responses import JSONResponse
 
 RETRY_S = 5
+_log = logging.getLogger("uvicorn.error")
 
 
 class Refusal(Exception):
@@ -61,10 +63,15 @@ class QueueFull(Refusal):
 
 
 class Unavailable(Refusal):
-    """The model cannot answer at the moment."""
+    """The model failed and is being reloaded.
+
+    Args:
+        reason: why it failed, or why it could not be loaded; a sentence.
+    """
 
     def __init__(self, reason: str) -> None:
-        super().__init__(503, f"The model is not available: {reason}", "model_unavailable", retry=True)
+        text = f"The model is being reloaded after a failure: {reason} Try again in {RETRY_S} seconds."
+        super().__init__(503, text, "model_unavailable", retry=True)
 
 
 class ShuttingDown(Refusal):
@@ -87,6 +94,23 @@ def refusal_for(error: Exception) -> Refusal:
         return Refusal(400, str(error), "context_length_exceeded")
     if is_clients_fault(error):
         return Refusal(400, str(error))
-    if isinstance(error, EdgeSpecError):
-        return Refusal(500, str(error))
-    return Refusal(500, f"This is a bug in EdgeSpec: {type(error).__name__}: {error}")
+    return Refusal(500, reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """A failure in words: its message, or the kind of bug that it is."""
+    if isinstance(error, EdgeSpecError | Refusal):
+        return str(error)
+    return f"This is a bug in EdgeSpec: {type(error).__name__}: {error}."
+
+
+def logged_refusal(error: Exception) -> Refusal:
+    """The refusal that reports an error to the client; a bug is logged, whatever is logged otherwise."""
+    log_bug(error)
+    return refusal_for(error)
+
+
+def log_bug(error: Exception) -> None:
+    """Log an error with its traceback if it is a bug."""
+    if not isinstance(error, EdgeSpecError | Refusal):
+        _log.critical("%s", reason_of(error), exc_info=error)

@@ -282,7 +282,10 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
         if kind == "json_object":
             forms.append(Grammar("json_schema", '{"type": "object"}'))
         elif kind == "json_schema" and isinstance(form.get("json_schema"), dict):
-            forms.append(_schema("response_format", form["json_schema"].get("schema", {})))
+            wanted = form["json_schema"]
+            forms.append(
+                _schema("response_format", wanted.get("schema", {}), closed=wanted.get("strict") is True)
+            )
         elif kind != "text":
             raise UsageError(
                 "response_format is of the wrong kind.", "It must be text, json_object or json_schema."
@@ -292,9 +295,18 @@ def _grammar(body: Mapping[str, Any]) -> Grammar | None:
     return forms[0] if forms else None
 
 
-def _schema(name: str, value: object) -> Grammar:
+def _schema(name: str, value: object, *, closed: bool = False) -> Grammar:
+    """The grammar of a JSON schema.
+
+    Args:
+        closed: its objects have no properties but those that are listed, unless it says otherwise.
+    """
     if not isinstance(value, dict | bool):
         raise wrong(name, value, "a JSON schema")
+    if closed and isinstance(value, dict):
+        from edgespec.models.text.calls.closed_arguments import closed_schema
+
+        value = closed_schema(value)
     return Grammar.of_schema(value)
 
 

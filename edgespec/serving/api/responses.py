@@ -178,4 +178,5 @@ def _form(value: object) -> dict[str, Any] | None:
         raise wrong("text.format", form, "an object")
     if form is None or form.get("type") != "json_schema":
         return form
-    return {"type": "json_schema", "json_schema": {"schema": form.get("schema", {})}}
+    wanted = {"schema": form.get("schema", {}), "strict": form.get("strict")}
+    return {"type": "json_schema", "json_schema": wanted}

@@ -138,7 +138,7 @@ class TreeDrafting(Protocol):
         return None
 
     def drafted(self, tree: TokenTree, text: Sequence[int]) -> DraftedTree:
-        """What is sent to the target of a tree that `request` asked for."""
+        """The tree to verify, for the request made by `request`."""
         del text
         return DraftedTree(tree)
 

@@ -100,7 +100,7 @@ class ClusterEngine:
 
     @property
     def facts(self) -> Facts:
-        """What the first node that was ready told; the model is that of all nodes."""
+        """Facts from the first node to become ready; all nodes load the same model."""
         assert self._facts is not None, "the cluster was begun"
         return self._facts
 
@@ -304,7 +304,7 @@ class ClusterEngine:
             )
 
     def _cancelled_answers(self) -> Iterator[Event]:
-        """What there is of the answers that were interrupted."""
+        """Partial answers of cancelled requests."""
         for worker in self._workers.values():
             if worker.facts is not None:
                 worker.actor.cancel.remote()

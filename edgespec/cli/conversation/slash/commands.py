@@ -132,6 +132,7 @@ class SlashCommands:
     def _clear(self, _rest: str) -> None:
         file = self._session.file
         self._session.clear()
+        self._chat.chat.last_answer = None
         self._chat.last_question = None
         self._chat.attached.clear()
         if file is None:
@@ -220,6 +221,9 @@ class SlashCommands:
         if self._session.file is not None and self._session.file.path == path:
             self._chat.say(f"The conversation is saved in {path} as it goes.")
             return
+        if not self._session.messages:
+            self._chat.say("There is nothing to save yet. Ask something first.")
+            return
         if path.exists() and not self._chat.confirm(f"{path.stem} exists. Write over it?"):
             return
         self._session.save_to(SessionFile(rest))
@@ -247,6 +251,7 @@ class SlashCommands:
             if self._session.file is not file:
                 file.close()
             raise
+        self._chat.chat.last_answer = None
         self._chat.last_question = resumed.pending if resumed else None
         self._chat.chat.report_resumed(resumed)
 
@@ -274,13 +279,13 @@ class SlashCommands:
             self._chat.say(line if len(line) < columns else line[: columns - 2] + "…")
 
     def _stats(self, _rest: str) -> None:
-        answer = self._chat.chat.last_answer
-        if answer is None:
-            self._chat.say("There is no answer yet.")
+        chat = self._chat.chat
+        if chat.last_answer is not None:
+            chat.terminal.rows(details(chat.last_answer) | {"sampling": chat.sampled})
+        elif self._session.messages:
+            self._chat.say("There are no figures of the last answer; only those of the latest one are kept.")
         else:
-            chat = self._chat.chat
-            sampled = settings.sampling_in_words(chat.config, chat.sources)
-            chat.terminal.rows(details(answer) | {"sampling": sampled})
+            self._chat.say("There is no answer yet.")
 
     def _tree(self, _rest: str) -> None:
         if not self._chat.chat.draw_last_tree(shutil.get_terminal_size().columns - 1):
@@ -289,10 +294,7 @@ class SlashCommands:
             )
 
     def _copy(self, rest: str) -> None:
-        answer = self._chat.chat.last_answer
-        text = (
-            answer.text if answer else self._session.messages[-1]["content"] if self._session.messages else ""
-        )
+        text = self._session.messages[-1]["content"] if self._session.messages else ""
         if rest:
             blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
             text = blocks[-1] if blocks else ""

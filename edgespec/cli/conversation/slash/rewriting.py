@@ -17,7 +17,7 @@ class Rewriting:
     def undo(self, _rest: str) -> None:
         """Take back the last question and its answer."""
         self._chat.last_question = None
-        undone = self._chat.chat.session.undo()
+        undone = self._chat.chat.undo()
         self._chat.say("The last turn is taken back." if undone else "There is nothing to undo.")
 
     def retry(self, _rest: str) -> None:
@@ -67,5 +67,5 @@ class Rewriting:
         """Drop a question and its answer; False if it got none, and so was not kept."""
         messages = self._chat.chat.session.messages
         if messages and messages[-2]["content"] == question:
-            return self._chat.chat.session.undo()
+            return self._chat.chat.undo()
         return False

@@ -1,4 +1,4 @@
-"""Whether a drafter's token ids mean the same to its target."""
+"""Check that a drafter's token ids mean the same to its target."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 
 _SHOWN = 3
+_KINDS = {  # llama_vocab_type
+    0: "none",
+    1: "SentencePiece",
+    2: "byte-pair encoding",
+    3: "WordPiece",
+    4: "Unigram",
+    5: "RWKV",
+    6: "PLaMo-2",
+}
 
 
 def differs(target: Vocabulary, drafter: Vocabulary) -> str:
-    """How the vocabularies differ, for messages; empty if token ids mean the same in both.
+    """The difference between two vocabularies, for messages; empty if token ids mean the same in both.
 
     Vocabularies padded to different sizes are compatible: a token that only one of them has is never drafted.
     """
@@ -34,6 +43,7 @@ class Check:
 
 def compare(target: Vocabulary, drafter: Vocabulary) -> list[Check]:
     """Every comparison of two vocabularies that matters to a pair, with the first differences."""
+    pair = (target, drafter)
     sizes = (target.n_tokens, drafter.n_tokens)
     bos = (target.bos, drafter.bos)
     eos = (target.eos, drafter.eos)
@@ -47,14 +57,19 @@ def compare(target: Vocabulary, drafter: Vocabulary) -> list[Check]:
             "special tokens",
             bos[0] == bos[1] and eos[0] == eos[1],
             False,
-            f"begin {_both(bos)}, end {_both(eos)}",
+            f"begin {_both(tuple(map(_name, pair, bos)))}, end {_both(tuple(map(_name, pair, eos)))}",
         ),
-        Check("end tokens", ends[0] == ends[1], False, _both((ends[0][:8], ends[1][:8]))),
+        Check(
+            "end tokens",
+            ends[0] == ends[1],
+            False,
+            _both(tuple(" ".join(_name(v, t) for t in e[:8]) for v, e in zip(pair, ends, strict=True))),
+        ),
     ]
 
 
 def _needed(target: Vocabulary, drafter: Vocabulary) -> tuple[Check, Check]:
-    """What must agree for token ids to mean the same: the kind of tokenizer, and the tokens."""
+    """The checks that token ids depend on: the kind of tokenizer, and the tokens."""
     shared = min(target.n_tokens, drafter.n_tokens)
     differing = [t for t in range(shared) if target.text(t) != drafter.text(t)]
     first = "; ".join(
@@ -63,14 +78,22 @@ def _needed(target: Vocabulary, drafter: Vocabulary) -> tuple[Check, Check]:
     detail = f"{len(differing)} of {shared} differ ({first})" if differing else f"{shared} are the same"
     kinds = (target.kind, drafter.kind)
     return (
-        Check("tokenizer", kinds[0] == kinds[1], True, f"kind {_both(kinds)}"),
+        Check(
+            "tokenizer", kinds[0] == kinds[1], True, _both(tuple(_KINDS.get(k, f"kind {k}") for k in kinds))
+        ),
         Check("tokens", not differing, True, detail),
     )
 
 
-def _both(pair: tuple[object, object], unit: str = "") -> str:
+def _both(pair: tuple[object, ...], unit: str = "") -> str:
     text = f"{pair[0]}" if pair[0] == pair[1] else f"{pair[0]} and {pair[1]}"
     return f"{text} {unit}".rstrip()
+
+
+def _name(vocabulary: Vocabulary, token: int) -> str:
+    """A token's text; "none" for a token that the vocabulary does not have."""
+    text = vocabulary.text(token).decode("utf-8", "replace") if token >= 0 else "none"
+    return text if text.isprintable() else repr(text)
 
 
 def _quoted(vocabulary: Vocabulary, token: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.models.text.calls import harmony, tagged
+from edgespec.models.text.calls.closed_arguments import closed
 from edgespec.models.text.calls.reader import CallReader, JsonCallReader
 from edgespec.models.text.calls.tagged import TaggedCallReader, Tags
 from edgespec.models.text.outline.steps import Choice, Fixed, Form, Step
@@ -75,6 +76,7 @@ class CallSyntax:
         Raises:
             UsageError: the arguments of a tool cannot be spelled.
         """
+        tools = [closed(tool) for tool in tools]
         if self.in_channels:
             return (harmony.step_of({tool.name: tool.parameters for tool in tools}, self.trigger),)
         if self.tags is not None:
@@ -99,7 +101,7 @@ class CallSyntax:
         """Other texts with which a call may begin, and what has to follow each."""
         if not self.in_channels:
             return {}
-        schemas = {tool.name: tool.parameters for tool in tools}
+        schemas = {tool.name: closed(tool).parameters for tool in tools}
         return {trigger: (harmony.step_of(schemas, trigger),) for trigger in harmony.MORE_TRIGGERS}
 
     def reader(self, tools: Sequence[Tool]) -> CallReader:

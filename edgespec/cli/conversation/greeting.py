@@ -1,0 +1,48 @@
+"""The line at the start of a chat with a named model: its drafter, its memory, and the speed to expect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgespec.units import readable
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+    from edgespec.generation.result import MemoryUse
+    from edgespec.plans.loaded import ExpectedSpeed
+
+
+def greeting(engine: Engine, temperature: float) -> str:
+    """One line about a loaded model."""
+    speed = None
+    if engine.keys is not None:
+        from edgespec.plans.loaded import expected_speed
+
+        speed = expected_speed(engine.keys, engine.memory, temperature)
+    model, drafter = engine.target.model.path.stem, engine.drafter.name
+    return greeting_line(model, drafter, engine.memory, speed)
+
+
+def greeting_line(model: str, drafter: str, memory: MemoryUse, speed: ExpectedSpeed | None) -> str:
+    """The line, from its facts.
+
+    Args:
+        drafter: "none" for plain decoding.
+        speed: None if it is not known.
+    """
+    drafted = "without a drafter" if drafter == "none" else f"drafted by {drafter}"
+    streamed = memory.streamed_bytes_per_pass
+    whole = memory.resident_bytes + streamed
+    if streamed:
+        held = f"{readable(streamed)} of {readable(whole)} ({streamed / whole:.0%}) streamed in every pass"
+    else:
+        held = f"{readable(memory.resident_bytes)} in memory" if memory.resident_bytes else "all in memory"
+    if memory.layers:
+        held += f", {memory.layers}"
+    figure = ""
+    if speed is not None:
+        rate = speed.tokens_per_second
+        figure = f"; about {rate:.{0 if rate >= 10 else 1}f} tokens/s"
+        if drafter != "none" and not speed.drafted:
+            figure += " without drafts, more with them"
+    return f"{model}, {drafted}, {held}{figure}."

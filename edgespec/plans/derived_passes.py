@@ -1,0 +1,155 @@
+"""Passes of a model that never ran here, from how fast this processor multiplies by its types of weights.
+
+A pass multiplies by every matrix of the model. The speed of that differs by type and number of rows (by four
+times between Q4_1 and Q4_K on processors without kernels for the former), so it is measured for each type of
+weights, once, in a fraction of a second. A small model measured as a whole would say less: its weights fit in
+the processor's caches.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from edgespec.costs.curves import Curve
+from edgespec.errors import BackendError
+from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
+from edgespec.kernels.layouts import weight_layout
+from edgespec.kernels.report import ROWS
+from edgespec.kernels.report_store import ensure_report, stored_report
+from edgespec.kernels.setting import PLAIN
+from edgespec.machine.contention import ContentionWatch
+from edgespec.models.gguf.experts import layer_weights
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.types import BLOCK_SIZES, GGUFHeader, TensorInfo
+from edgespec.profiles.store import Key, ProfileStore, machine_identity
+from edgespec.progress import Progress
+
+_FEW = 0.02  # of a model's weights: a type with fewer is taken to be as fast as the usual one
+
+# Attention, norms and the threads' waiting for each other, for each layer: seen from 0.14 to 0.24 ms with one
+# row, and from 0.6 to 0.7 ms with 32.
+_LAYER_S, _LAYER_ROW_S = 0.2e-3, 16e-6
+
+_TRIED_WEIGHTS = 2048 * 1024  # of the matrix that the trial of the kernels multiplies by
+_MEMORY_BYTE_S = 1 / 25e9  # for a byte of weights from a usual desktop's memory
+
+Seconds = tuple[float, ...]
+
+
+class DerivedPasses:
+    """Seconds of passes by rows, from the types and sizes of a model's matrices.
+
+    Args:
+        threads: what passes compute with.
+
+    Attributes:
+        disturbed: whether other programs kept the processor busy meanwhile; such figures are not stored.
+    """
+
+    def __init__(self, store: ProfileStore, threads: int, on_progress: Progress) -> None:
+        self.disturbed = False
+        self._store = store
+        self._threads = threads
+        self._on_progress = on_progress
+        self._measured: dict[int, Seconds] = {}
+
+    def curve(self, headers: Sequence[GGUFHeader]) -> Curve:
+        """Seconds of a pass in memory, by rows.
+
+        Raises:
+            BackendError: llama.cpp cannot multiply here.
+        """
+        if stored_report() is None:
+            self._on_progress("Trying the processor's kernels (once)", 0.0)
+        ensure_report()
+        n_bytes: dict[tuple[int, str], float] = defaultdict(float)
+        for tensor, share in _multiplied(headers):
+            layout = weight_layout(tensor.name, tensor.type_id, tensor.shape)
+            n_bytes[tensor.type_id, layout.name if layout else PLAIN] += share * tensor.n_bytes
+        total = sum(n_bytes.values())
+        usual = max(n_bytes, key=lambda kind: n_bytes[kind])
+        products = [0.0] * len(ROWS)
+        for kind, size in n_bytes.items():
+            speed = self._seconds(*(kind if size >= _FEW * total else usual))
+            products = [sum_s + size * byte_s for sum_s, byte_s in zip(products, speed, strict=True)]
+        layers = headers[0].block_count or 0
+        return pass_curve(products, layers)
+
+    def _seconds(self, type_id: int, layout: str) -> Seconds:
+        """Seconds for a byte of weights in a layout, for each of ROWS: those of the plain one, corrected."""
+        plain = self._plain_seconds(type_id)
+        report = stored_report()
+        known = report.seconds.get(type_id, {}) if report else {}
+        if layout not in known or PLAIN not in known:
+            return plain
+        return tuple(
+            seconds * there / here
+            for seconds, there, here in zip(plain, known[layout], known[PLAIN], strict=True)
+        )
+
+    def _plain_seconds(self, type_id: int) -> Seconds:
+        known = self._measured.get(type_id) or self._store.products(self._key(type_id))
+        if known is not None:
+            return known
+        watch = ContentionWatch(self._threads)
+        self._on_progress("Measuring how fast this processor multiplies (once)", 0.0)
+        try:
+            (speed,) = measure_speeds(type_id, self._threads)
+        except DeviceFailed as error:
+            raise BackendError(
+                f"llama.cpp cannot multiply on this processor: trying it, it ended ({error}).",
+                "Find out more: edgespec doctor",
+            ) from error
+        self._measured[type_id] = speed.seconds
+        if watch.disturbed:
+            self.disturbed = True
+        else:
+            self._store.put_products(self._key(type_id), speed.seconds)
+        return speed.seconds
+
+    def _key(self, type_id: int) -> Key:
+        return machine_identity() | {"threads": str(self._threads), "type": str(type_id)}
+
+
+def pass_curve(products: Sequence[float], layers: int) -> Curve:
+    """Seconds of passes by rows, from those of all products for each of ROWS."""
+    return Curve.through(
+        (rows, seconds + layers * (_LAYER_S + rows * _LAYER_ROW_S))
+        for rows, seconds in zip(ROWS, products, strict=True)
+    )
+
+
+def known_products(store: ProfileStore, threads: int, type_id: int) -> Seconds | None:
+    """Seconds for a byte of weights of a type, if something was measured of them; nothing is measured now.
+
+    Weights that come from memory were measured if a plan needed them. Otherwise the trial of the kernels has
+    measured products within one core's cache.
+    """
+    key = machine_identity() | {"threads": str(threads), "type": str(type_id)}
+    stored = store.products(key)
+    report = stored_report()
+    known = report.seconds.get(type_id) if report else None
+    if stored is not None or not known:
+        return stored
+    within = min(known.values(), key=sum)
+    n_bytes = _TRIED_WEIGHTS * BLOCK_SIZES[type_id][1] // BLOCK_SIZES[type_id][0]
+    alone = [seconds / n_bytes / threads for seconds in within]
+    return tuple(max(seconds, _MEMORY_BYTE_S) for seconds in alone)
+
+
+def _multiplied(headers: Sequence[GGUFHeader]) -> Iterator[tuple[TensorInfo, float]]:
+    """The matrices that a pass multiplies by, each with the share of it that a token needs.
+
+    Embeddings of which a pass only looks up rows are left out.
+    """
+    weights = layer_weights(ModelFiles(tuple(headers)))
+    shares = {
+        tensor.name: weights.n_used / layer.n_experts for layer in weights.experts for tensor in layer.tensors
+    }
+    has_output = any(tensor.name == "output.weight" for header in headers for tensor in header.tensors)
+    looked_up = {"per_layer_token_embd.weight", *(["token_embd.weight"] if has_output else [])}
+    for header in headers:
+        for tensor in header.tensors:
+            if len(tensor.shape) > 1 and tensor.name not in looked_up:
+                yield tensor, shares.get(tensor.name, 1.0)

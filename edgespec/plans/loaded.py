@@ -1,0 +1,50 @@
+"""The speed to expect of a model that is loaded, from what was measured of it and of its drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.costs.planned_memory import PlannedMemory
+from edgespec.costs.planner import Comparison, Drafting, Passes, alternatives
+from edgespec.generation.result import MemoryUse
+from edgespec.models.gguf.footprint import USUAL_NODES
+from edgespec.profiles.store import Keys, ProfileStore
+
+
+@dataclass(frozen=True)
+class ExpectedSpeed:
+    """The speed to expect.
+
+    Attributes:
+        tokens_per_second: with drafts if their yield was measured, and else without.
+        drafted: whether it is with drafts.
+    """
+
+    tokens_per_second: float
+    drafted: bool
+
+
+def expected_speed(
+    keys: Keys, memory: MemoryUse, temperature: float, store: ProfileStore | None = None
+) -> ExpectedSpeed | None:
+    """The speed of a loaded pair; None if the passes of this model were not measured.
+
+    Args:
+        keys: of the loaded pair.
+        memory: where its weights are.
+    """
+    store = store or ProfileStore()
+    profile = store.passes(keys.passes)
+    if profile is None or (memory.streamed_bytes_per_pass and not profile.read_rate):
+        return None
+    holding = PlannedMemory(
+        memory.budget_bytes, memory.budget_bytes, memory.resident_bytes, memory.streamed_bytes_per_pass
+    )
+    passes = Passes(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
+    (plain,) = alternatives(holding, passes, Drafting("none"), 1)
+    yields, steps = store.yields_at(keys, temperature), store.drafts(keys.drafts)
+    if yields is None or steps is None:
+        return ExpectedSpeed(plain.tokens_per_second, drafted=False)
+    drafting = Drafting("drafter", yields, steps.step, steps.overhead)
+    trees = tuple(alternatives(holding, passes, drafting, USUAL_NODES)[1:])
+    return ExpectedSpeed(Comparison(plain, (trees,)).fastest.tokens_per_second, drafted=True)

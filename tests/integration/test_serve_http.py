@@ -1,0 +1,291 @@
+"""HTTP that is malformed, ambiguous or not supported, sent byte by byte; and bugs in the log."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.requests import Event
+from tests.serving import CHAT, PATIENCE_S, RESPONSE, TEXT, Running, end_of, load, serving, started
+from tests.tiny import write_tiny
+
+BODY = b'{"prompt": "Once", "max_tokens": 2}'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, smol_path: Path, shared_cache: Path) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny.gguf", "llama", smol_path)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Running]:
+    with serving(partial(load, model)) as running:
+        yield running
+
+
+def head(*fields: str, line: str = f"POST {TEXT} HTTP/1.1") -> bytes:
+    return "\r\n".join([line, "Host: localhost", "Content-Type: application/json", *fields, "", ""]).encode()
+
+
+def chunked(*pieces: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+class Replies(io.BytesIO):
+    """What was received on a connection, for one HTTPResponse after another."""
+
+    def makefile(self, _mode: str) -> Replies:
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+def exchange(server: Running, data: bytes) -> list[tuple[int, Any]]:
+    """Status and JSON of every answer on one connection, until the server closes it."""
+    received = b""
+    with server.connect() as client:
+        client.socket.sendall(data)
+        while piece := client.socket.recv(65536):
+            received += piece
+    replies, answers = Replies(received), []
+    while replies.tell() < len(received):
+        answer = http.client.HTTPResponse(replies)  # type: ignore[arg-type]
+        answer.begin()
+        answers.append((answer.status, json.loads(answer.read())))
+    return answers
+
+
+CLOSE = "Connection: close"
+SMUGGLED = head("Content-Length: 0", line="GET /v1/models HTTP/1.1")
+
+
+def test_bodies_that_are_stated_once_are_taken(server: Running) -> None:
+    for data in (
+        head(f"Content-Length: {len(BODY)}", CLOSE) + BODY,
+        head("Transfer-Encoding: chunked", CLOSE) + chunked(BODY),
+        head("Transfer-Encoding: chunked", CLOSE) + chunked(BODY[:7], BODY[7:]),
+    ):
+        ((status, answer),) = exchange(server, data)
+        assert status == 200, answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "body", "reason"),
+    [
+        (
+            ["Content-Length: 6", "Transfer-Encoding: chunked"],
+            b"0\r\n\r\nG" + SMUGGLED,
+            "both Content-Length and Transfer-Encoding",
+        ),
+        (
+            ["Transfer-Encoding: chunked", f"content-length: {len(BODY)}"],
+            chunked(BODY) + SMUGGLED,
+            "both Content-Length and Transfer-Encoding",
+        ),
+        (
+            [f"Content-Length: {len(BODY)}", f"CONTENT-LENGTH: {len(BODY)}"],
+            BODY + SMUGGLED,
+            "several Content-Length",
+        ),
+        ([f"Content-Length: {len(BODY)}, {len(BODY)}"], BODY + SMUGGLED, "several Content-Length"),
+        ([f"Content-Length: {len(BODY)}", "Content-Length: 0"], BODY + SMUGGLED, "conflicting"),
+        (["Content-Length: 0", f"Content-Length: {len(BODY)}"], BODY + SMUGGLED, "conflicting"),
+        (["Content-Length: +5"], BODY, "bad Content-Length"),
+        (["Transfer-Encoding: chunked, chunked"], chunked(BODY), "chunked"),
+        (["Transfer-Encoding: xchunked"], chunked(BODY), "chunked"),
+    ],
+)
+def test_a_length_that_can_be_read_in_two_ways_is_refused(
+    server: Running, fields: list[str], body: bytes, reason: str
+) -> None:
+    ((status, answer),) = exchange(server, head(*fields) + body)  # and what follows is no request
+    assert status == 400
+    assert reason in answer["error"]["message"]
+    assert answer["error"]["code"] == "invalid_http"
+
+
+def test_the_second_request_of_a_connection_is_checked_too(server: Running) -> None:
+    first = head(f"Content-Length: {len(BODY)}") + BODY
+    second = head("Content-Length: 6", "Transfer-Encoding: chunked") + b"0\r\n\r\nG" + SMUGGLED
+    answers = exchange(server, first + second)
+    assert [status for status, _ in answers] == [200, 400]
+
+
+def test_chunks_in_http_1_0_are_refused(server: Running) -> None:
+    data = head("Transfer-Encoding: chunked", line=f"POST {TEXT} HTTP/1.0") + chunked(BODY)
+    ((status, answer),) = exchange(server, data)
+    assert (status, "not HTTP/1.1" in answer["error"]["message"]) == (400, True)
+
+
+MALFORMED = [b"zz\r\n" + BODY, b"5\r\nabcdefgh\r\n0\r\n\r\n", b"-5\r\nabcde\r\n0\r\n\r\n"]
+
+
+def test_a_malformed_body_is_one_line_in_the_log(model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    with started(model, "--context", "256", "--draft", "none", "--log", log) as (server, program):
+        for body in MALFORMED:
+            answers = exchange(server, head("Transfer-Encoding: chunked") + body)
+            assert [status for status, _ in answers] == [400]
+            # In pieces, with the request already waiting for its body.
+            with server.connect() as client:
+                client.socket.sendall(head("Transfer-Encoding: chunked") + chunked(BODY[:5])[:-5])
+                assert server.get("/health")[0] == 200
+                client.socket.sendall(body)
+                status, answer = client.answer()
+                assert (status, answer["error"]["code"]) == (400, "invalid_http")
+                assert client.is_closed()
+        # Of a request whose body nobody reads.
+        data = head("Transfer-Encoding: chunked", line="GET /health HTTP/1.1") + MALFORMED[0]
+        assert next(status for status, _ in exchange(server, data)) in (200, 400)
+        assert server.text()
+        program.send_signal(signal.SIGTERM)
+        code, told = end_of(program)
+    assert code == 143
+    assert not re.search("traceback|exception|error", told, re.IGNORECASE), told
+    statuses = [json.loads(line)["status"] for line in log.read_text().splitlines()]
+    assert statuses == [400] * 2 * len(MALFORMED) + [200]
+
+
+@pytest.mark.parametrize(
+    ("origins", "host", "status"),
+    [
+        (["http://localhost:{port}"], "localhost:{port}", 200),
+        (["http://LOCALHOST:{port}"], "localhost:{port}", 200),
+        (["https://localhost:{port}"], "localhost:{port}", 403),
+        (["http://localhost:1"], "localhost:{port}", 403),
+        (["http://localhost"], "localhost:80", 200),
+        (["http://localhost"], "localhost", 200),
+        (["https://localhost"], "localhost", 403),
+        (["http://evil.example@localhost:{port}"], "localhost:{port}", 403),
+        (["http://localhost:x"], "localhost:{port}", 403),
+        (["null"], "localhost:{port}", 403),
+        (["http://evil.example", "http://localhost:{port}"], "localhost:{port}", 400),
+        (["http://localhost:{port}", "http://evil.example"], "localhost:{port}", 400),
+        (["http://localhost:{port}", "http://localhost:{port}"], "localhost:{port}", 400),
+    ],
+)
+def test_an_origin_is_scheme_host_and_port(
+    server: Running, origins: list[str], host: str, status: int
+) -> None:
+    fields = [f"Host: {host}", *(f"Origin: {origin}" for origin in origins), CLOSE]
+    data = "\r\n".join(["GET /v1/models HTTP/1.1", *fields, "", ""]).format(port=server.port).encode()
+    ((found, answer),) = exchange(server, data)
+    assert found == status, answer
+
+
+def test_a_proxy_that_ends_tls_says_so(server: Running) -> None:
+    fields = ["Host: chat.example", "Origin: https://chat.example", CLOSE]
+    for more, status in (([], 403), (["X-Forwarded-Proto: https"], 200)):
+        data = "\r\n".join(["GET /v1/models HTTP/1.1", *fields, *more, "", ""]).encode()
+        ((found, answer),) = exchange(server, data)
+        assert found == status, answer
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [("POST /v2/messages", 404), ("GET /v1/embeddings", 404), (f"GET {CHAT}", 405), ("POST /health", 405)],
+)
+def test_what_is_not_served_names_what_is(server: Running, line: str, status: int) -> None:
+    ((found, answer),) = exchange(server, head("Content-Length: 0", CLOSE, line=f"{line} HTTP/1.1"))
+    said = answer["error"]["message"]
+    assert found == status
+    assert said.startswith(f"Not supported: {line}; routes: POST {CHAT}, ")
+    routes = said.removesuffix(".").partition("routes: ")[2].split(", ")
+    assert {f"POST {CHAT}", f"POST {TEXT}", f"POST {RESPONSE}", "GET /v1/models", "GET /health"} <= {*routes}
+    for route in routes:
+        method, _, path = route.partition(" ")
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+        connection.request(method, path.replace("{model}", "model"))
+        assert connection.getresponse().status not in (404, 405, 501), route
+        connection.close()
+
+
+# Bugs
+
+
+class Broken(Exception):
+    """Stands for a bug."""
+
+
+def test_a_bug_in_a_pass_is_logged_and_the_model_reloaded(
+    model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its type and traceback are in the log at the level that is usual; others are told to come back."""
+    gate = threading.Event()
+    loads: list[int] = []
+
+    def loading() -> Engine:
+        loads.append(1)
+        if len(loads) > 1:
+            gate.wait(PATIENCE_S)
+            return load(model)
+        engine = load(model)
+        answer = engine.stream_many
+
+        def failing(*arguments: Any, **more: Any) -> Iterator[Event]:
+            yield next(answer(*arguments, **more))
+            raise KeyError(-2)
+
+        monkeypatch.setattr(engine, "stream_many", failing)
+        return engine
+
+    with serving(loading, parallel=2) as server:
+        status, answer = server.post(TEXT, {"prompt": "Once", "max_tokens": 4})
+        assert (status, answer["error"]["message"]) == (500, "This is a bug in EdgeSpec: KeyError: -2.")
+        for stream in (False, True):
+            with server.connect() as client:
+                client.send(TEXT, {"prompt": "Once", "stream": stream})
+                reply = http.client.HTTPResponse(client.socket)
+                reply.begin()
+                assert (reply.status, reply.headers["Retry-After"]) == (503, "5")
+                assert json.loads(reply.read())["error"] == {
+                    "message": "The model is being reloaded after a failure: This is a bug in EdgeSpec: "
+                    "KeyError: -2. Try again in 5 seconds.",
+                    "type": "server_error",
+                    "param": None,
+                    "code": "model_unavailable",
+                }
+        assert "KeyError: -2" in server.get("/health")[1]["reason"]
+        gate.set()
+        while server.get("/health")[0] != 200:
+            pass
+        assert server.text()
+    logged = capfd.readouterr().err
+    assert logged.count("Traceback (most recent call last)") == 1
+    assert logged.count("KeyError: -2") >= 2
+    assert "in failing" in logged
+    assert server.told[0] == (
+        "The model failed and is being reloaded: This is a bug in EdgeSpec: KeyError: -2."
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_beside_the_model_is_logged_too(
+    model: Path, stream: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise Broken("no answer")
+
+    name = "piece" if stream else "whole"
+    monkeypatch.setattr(f"edgespec.serving.api.protocol.Reply.{name}", fail)
+    with serving(partial(load, model)) as server, server.connect() as client:
+        client.send(TEXT, {"prompt": "Once", "max_tokens": 2, "stream": stream})
+        reply = http.client.HTTPResponse(client.socket)
+        reply.begin()
+        assert b"This is a bug in EdgeSpec: Broken: no answer." in reply.read()
+    logged = capfd.readouterr().err
+    assert logged.count("Traceback (most recent call last)") == 1
+    assert "Broken: no answer" in logged
+    assert "in fail" in logged

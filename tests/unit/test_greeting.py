@@ -1,0 +1,45 @@
+"""What a chat with a named model says first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.cli.conversation.greeting import greeting_line
+from edgespec.costs.curves import Curve
+from edgespec.costs.yields import expected_yields
+from edgespec.generation.result import MemoryUse
+from edgespec.plans.loaded import ExpectedSpeed, expected_speed
+from edgespec.profiles.store import DraftProfile, Keys, PassProfile, ProfileStore
+
+GIB = 1 << 30
+
+
+def test_the_line_names_drafter_memory_and_speed() -> None:
+    held = MemoryUse(resident_bytes=GIB)
+    assert greeting_line("big", "small", held, ExpectedSpeed(33.2, drafted=True)) == (
+        "big, drafted by small, 1.0 GiB in memory; about 33 tokens/s."
+    )
+    assert greeting_line("big", "small", held, ExpectedSpeed(33.2, drafted=False)) == (
+        "big, drafted by small, 1.0 GiB in memory; about 33 tokens/s without drafts, more with them."
+    )
+    streamed = MemoryUse(resident_bytes=GIB, streamed_bytes_per_pass=3 * GIB)
+    assert greeting_line("big", "none", streamed, ExpectedSpeed(1.234, drafted=False)) == (
+        "big, without a drafter, 3.0 GiB of 4.0 GiB (75%) streamed in every pass; about 1.2 tokens/s."
+    )
+    assert greeting_line("big", "small", held, None) == "big, drafted by small, 1.0 GiB in memory."
+
+
+def test_the_expected_speed_is_that_of_what_was_measured(tmp_path: Path) -> None:
+    store, keys = ProfileStore(tmp_path), Keys.of("target", "drafter", threads=2, mode="")
+    held = MemoryUse(resident_bytes=GIB)
+    assert expected_speed(keys, held, 0.0, store) is None
+    store.put(keys.passes, PassProfile(Curve.through([(1, 0.1), (64, 0.1)])))
+    assert expected_speed(keys, held, 0.0, store) == ExpectedSpeed(10.0, drafted=False)
+    store.put(keys.yields(0.0), expected_yields(0.8))
+    store.put(keys.drafts, DraftProfile(Curve.through([(1, 0.001)])))
+    found = expected_speed(keys, held, 0.0, store)
+    assert found is not None
+    assert found.drafted
+    assert found.tokens_per_second > 20.0
+    streamed = MemoryUse(resident_bytes=GIB, streamed_bytes_per_pass=GIB)
+    assert expected_speed(keys, streamed, 0.0, store) is None, "nothing is known of the disk"
