@@ -189,7 +189,9 @@ def started(*arguments: str | Path) -> Iterator[tuple[Running, subprocess.Popen[
         )
         try:
             assert match, first + program.stderr.read()
-            yield Running(int(match[1]), [first]), program
+            second = program.stderr.readline()
+            assert second.startswith("Base URLs: "), second
+            yield Running(int(match[1]), [first, second]), program
         finally:
             program.kill()
 

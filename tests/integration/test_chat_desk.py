@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,7 @@ def test_ctrl_z_suspends_and_fg_goes_on(moment: str, monkeypatch: pytest.MonkeyP
         desk.leave()
 
 
+@pytest.mark.skipif(shutil.which("dash") is None, reason="there is no dash here")
 def test_ctrl_z_hands_over_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not every shell sets modes of its own: dash leaves them as the program did."""
     monkeypatch.setenv("PS1", "ready$ ")

@@ -17,7 +17,7 @@ from tests.least_memory import least_memory
 from tests.templated import with_template
 from tests.unit import templates
 
-pytestmark = pytest.mark.usefixtures("at_a_desk")
+pytestmark = pytest.mark.usefixtures("at_a_desk", "fixed_trees")
 
 SKY = "Why is the sky blue?"
 Reply = Callable[..., str]

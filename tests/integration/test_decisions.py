@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +22,10 @@ from edgespec.engine.requests import Request
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.generation.config import Grammar
 from edgespec.generation.decisions import Decisions
-from edgespec.offload.store_reader import StoreReader
 from edgespec.speculation.policies import tree_policy
 from tests.interrupting import Intruder
 from tests.least_memory import load_in_least_memory
+from tests.slow_disk import slow_down
 from tests.templated import speaking
 from tests.unit import templates
 
@@ -63,14 +62,8 @@ PLAIN = GenerationConfig(max_tokens=24)
 @pytest.fixture(scope="module")
 def engine(short_path: Path) -> Iterator[Engine]:
     """Streamed from a disk that is waited for."""
-    read = StoreReader.read
-
-    def slowly(reader: StoreReader, *arguments: Any) -> None:
-        time.sleep(0.001)
-        read(reader, *arguments)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StoreReader, "read", slowly)
+        slow_down(patch)
         with load_in_least_memory(
             short_path, draft=short_path, exact=True, context=1024, threads=1, learn=False
         ) as engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,14 +18,13 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError, ModelFileError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.runtime.residency import Meanwhile
-from edgespec.offload.slot_filler import SlotFiller
-from edgespec.offload.store_reader import StoreReader
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.growth import Growth, TreeLimits
 from edgespec.speculation.ranking import ByProbability
 from edgespec.speculation.tree import TokenTree
 from tests.integration.test_trees import assert_same_but_for_rounding
 from tests.least_memory import load_in_least_memory
+from tests.slow_disk import slow_down
 from tests.unit.strategies import text_of, texts_of
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -135,34 +133,8 @@ class Always(DraftingAhead):
 
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are waited for: reads end only while a pass waits, or after a second."""
-    read, waiting, work, wait = StoreReader.read, SlotFiller.waiting, SlotFiller.work, SlotFiller.wait
-    awaited = threading.Event()
-
-    @contextlib.contextmanager
-    def until_it_came(filler: SlotFiller) -> Iterator[None]:
-        try:
-            with waiting(filler):
-                yield
-        finally:
-            awaited.clear()
-
-    def slowly(reader: StoreReader, *arguments: Any) -> None:
-        awaited.wait(1.0)
-        read(reader, *arguments)
-
-    def working(filler: SlotFiller, *arguments: Any) -> bool:
-        awaited.set()
-        return work(filler, *arguments)
-
-    def idling(filler: SlotFiller, *arguments: Any) -> None:
-        awaited.set()
-        wait(filler, *arguments)
-
-    monkeypatch.setattr(StoreReader, "read", slowly)
-    monkeypatch.setattr(SlotFiller, "waiting", until_it_came)
-    monkeypatch.setattr(SlotFiller, "work", working)
-    monkeypatch.setattr(SlotFiller, "wait", idling)
+    """Layers are waited for."""
+    slow_down(monkeypatch)
 
 
 @pytest.fixture(scope="module")

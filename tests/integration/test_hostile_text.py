@@ -61,6 +61,7 @@ def _run(*arguments: str, stdin: str = "") -> tuple[bytes, bytes]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_a_pipe_gets_no_control_characters_of_a_header(hostile: dict[str, Path], place: str) -> None:
     path = str(hostile[place])

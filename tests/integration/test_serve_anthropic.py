@@ -11,7 +11,8 @@ import anthropic
 import pytest
 
 from tests.integration.test_serve_api import thinking
-from tests.serving import PATIENCE_S, Running, serving
+from tests.serving import Running, serving
+from tests.waiting import PATIENCE_S
 
 MESSAGES = "/v1/messages"
 SKY: Any = [{"role": "user", "content": "Why is the sky blue?"}]

@@ -17,8 +17,9 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Event
-from tests.serving import CHAT, PATIENCE_S, RESPONSE, TEXT, Running, end_of, load, serving, started
+from tests.serving import CHAT, RESPONSE, TEXT, Running, end_of, load, serving, started
 from tests.tiny import write_tiny
+from tests.waiting import PATIENCE_S
 
 BODY = b'{"prompt": "Once", "max_tokens": 2}'
 

@@ -12,7 +12,8 @@ import pytest
 
 from tests.integration.test_serve_api import thinking
 from tests.integration.test_thinking import WEATHER
-from tests.serving import PATIENCE_S, TEXT, Running, serving
+from tests.serving import TEXT, Running, serving
+from tests.waiting import PATIENCE_S
 
 SKY: Any = [{"role": "user", "content": "Why is the sky blue?"}]
 BRIEF: Any = {"options": {"num_predict": 12}, "think": False}

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,6 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return work
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_the_first_ten_minutes(folder: Path) -> None:
     port = str(free_port())
     page = [Step(s.section, s.command.replace("8080", port), s.typed) for s in steps()]

@@ -29,6 +29,7 @@ from edgespec.offload.packing import pack
 from edgespec.offload.packing.build import build_pack
 from edgespec.offload.packing.pack import StalePack, open_pack
 from tests.tamper import rearrange
+from tests.waiting import PATIENCE_S
 
 LAYERS = 3  # of the model's; packing all of them in every test would show no more
 
@@ -240,12 +241,16 @@ def test_packing_that_is_killed_leaves_nothing_for_long(
     command = [sys.executable, "-c", PACKING, str(files.paths[0]), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        child.stdout.readline()
-        (partial,) = path.parent.iterdir()
-        assert partial.stat().st_size > 10_000_000
-        assert remove_abandoned(path.parent) == 0  # it is being written
-        assert partial.exists()
-        child.send_signal(number)
+        try:
+            child.stdout.readline()
+            (partial,) = path.parent.iterdir()
+            assert partial.stat().st_size > 10_000_000
+            assert remove_abandoned(path.parent) == 0  # it is being written
+            assert partial.exists()
+            child.send_signal(number)
+            child.wait(PATIENCE_S)
+        finally:
+            child.kill()
     assert child.returncode == -number  # it ends by the signal, as it would have without cleaning up
     assert list(path.parent.iterdir()) == ([partial] if number == signal.SIGKILL else [])
     freed = remove_abandoned(path.parent)

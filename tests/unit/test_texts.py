@@ -94,7 +94,7 @@ def test_a_streamed_model_gives_memory_for_texts_that_gain_more(model: ModelFile
     assert plan.texts is not None
     assert plan.texts > 1
     slow_disk = planned(model, "auto", STEEP, rate=1e12, **small)
-    assert (slow_disk.texts or 0) <= 4, "the processor is what binds"
+    assert (slow_disk.texts or 0) <= 4, "the processor is the bottleneck"
     unmeasured = planned(model, 60, **small)
     cells = cell_bytes(model.headers[0]) * unmeasured.more_cells
     assert cells <= small["memory"] / 8

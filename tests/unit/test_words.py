@@ -224,15 +224,10 @@ def test_an_argument_that_is_no_text(engine: TalkingEngine, capsys: pytest.Captu
     assert engine.asked == []
 
 
+@pytest.mark.usefixtures("talking_session")
 def test_a_piped_chat_is_one_question(
-    engine: TalkingEngine,
-    pipe_in: Callable[[bytes], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    engine: TalkingEngine, pipe_in: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "edgespec.engine.sessions.session.Session.ask", lambda _self, text, *_, **__: engine.stream(text)
-    )
     pipe_in(b"/bye\nwas a command.\n\nWhat is it here?\n")
     assert main(["chat"]) == 0
     pipe_in(b"Buy milk.\n")

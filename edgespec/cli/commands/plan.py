@@ -43,7 +43,7 @@ def plan(
     """Predict how a model would run here: memory, trees, speed, and what would help.
 
     Figures are measured where this machine has run the model, and derived from the speed of its processor
-    and disk otherwise. A model on the Hub is not downloaded for that.
+    and disk otherwise. Models on the Hub are not downloaded.
     """
     load, config = flag.on(loading, called).arguments(), sampling.config()
     context = load.get("context", 4096)
