@@ -239,6 +239,7 @@ def attempt(header: Header) -> str:
         sys.stdout.flush()
         child = os.fork()
         if not child:
+            os.environ["GGML_NO_BACKTRACE"] = "1"  # which would start a debugger
             os.dup2(log.fileno(), 2)
             os._exit(_answer(path, compute))
         _, status = os.waitpid(child, 0)
@@ -358,7 +359,6 @@ def main() -> int:
     from edgespec.models.hub import catalog
     from edgespec.models.llama.runtime.backend import start_backend
 
-    os.environ["GGML_NO_BACKTRACE"] = "1"
     start_backend()
     vocabulary_of, made = catalog.find(None), 0
     known = sys.argv[1:] or names()
