@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,3 +145,18 @@ def test_the_product_that_a_node_is_derived_from() -> None:
         assert ggml.product_behind(derived) == ggml.product_behind(product) == (matrix, rows)
         assert ggml.product_behind(rows) is None
         assert ggml.rows_of(matrix) is None  # it has no memory
+
+
+def test_own_kernels_are_among_the_layouts_once_the_backend_has_started() -> None:
+    """llama.cpp reads the list once, so what is added later would not be found."""
+    program = (
+        "from edgespec.kernels import ggml\n"
+        "from edgespec.kernels.native import library\n"
+        "from edgespec.models.llama.runtime.backend import start_backend\n"
+        "start_backend()\n"
+        "found = ggml.offered_buffer_types()\n"
+        "own = library.loaded()\n"
+        "print(own is None or own.buffer_type == found[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"

@@ -10,7 +10,7 @@ from typing import Any
 
 import llama_cpp
 
-from edgespec.kernels.layouts import kernels_identity
+from edgespec.kernels.layouts import available_layouts, kernels_identity
 from edgespec.printable import one_line
 
 _INFO_LEVEL, _ERROR_LEVEL = 2, 4  # ggml_log_level
@@ -39,6 +39,7 @@ class _Log:
         self._callback = receive  # C keeps only the address, so Python must keep the object
         llama_cpp.llama_log_set(receive, None)
         llama_cpp.llama_backend_init()
+        available_layouts()  # before llama.cpp reads the list of layouts, which it does once
 
     def cause(self) -> str:
         """The first error line since `errors` was cleared; later ones only repeat it."""
