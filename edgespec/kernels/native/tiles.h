@@ -56,21 +56,22 @@ inline void release_tiles() {}
 
 #else
 
-// The compiler does not know that tile instructions read and write memory.
-#define MEMORY_CHANGES __asm__ volatile("" ::: "memory")
+// Compilers do not know that tile instructions read and write the memory behind a pointer, and may drop stores to it
+// (GCC bug 114098). A statement that takes the pointer and may do anything keeps them.
+#define ANYTHING_MAY_HAPPEN_TO(pointer) __asm__ volatile("" ::"r"(pointer) : "memory")
 #define TILE_LOAD(tile, from, stride) \
-    do { MEMORY_CHANGES; _tile_loadd(tile, from, stride); } while (0)
+    do { ANYTHING_MAY_HAPPEN_TO(from); _tile_loadd(tile, from, stride); } while (0)
 #define TILE_STORE(tile, to, stride) \
-    do { _tile_stored(tile, to, stride); MEMORY_CHANGES; } while (0)
+    do { _tile_stored(tile, to, stride); ANYTHING_MAY_HAPPEN_TO(to); } while (0)
 #define TILE_ZERO(tile) _tile_zero(tile)
 #define TILE_SIGNED(to, a, b) _tile_dpbssd(to, a, b)
 #define TILE_UNSIGNED(to, a, b) _tile_dpbsud(to, a, b)
 inline void store_config(TileConfig * config) {
     _tile_storeconfig(config);
-    MEMORY_CHANGES;
+    ANYTHING_MAY_HAPPEN_TO(config);
 }
 inline void load_config(const TileConfig * config) {
-    MEMORY_CHANGES;
+    ANYTHING_MAY_HAPPEN_TO(config);
     _tile_loadconfig(config);
 }
 inline void release_tiles() { _tile_release(); }
