@@ -113,7 +113,7 @@ def joined(parts: list[Frontier]) -> Frontier:
 
 
 def _row_over_step(limits: TreeLimits) -> float:
-    """What a further row of a draft step costs, over the cost of a step."""
-    if limits.min_gain <= 0:
+    """A further row of a draft step over the step, by cost; the usual share where cost is not to decide."""
+    if limits.min_gain <= 0 or limits.cascade:
         return _USUAL_SHARE
     return limits.row_gain / limits.min_gain

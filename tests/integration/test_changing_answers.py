@@ -70,7 +70,7 @@ def test_a_saved_answer_goes_on_too(engine: Engine, tmp_path: Path) -> None:
 
 
 def test_without_an_answer_there_is_nothing_to_go_on_with(engine: Engine) -> None:
-    with pytest.raises(SessionError, match="There is no answer to go on with"):
+    with pytest.raises(SessionError, match="There is no answer to continue"):
         list(Session(engine).go_on())
 
 
@@ -107,7 +107,7 @@ def test_editing_going_on_and_another_model_at_a_terminal(
     session = tmp_path / "talk.json"
     arguments = ["--draft", "none", "--max-tokens", "6", "--session", str(session), "--context", "512"]
     with contextlib.closing(Desk("chat", *arguments)) as desk:
-        desk.ask(SKY, until="/continue goes on with it")
+        desk.ask(SKY, until="/continue resumes it")
         desk.ask("/continue", until=" tokens, ")
         desk.ask("/edit", until=">>> Name a fruit.")
         desk.wait_for(" tokens, ")

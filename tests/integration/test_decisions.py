@@ -18,6 +18,7 @@ import pytest
 import edgespec
 from edgespec import Engine, GenerationConfig, Session
 from edgespec.drafters.cascade import Cascade
+from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.requests import Request
 from edgespec.engine.sessions.file import SessionFile
 from edgespec.generation.config import Grammar
@@ -180,6 +181,8 @@ def test_what_is_forced_is_done(side: str, engine: Engine, monkeypatch: pytest.M
     monkeypatch.setattr(Cascade, "chains", counted)
     engine.decisions = forced = SIDES[side]
     engine.forget_texts()
+    assert isinstance(engine.drafter, ModelDrafter)
+    engine.drafter.forget()  # with sequences of earlier answers beside it, a sequence is not read ahead
     engine.target.rewind(0)
     passes = engine.generate(QUOTED, QUOTING, raw=True).passes
     assert (max(record.nodes for record in passes) > 1) is forced.drafting

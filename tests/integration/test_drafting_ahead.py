@@ -75,7 +75,7 @@ def test_what_was_read_ahead_begins_the_next_tree(drafters: list[Engine]) -> Non
             taken += 1
         assert taken
         text = text + way_out(tree, other.draft(text, replace(limits, budget=40), ranking))
-    assert saved > 8
+    assert saved >= 6  # a step for each tree
 
 
 def test_a_text_that_goes_on_otherwise_finds_nothing_of_it(drafters: list[Engine]) -> None:

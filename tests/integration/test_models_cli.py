@@ -41,7 +41,8 @@ def server(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     data = small_model(smol_path).to_bytes()
     with HubServer({REPO: {Q4: data, Q8: data + bytes(4096)}}) as server:
         hub = Hub(server.url, tmp_path / "hub")
-        monkeypatch.setattr(Hub, "from_environment", classmethod(lambda _: hub))
+        for name in ("from_environment", "without_token"):
+            monkeypatch.setattr(Hub, name, classmethod(lambda _: hub))
         yield server
         close_session()
 

@@ -160,8 +160,9 @@ def test_no_public_function_is_left_out() -> None:
 
 
 def test_engines_and_sessions_say_what_they_are(engine: Engine, short_path: Path) -> None:
+    mode = "exact" if engine.target.rule else "not bit-exact"
     assert repr(engine) == (
-        f"<Engine {short_path.name}, drafted by {engine.drafter.name}, not bit-exact; context 64>"
+        f"<Engine {short_path.name}, drafted by {engine.drafter.name}, {mode}; context 64>"
     )
     session = Session(engine)
     list(session.ask("Hi", GenerationConfig(max_tokens=2)))

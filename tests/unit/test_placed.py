@@ -9,6 +9,7 @@ import pytest
 
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
+from edgespec.loading.devices import spreading
 from edgespec.loading.devices.card_plan import CardPlan
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.finding import CardRequest
@@ -28,6 +29,12 @@ from edgespec.progress import no_progress
 SECONDS = (1e-10, 2e-10, 4e-10)
 STEPS = Curve.through([(1, 0.010), (8, 0.012), (32, 0.040)])
 THREADS = 1
+
+
+@pytest.fixture(autouse=True)
+def processor_of_one_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the processor's speed from the cards' profiles alone, not from its measured kernels."""
+    monkeypatch.setattr(spreading, "stored_report", lambda: None)
 
 
 @pytest.fixture(scope="module")
