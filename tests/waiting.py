@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 """After this a test is taken to hang. It is no expectation: what a test asserts must not depend on time."""
 
 _LOOK_S = 0.01

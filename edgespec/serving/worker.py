@@ -195,10 +195,13 @@ class Worker(RequestSource):
 
         Raises:
             ShuttingDown: no more requests are answered.
+            Unavailable: the model failed while the request was prepared.
         """
         with self._changed:
             if self._closing:
                 raise ShuttingDown
+            if self._engine is None:
+                raise Unavailable(self._trouble)
             self._tasks.append(task)
             self._changed.notify_all()
 

@@ -19,7 +19,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.requests import Event
 from tests.serving import CHAT, RESPONSE, TEXT, Running, end_of, load, serving, started
 from tests.tiny import write_tiny
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 BODY = b'{"prompt": "Once", "max_tokens": 2}'
 
@@ -245,6 +245,7 @@ def test_a_bug_in_a_pass_is_logged_and_the_model_reloaded(
     with serving(loading, parallel=2) as server:
         status, answer = server.post(TEXT, {"prompt": "Once", "max_tokens": 4})
         assert (status, answer["error"]["message"]) == (500, "This is a bug in EdgeSpec: KeyError: -2.")
+        wait_until(lambda: len(loads) > 1)
         for stream in (False, True):
             with server.connect() as client:
                 client.send(TEXT, {"prompt": "Once", "stream": stream})
