@@ -262,6 +262,7 @@ def test_the_end_comes_at_once_and_in_order(smol_path: Path, number: int, code: 
     ):
         with a_long_answer(server) as stream, server.connect() as waiting, server.connect() as uploading:
             waiting.send(TEXT, SHORT)
+            wait_until(lambda: queued(server))  # a request that has not arrived is not answered
             uploading.begin(TEXT, 1000)
             program.send_signal(number)
             status, answer = waiting.answer()
