@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import ModelFileError
+from edgespec.errors import EdgeSpecError
 from tests.fuzz.headers import ARRAY, STRING, UINT32, Entry, Header, Tensor, small_model
 
 FLOAT32, INT32, BOOL = 6, 5, 7
@@ -209,7 +209,7 @@ def _knows(architecture: bytes) -> bool:
         file.flush()
         try:
             Model(Path(file.name), vetted=False).close()
-        except ModelFileError as error:
+        except EdgeSpecError as error:
             return "unknown model architecture" not in error.what
     return True
 
