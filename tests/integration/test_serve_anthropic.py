@@ -178,6 +178,7 @@ def test_the_model_answers_to_patterns(client: anthropic.Anthropic) -> None:
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"thinking": {"type": "enabled"}}, "budget_tokens"),
+        ({"thinking": {"type": "adaptive"}, "output_config": [7]}, "output_config"),
         ({"max_tokens": None}, "max_tokens"),
         ({"stop_sequences": 7}, "stop"),
         ({"system": 7}, "system"),

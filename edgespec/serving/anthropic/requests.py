@@ -50,8 +50,8 @@ def as_chat(body: object, *, counts: bool = False) -> dict[str, Any]:
     if body.get("stop_sequences") is not None:
         chat["stop"] = body["stop_sequences"]
     chat |= _tools(body.get("tools"), body.get("tool_choice"))
+    form = _format(body)  # first, as it checks output_config, which thinking reads too
     chat |= _thinking(body)
-    form = _format(body)
     if form is not None:
         chat["response_format"] = form
     known = {*_SAME, *_OTHERS, *_WITHOUT_EFFECT, "mcp_servers"}
