@@ -79,6 +79,14 @@ class ToolCall:
     name: str
     arguments: str
 
+    @property
+    def values(self) -> Any:
+        """The arguments, read from their JSON; an empty object if the answer was cut off within it."""
+        try:
+            return json.loads(self.arguments or "{}")
+        except ValueError:
+            return {}
+
     def to_json(self) -> dict[str, Any]:
         """The call in the form of the API."""
         return {

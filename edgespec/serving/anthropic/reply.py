@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from edgespec.generation.result import Chunk, Generation
-from edgespec.generation.tools import CallPiece, ToolCall
+from edgespec.generation.tools import CallPiece
 from edgespec.serving.api.endpoint import Event
 
 PING: Event = {"type": "ping"}
@@ -46,7 +45,7 @@ class Reply:
             content.append({"type": "thinking", "thinking": thought, "signature": _signature(thought)})
         if answer.text:
             content.append({"type": "text", "text": answer.text})
-        content += [_tool_use(call.id, call.name, _arguments(call)) for call in answer.tool_calls]
+        content += [_tool_use(call.id, call.name, call.values) for call in answer.tool_calls]
         usage = {"input_tokens": self._prompt_tokens, **_usage(answer)}
         return {**self._head, "content": content, **_ending(answer), "usage": usage}
 
@@ -117,13 +116,6 @@ class Reply:
 
 def _tool_use(identifier: str, name: str, arguments: object) -> Event:
     return {"type": "tool_use", "id": identifier, "name": name, "input": arguments}
-
-
-def _arguments(call: ToolCall) -> object:
-    try:
-        return json.loads(call.arguments or "{}")
-    except ValueError:  # the answer was cut off within the call
-        return {}
 
 
 def _signature(thought: str) -> str:

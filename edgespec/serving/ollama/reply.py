@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 from edgespec.generation.result import Chunk, Generation
 from edgespec.generation.tools import CallPiece, ToolCall
@@ -98,12 +96,7 @@ class Reply:
 
 
 def _call(call: ToolCall) -> Event:
-    arguments: Any
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except ValueError:  # the answer was cut off within the call
-        arguments = {}
-    return {"function": {"name": call.name, "arguments": arguments}}
+    return {"function": {"name": call.name, "arguments": call.values}}
 
 
 def _nanoseconds(seconds: float) -> int:
