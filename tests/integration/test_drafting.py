@@ -32,12 +32,15 @@ def texts(smol_path: Path) -> tuple[Text, ...]:
             return write_texts(engine, PROMPTS[:3], 32).texts
 
 
-def test_a_model_agrees_with_itself(smol_path: Path, texts: tuple[Text, ...]) -> None:
+def test_a_model_agrees_with_itself(
+    smol_path: Path, texts: tuple[Text, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_KERNELS", "plain")  # for attention too, as the texts were written
     with Reader(smol_path, texts, repack=False) as reader:
         found = reader.agreement(texts)
     assert found.tokens == sum(len(text.answer) for text in texts) > 60
-    # Batches round differently than single tokens, and the layouts differ, so near-ties may fall otherwise.
-    assert found.top1 > 0.9
+    # Batches round differently than single tokens, so near-ties may fall otherwise.
+    assert found.top1 > 0.97
     assert found.top4 == 1.0
 
 
