@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from platformdirs import user_cache_path
 
@@ -38,6 +35,7 @@ from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles import updates
 from edgespec.profiles.store import ProfileStore
 from tests.hanging_reads import cancelled_while_reading
+from tests.leaks import held_around
 from tests.least_memory import load_in_least_memory
 from tests.tiny import MIXTURES, N_EXPERT, N_EXPERT_USED, N_LAYER, write_tiny
 
@@ -346,17 +344,5 @@ def test_a_file_cut_while_in_use_ends_the_answer_and_not_the_process(plain: Path
 
 
 def test_opening_and_closing_leaks_nothing(mixture: Path) -> None:
-    def use() -> None:
-        with load_streamed(mixture, context=64) as engine:
-            engine.generate("the", GenerationConfig(max_tokens=2), raw=True)
-
-    def held() -> tuple[int, int]:
-        gc.collect()
-        return psutil.Process().num_fds(), threading.active_count()
-
-    for _ in range(2):
-        use()
-    before = held()
-    for _ in range(20):
-        use()
-    assert held() == before
+    before, after = held_around(mixture, context=64)
+    assert (after.descriptors, after.threads) == (before.descriptors, before.threads)

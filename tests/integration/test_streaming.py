@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from platformdirs import user_cache_path
 
@@ -33,6 +29,7 @@ from edgespec.offload.paging import PagedWeights
 from edgespec.offload.planning import stream_plan
 from edgespec.offload.weights import StreamedWeights
 from tests.hanging_reads import cancelled_while_reading
+from tests.leaks import held_around
 from tests.least_memory import load_in_least_memory
 
 PROMPT = "Write a short story about a fox and a crow who share a house."
@@ -309,23 +306,6 @@ with edgespec.load({str(q4_drafter_path)!r}, draft="none", context=64, offload="
 
 
 def test_opening_and_closing_leaks_nothing(q4_drafter_path: Path) -> None:
-    def use() -> None:
-        with load_streamed(q4_drafter_path, exact=False, context=64) as engine:
-            engine.generate("Hi", GenerationConfig(max_tokens=2), raw=True)
-
-    def held() -> tuple[int, int, int]:
-        gc.collect()
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:  # what was freed and only kept back for later is no leak
-            trim(0)
-        process = psutil.Process()
-        return process.num_fds(), threading.active_count(), process.memory_info().rss
-
-    for _ in range(3):  # what llama.cpp and Python keep for good
-        use()
-    before = held()
-    for _ in range(20):
-        use()
-    after = held()
-    assert after[:2] == before[:2]
-    assert after[2] - before[2] < 15 * MIB
+    before, after = held_around(q4_drafter_path, exact=False, context=64)
+    assert (after.descriptors, after.threads) == (before.descriptors, before.threads)
+    assert after.resident - before.resident < 15 * MIB
