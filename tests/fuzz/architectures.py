@@ -4,12 +4,13 @@
 
 llama.cpp says which setting or tensor a file lacks and which shape a tensor should have. So a maker begins
 with the settings that most models have and supplies what it is told, until the file loads and computes.
-Each attempt is made in a fork, because some answers are aborts.
+It works in forks, because some answers are aborts.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import sys
@@ -221,43 +222,53 @@ def make(architecture: str, vocabulary_of: Path) -> Header:
         NotMade: there is none.
     """
     maker = _Maker(architecture, vocabulary_of)
-    for _ in range(_MOST_ATTEMPTS):
-        answer = attempt(maker.header)
-        if not answer:
-            return maker.header
-        maker.supply(answer)
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+b") as log:
+        while maker.attempts < _MOST_ATTEMPTS:
+            state = Path(folder) / "maker.pickle"
+            state.write_bytes(pickle.dumps(maker))
+            sys.stdout.flush()
+            child = os.fork()
+            if not child:
+                os.environ["GGML_NO_BACKTRACE"] = "1"  # which would start a debugger
+                os.dup2(log.fileno(), 2)
+                os._exit(_make_on(maker, Path(folder), state))
+            _, status = os.waitpid(child, 0)
+            maker = pickle.loads(state.read_bytes())
+            log.seek(0)
+            answer = log.read().decode("utf-8", "replace").strip()
+            if not os.WIFSIGNALED(status):
+                if not os.WEXITSTATUS(status):
+                    return maker.header
+                raise NotMade(answer)
+            # The log is that of ggml's abort.
+            asserted = re.findall(r"[^\n]*(?:GGML_ASSERT|GGML_ABORT|fatal|abort)[^\n]*", answer)
+            answer = f"{signal.Signals(os.WTERMSIG(status)).name}: {asserted[0] if asserted else ''}"
+            maker.supply(answer)
     raise NotMade(f"after {_MOST_ATTEMPTS} attempts: {answer}")
 
 
-def attempt(header: Header) -> str:
-    """Load a file and compute in a fork: what llama.cpp has against it, or nothing."""
+def _make_on(maker: _Maker, folder: Path, state: Path) -> int:
+    """The fork's part: supply what is missing until the model computes, or until llama.cpp aborts."""
     from tests.fuzz.loader import compute
 
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+b") as log:
-        path = Path(folder) / "model.gguf"
-        path.write_bytes(header.to_bytes())
-        sys.stdout.flush()
-        child = os.fork()
-        if not child:
-            os.environ["GGML_NO_BACKTRACE"] = "1"  # which would start a debugger
-            os.dup2(log.fileno(), 2)
-            os._exit(_answer(path, compute))
-        _, status = os.waitpid(child, 0)
-        log.seek(0)
-        said = log.read().decode("utf-8", "replace")
-    if os.WIFSIGNALED(status):  # the log is that of ggml's abort
-        asserted = re.findall(r"[^\n]*(?:GGML_ASSERT|GGML_ABORT|fatal|abort)[^\n]*", said)
-        return f"{signal.Signals(os.WTERMSIG(status)).name}: {asserted[0] if asserted else ''}"
-    return said.strip() if os.WEXITSTATUS(status) else ""
-
-
-def _answer(path: Path, compute: Any) -> int:
-    try:
-        compute(path)
-    except Exception as error:
-        os.write(2, f"{getattr(error, 'what', error)}".encode())
-        return 1
-    return 0
+    path = folder / "model.gguf"
+    while maker.attempts < _MOST_ATTEMPTS:
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
+        path.write_bytes(maker.header.to_bytes())
+        try:
+            compute(path)
+            return 0
+        except Exception as error:
+            answer = str(getattr(error, "what", error))
+        try:
+            maker.supply(answer)
+        except NotMade as error:
+            answer = str(error)
+            break
+        state.write_bytes(pickle.dumps(maker))
+    os.write(2, answer.encode())
+    return 1
 
 
 class _Maker:
@@ -279,6 +290,7 @@ class _Maker:
             self._place(name, (32,))
         self._hints = list(_HINTS)
         self._again = False
+        self.attempts = 0
 
     def supply(self, answer: str) -> None:
         """Change what llama.cpp complained about.
@@ -286,6 +298,7 @@ class _Maker:
         Raises:
             NotMade: it is nothing that can be supplied.
         """
+        self.attempts += 1
         if match := re.search(r"key not found in model: (\S+?)[.:]?(?:$|\s)", answer):
             self._supply_key(match[1], answer)
         elif match := re.search(r"key (\S+) has wrong type \w+ but expected type (\w+)", answer):
