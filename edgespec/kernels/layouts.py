@@ -203,6 +203,24 @@ def weight_layout(name: str, type_id: int, shape: tuple[int, ...]) -> KernelLayo
     return kernel_layout(type_id, shape)
 
 
+def measured_products(type_id: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Seconds of products with weights of a quantization, from the trial of the layouts, for each of its ROWS.
+
+    Returns:
+        Those in the layout that such weights get, and those with weights as they are in files; None if the
+        trial has none.
+
+    Raises:
+        UsageError, BackendError: as kernel_layouts.
+    """
+    report = stored_report()
+    by_layout = report.seconds.get(type_id, {}) if report is not None else {}
+    if PLAIN not in by_layout:
+        return None
+    able = tuple(layout.name for layout in kernel_layouts() if layout.name in by_layout)
+    return by_layout[_preferred(type_id, able)], by_layout[PLAIN]
+
+
 def kernels_identity() -> str:
     """The layouts in use, and the quantizations that do not take the first one that supports them.
 
