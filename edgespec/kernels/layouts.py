@@ -204,7 +204,7 @@ def weight_layout(name: str, type_id: int, shape: tuple[int, ...]) -> KernelLayo
 
 
 def measured_products(type_id: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Seconds of products with weights of a quantization for each of `report.ROWS`, from the trial of layouts.
+    """Seconds of products with weights of a quantization, for each of `report.ROWS`, as they were tried.
 
     Returns:
         Those in the layout that such weights get, and those with weights as they are in files; None if the

@@ -2,6 +2,7 @@
 
     python -m tests.fuzz.campaign --files 20000
     python -m tests.fuzz.campaign --architecture qwen3moe    # damage another model's header
+    python -m tests.fuzz.campaign --architecture adapter     # or a LoRA adapter's
     python -m tests.fuzz.campaign --seeds 17 4711            # those again
     python -m tests.fuzz.campaign --seeds 17 --keep folder   # and keep the files
     python -m tests.fuzz.campaign --architecture all --results results.json --minutes 60 --workers 2
@@ -38,9 +39,10 @@ from typing import Any
 
 from edgespec.files.writing import atomic_write
 from tests.fuzz import architectures
-from tests.fuzz.headers import Header, small_model, tiny_model
+from tests.fuzz.headers import Header, parse, small_model, tiny_model
 from tests.fuzz.mutations import mutate
-from tests.tiny import ARCHITECTURES, MIXTURES
+from tests.tiny import ARCHITECTURES, MIXTURES, write_tiny
+from tests.tiny_adapters import write_adapter
 
 _PATIENCE_S = 300  # the system ends what computes for too long
 _KINDS = ("refused", "died", "error", "loaded", "repeated")
@@ -70,18 +72,21 @@ class Loader:
         self._first_peak = 0
         self._unread = b""
 
-    def outcomes(self, base: Path, seeds: Sequence[int], path: Path) -> Iterator[tuple[int, str, int]]:
+    def outcomes(
+        self, base: Path, seeds: Sequence[int], path: Path, beside: Path | None = None
+    ) -> Iterator[tuple[int, str, int]]:
         """What becomes of each file, and KiB of memory that it took beyond what was taken before.
 
         Args:
             base: a pickled header.
             path: where the files are written, one after another.
+            beside: the model that they are LoRA adapters for.
         """
         left = list(seeds)
         while left:
             child = self._start()
             peak = self._first_peak
-            order = {"base": str(base), "seeds": left, "path": str(path)}
+            order = {"base": str(base), "seeds": left, "path": str(path), "beside": str(beside or "")}
             assert child.stdin is not None
             child.stdin.write(json.dumps(order).encode() + b"\n")
             child.stdin.flush()
@@ -143,16 +148,25 @@ class Loader:
 
 
 def run(
-    base: Header, seeds: Sequence[int], folder: Path, keep: Path | None = None, loader: Loader | None = None
+    base: Header,
+    seeds: Sequence[int],
+    folder: Path,
+    keep: Path | None = None,
+    loader: Loader | None = None,
+    beside: Path | None = None,
 ) -> Outcome:
-    """Load the files of these numbers, and keep them in `keep`."""
+    """Load the files of these numbers, and keep them in `keep`.
+
+    Args:
+        beside: the model that they are LoRA adapters for.
+    """
     outcome = Outcome()
     own = Loader() if loader is None else loader
     pickled = folder / "base.pickle"
     if not pickled.exists():
         pickled.write_bytes(pickle.dumps(base))
     try:
-        for seed, what, grown in own.outcomes(pickled, seeds, folder / "model.gguf"):
+        for seed, what, grown in own.outcomes(pickled, seeds, folder / "model.gguf", beside):
             kind = what.split()[0]
             if kind not in _KINDS:
                 outcome.failures.append((seed, what))
@@ -279,6 +293,14 @@ def base_of(name: str, folder: Path) -> Header:
         raise
 
 
+def adapter_base(folder: Path) -> tuple[Header, Path]:
+    """A LoRA adapter to damage, and the model that it is for."""
+    from edgespec.models.hub import catalog
+
+    model = write_tiny(folder / "tiny.gguf", "llama", catalog.find(None))
+    return parse(write_adapter(folder / "adapter.gguf").read_bytes()), model
+
+
 def _all(options: argparse.Namespace, folder: Path) -> bool:
     """Try all architectures, shared out among the workers; whether nothing has failed."""
     rounds = Rounds(options.results, options.files, folder)
@@ -297,7 +319,7 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, nargs="+", help="these instead")
-    parser.add_argument("--architecture", default="llama", help="another one than llama, or all")
+    parser.add_argument("--architecture", default="llama", help="another one than llama, all, or adapter")
     parser.add_argument("--keep", type=Path, help="keep the files here")
     parser.add_argument("--reasons", action="store_true", help="print what was said, and how often")
     parser.add_argument("--results", type=Path, default=Path("fuzz-results.json"), help="of all")
@@ -313,7 +335,11 @@ def main() -> int:
             options.keep.mkdir(parents=True, exist_ok=True)
         seeds = options.seeds or range(options.first, options.first + options.files)
         start = time.perf_counter()
-        outcome = run(base_of(options.architecture, folder), seeds, folder, options.keep)
+        if options.architecture == "adapter":
+            base, beside = adapter_base(folder)
+            outcome = run(base, seeds, folder, options.keep, beside=beside)
+        else:
+            outcome = run(base_of(options.architecture, folder), seeds, folder, options.keep)
     if options.reasons:
         for reason, count in outcome.reasons.most_common():
             print(f"{count:6} {reason}", file=sys.stderr)

@@ -4,7 +4,8 @@
 
 Says "ready" after the peak of its memory in KiB. Takes orders, a line of JSON each: "base" is a file with a
 pickled `Header`, "seeds" are numbers of mutations (`UNDAMAGED` is the model itself), "path" is the file to
-write. Answers each seed with a line: the seed, the peak of memory in KiB, and what became of the file:
+write, and "beside" is the model that it is a LoRA adapter for, or empty. Answers each seed with a line: the
+seed, the peak of memory in KiB, and what became of the file:
 
 - "repeated": it is, byte for byte, an earlier file of this model.
 - "refused WHY" by the reader, "error WHY" by llama.cpp, or "loaded".
@@ -80,13 +81,14 @@ class KnownFiles:
 def _obey(order: Mapping[str, Any], base: Header, known: KnownFiles) -> None:
     """Do what is to be done with each seed, in as many forks as it takes."""
     seeds: Sequence[int] = order["seeds"]
+    path, beside = Path(order["path"]), Path(order["beside"]) if order["beside"] else None
     progress = memoryview(mmap.mmap(-1, 16)).cast("Q")  # the seed's index, and the stage's
     while progress[0] < len(seeds):
         child = os.fork()
         if not child:
             while progress[0] < len(seeds):
                 seed = seeds[progress[0]]
-                _say(_outcome(base, seed, Path(order["path"]), known, progress), seed)
+                _say(_outcome(base, seed, path, known, progress, beside), seed)
                 progress[0] += 1
             os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -104,7 +106,9 @@ def _signal_name(status: int) -> str:
     return f"with status {status}"
 
 
-def _outcome(base: Header, seed: int, path: Path, known: KnownFiles, progress: memoryview) -> str:
+def _outcome(
+    base: Header, seed: int, path: Path, known: KnownFiles, progress: memoryview, beside: Path | None
+) -> str:
     from edgespec.models.llama.trials.load_trial import attempt
 
     progress[1] = STAGES.index("start")
@@ -122,10 +126,13 @@ def _outcome(base: Header, seed: int, path: Path, known: KnownFiles, progress: m
     except Exception as error:
         return f"broke {type(error).__name__}: {error}"
     progress[1] = STAGES.index("tried")
-    attempt({"path": str(path)})
+    attempt({"path": str(path), **({"beside": str(beside), "adapter": True} if beside else {})})
     progress[1] = STAGES.index("survived")
     try:
-        compute(path)
+        if beside:
+            compute(beside, adapter=path)
+        else:
+            compute(path)
     except EdgeSpecError as error:
         return f"error {error.what.replace(str(path), 'FILE')}"
     except Exception as error:
@@ -141,12 +148,13 @@ def _limit_time() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 2 * _MOST_S, most))
 
 
-def compute(path: Path) -> None:
-    """Load a file that was vetted, and compute the logits of some tokens.
+def compute(path: Path, adapter: Path | None = None) -> None:
+    """Load a file that was vetted, and compute the logits of some tokens, with a LoRA adapter if given.
 
     Raises:
         EdgeSpecError: llama.cpp cannot.
     """
+    from edgespec.models.llama.runtime.adapters import load_adapter
     from edgespec.models.llama.runtime.batch import Batch
     from edgespec.models.llama.runtime.context import Context
     from edgespec.models.llama.runtime.model import Model
@@ -154,6 +162,8 @@ def compute(path: Path) -> None:
     with Model(path, memory_map=True, repack=False, vetted=False) as model:
         context = Context(model, n_cells=64, n_rows=32, n_outputs=32, n_sequences=1, n_threads=1)
         try:
+            if adapter is not None:
+                context.adapt([(load_adapter(model, adapter), 1.0)])
             tokens = model.vocabulary.tokenize("Hello, world <|im_start|>", control=True)
             tokens = [t for t in tokens if 0 <= t < model.vocabulary.n_tokens][:8] or [0]
             context.decode(Batch.run(tokens, 0, n_sequences=1, logits="last"))

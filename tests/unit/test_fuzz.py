@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.models.gguf.header import read_header
 from tests.fuzz import campaign
-from tests.fuzz.campaign import Loader, Rounds, run
+from tests.fuzz.campaign import Loader, Rounds, adapter_base, run
 from tests.fuzz.headers import STRING, Entry, parse, small_model
 from tests.fuzz.loader import UNDAMAGED
 from tests.fuzz.mutations import mutate, mutated
@@ -57,6 +57,13 @@ def test_damaged_files_of_other_architectures_are_refused_or_load(architecture: 
     assert counts["loaded"]
     assert counts["refused"]
     assert not counts["failures"]
+
+
+def test_damaged_adapters_are_refused_or_load(tmp_path: Path) -> None:
+    base, model = adapter_base(tmp_path)
+    outcome = run(base, range(100), tmp_path, beside=model)
+    assert outcome.failures == []
+    assert min(outcome.counts[kind] for kind in ("refused", "died", "loaded")) > 2
 
 
 def test_zeros_at_the_end_are_part_of_the_file(smol_path: Path) -> None:
