@@ -9,6 +9,7 @@
 
 `all` is a tiny model of each architecture that can be made. Their files are tried in rounds, some of each
 architecture at a time; the results file says how far each has come, and the same command continues there.
+SIGTERM ends the run after the current round.
 
 Prints what became of the files. A file over which the fork that tries it out dies is one EdgeSpec refuses;
 a crash after that, a hang, or use of memory beyond reason is printed with its seed, and the run ends with
@@ -210,6 +211,11 @@ class Rounds:
             before = json.loads(results.read_text())
             self._results = {name: entry for name, entry in before.items() if "files" in entry}
         self._bases: dict[str, Header] = {}
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Begin no other round."""
+        self._stopped = True
 
     def work(self, names: Sequence[str], deadline: float) -> None:
         """Try files of these architectures until all are done, or until then by the clock."""
@@ -219,7 +225,7 @@ class Rounds:
             while left:
                 # Those that have come least far come first.
                 name = min(left, key=lambda name: self._results.get(name, {}).get("files", 0))
-                if time.monotonic() > deadline:
+                if self._stopped or time.monotonic() > deadline:
                     return
                 if not self._round(name, loader):
                     left.remove(name)
@@ -306,6 +312,7 @@ def _all(options: argparse.Namespace, folder: Path) -> bool:
     rounds = Rounds(options.results, options.files, folder)
     names = architectures.names()
     deadline = time.monotonic() + 60 * options.minutes
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: rounds.stop())
     with ThreadPoolExecutor(options.workers) as pool:
         shares = [names[at :: options.workers] for at in range(options.workers)]
         list(pool.map(lambda share: rounds.work(share, deadline), shares))
