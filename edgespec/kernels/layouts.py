@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -82,10 +82,15 @@ def available_layouts() -> tuple[KernelLayout, ...]:
     known = stored_report()
     if known is None or OWN not in known.problems:
         library.loaded()
-    return tuple(
+    layouts = tuple(
         KernelLayout(ggml.functions()["ggml_backend_buft_name"](address).decode(), address)
         for address in ggml.extra_buffer_types()
     )
+    if any(layout.name == OWN for layout in layouts):
+        # Whoever else loads models in this process would have ggml call into kernels that are not in use.
+        with suppress(ggml.UnsupportedBuild):
+            ggml.offer_buffer_types([layout.address for layout in layouts if layout.name != OWN])
+    return layouts
 
 
 def supporting_layouts(type_id: int, shape: tuple[int, ...]) -> tuple[KernelLayout, ...]:
