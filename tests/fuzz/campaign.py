@@ -137,11 +137,11 @@ class Loader:
     def _line(self, child: subprocess.Popen[bytes]) -> str | None:
         """The child's next line; None if it has died, or says nothing for too long."""
         assert child.stdout is not None
-        deadline = time.monotonic() + _PATIENCE_S
+        start = time.monotonic()
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([child.stdout], [], [], max(deadline - time.monotonic(), 0))
+            ready, _, _ = select.select([child.stdout], [], [], 0.2)
             data = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
-            if not data:
+            if not data and (ready or time.monotonic() > start + _PATIENCE_S):
                 return None
             self._unread += data
         line, self._unread = self._unread.split(b"\n", 1)
