@@ -23,6 +23,7 @@ from edgespec.engine.target import Target
 from edgespec.engine.tree_limits import limits_for
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
+from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
@@ -65,6 +66,7 @@ class Engine(ManyAnswers):
         loop: draft, verify, accept, commit.
         memory: what the loaded models take, and where layers are.
         texts: how many texts `stream_many` answers at once, where it is not told.
+        prompt_files: where the states of prompts are kept for later runs; None if they are not.
         watch: makes what sees an answer from the tokens of its prompt, for each answer that begins; None for
             nothing. A request's own `on_accept` takes its place.
     """
@@ -96,6 +98,7 @@ class Engine(ManyAnswers):
         self.notes = list(notes)
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
+        self.prompt_files: CheckedFiles | None = None
         self.watch: Callable[[Sequence[int]], Watcher] | None = None
         self.limits = limits_for(target, limits, tree_budget)
         self.policy = policy or tree_policy()
@@ -255,10 +258,11 @@ class Engine(ManyAnswers):
         decoding = answer.decoding
         reason: FinishReason = "cancelled"
         try:
+            read = len(prompt)
             try:
-                self.target.prefill(decoding.tokens[:-1], on_prefill)
+                read = self.target.prefill(decoding.tokens[:-1], on_prefill)
             finally:
-                answer.prompt_was_read()
+                answer.prompt_was_read(read)
             self._usage.check()  # the progress callback may have closed the engine
             while not answer.is_full:
                 yield self._add_pass(answer, self.loop.next_pass(decoding))

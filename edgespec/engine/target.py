@@ -59,6 +59,8 @@ class Target(CachedTexts):
             if on_progress is not None and read == 0 and self._next_piece(missing)[0] < missing:
                 on_progress(0, missing)
             read += self.read_chunk(tokens, self.own)
+            for store in self.stores:
+                store.keep(self.cache, self.own.tokens, tail=False)
             if on_progress is not None:
                 on_progress(read, missing)
         return missing
@@ -84,7 +86,6 @@ class Target(CachedTexts):
             self._read(cached, piece, rows)
         else:
             self._try_long(cached, piece, rows, self.pieces, self.rule)
-        self.store_blocks(cached)
         self._changing = False
         self._hidden.digest()
         return n_tokens

@@ -149,6 +149,7 @@ class Generation:
         finish_reason: "stop" (end token or stop string), "tool_calls" (it calls tools), "length" (max_tokens,
             or the context is full), "cancelled", or "error".
         stop_string: the stop string that ended the answer; empty if none did.
+        cached_tokens: tokens of the prompt that were not read, because their state was known.
         context_full: the answer ended because the context had no room left.
         exact: passes followed one row rule, so the logits, and with them the text, are bit for bit the same
             with any drafter and tree.
@@ -169,6 +170,7 @@ class Generation:
     stop_string: str = ""
     context_full: bool = False
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     exact: bool = False
     verify: str = "auto"
     lossy: bool = False

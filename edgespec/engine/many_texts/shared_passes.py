@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from edgespec.engine.passes import CachedText, PromptChunk
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.target import Target
 from edgespec.errors import EdgeSpecError
+from edgespec.files.checked import CheckedFiles
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.text_cache import common_prefix
@@ -28,6 +29,8 @@ from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.models.llama.runtime.abort import DecodeAborted
 
 _SHARED_PREFIX = 16  # tokens that are worth waiting for while another text reads them
+_MOST_DRAFTED = 16  # texts whose states in the drafter's cache wait to be written
+_DONE = object()
 
 
 @dataclass(eq=False)
@@ -36,11 +39,13 @@ class _InFlight:
 
     Attributes:
         started: whether any of its tokens were read for it alone.
+        read: tokens of its prompt that were read for it.
     """
 
     request: Request
     answer: AnswerInProgress
     started: bool = False
+    read: int = 0
 
     @property
     def prompt(self) -> list[int]:
@@ -94,6 +99,8 @@ class SharedPasses:
         self._in_flight: list[_InFlight] = []
         self._waiting: deque[_InFlight] = deque()
         self._idle: deque[CachedText] = deque()  # of finished answers, for requests that begin alike
+        self._storing: dict[CachedText, Iterator[None]] = {}  # what is left to be written of texts
+        self._drafted: deque[Sequence[int]] = deque(maxlen=_MOST_DRAFTED)  # finished, not yet written
         self._states: StateStore | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -109,10 +116,12 @@ class SharedPasses:
                 yield from self._admit()
                 if self._in_flight:
                     yield from self._pass()
-                else:
+                    self._store_a_block()
+                elif not (self._store_a_block() or self._store_a_drafted_block()):
                     yield None
+            self._store_all()
         except DecodeAborted:
-            pass
+            self._store_all()
         finally:
             unfinished = [*self._in_flight, *self._waiting]
             self._forget_everything()
@@ -122,7 +131,8 @@ class SharedPasses:
     def _admit(self) -> Generator[Event, None, None]:
         """Let waiting texts go on and new ones begin, as long as there is room."""
         while self._waiting:
-            if not self._has_room(len(self._waiting[0].answer.decoding.tokens)):
+            tokens = self._waiting[0].answer.decoding.tokens
+            if not self._has_room(len(tokens), tokens):
                 return
             self._open(self._waiting.popleft())
         while len(self._in_flight) < self._limits.texts:
@@ -139,43 +149,93 @@ class SharedPasses:
                 yield Event(request, error=error)
                 continue
             text.answer.decoding.traced = request.traced
-            if not self._has_room(len(text.prompt)):
+            if not self._has_room(len(text.prompt), text.prompt):
                 self._waiting.append(text)
                 return
             self._open(text)
 
-    def _has_room(self, wanted: int) -> bool:
-        """Whether another text may begin, after forgetting finished ones if need be."""
-        while not self._cells.admits(self._held, wanted, len(self._in_flight)):
-            if not self._forget_finished():
+    def _has_room(self, wanted: int, tokens: Sequence[int] = ()) -> bool:
+        """Whether another text may begin, after forgetting finished ones if need be.
+
+        Args:
+            wanted: cells that it needs if it shares none.
+            tokens: its prompt, of which it shares what another text has in the cache.
+        """
+        while True:
+            source, shared = self._target.longest_prefix(tokens or [])
+            if not self._target.cache.ordered:
+                shared = 0  # cells in use are counted for each text there
+            if self._cells.admits(self._held, wanted - shared, len(self._in_flight)):
+                return True
+            if not self._forget_finished(last=source):
                 return False
-        return True
 
     @property
     def _held(self) -> int:
         """Cells in use, and those that prompts will take."""
         return self._target.n_live + sum(max(text.answer.missing, 0) for text in self._in_flight)
 
-    def _forget_finished(self) -> bool:
-        """Give up the least recent of the finished texts; False if there is none."""
+    def _forget_finished(self, last: CachedText | None = None) -> bool:
+        """Give up the least recent of the finished texts; False if there is none.
+
+        Args:
+            last: the one that is given up after all others.
+        """
         own = self._target.own
+        finished = list(self._idle)
         if own.tokens and all(text.place is not own for text in self._in_flight):
+            finished.insert(0, own)
+        if not finished:
+            return False
+        self._forget(next((text for text in finished if text is not last), finished[0]))
+        return True
+
+    def _forget(self, cached: CachedText) -> None:
+        """Give up a finished text, whose state is written first."""
+        for _ in self._storing.pop(cached, ()):
+            pass
+        if cached is self._target.own:
             self._target.rewind(0)
-            return True
-        if self._idle:
-            self._target.close_text(self._idle.popleft())
-            return True
+        else:
+            self._idle.remove(cached)
+            self._target.close_text(cached)
+
+    def _store_a_block(self) -> bool:
+        """Write a block of a finished text's state; False if all are written."""
+        while self._storing:
+            cached = next(iter(self._storing))
+            if next(self._storing[cached], _DONE) is not _DONE:
+                return True
+            del self._storing[cached]
         return False
+
+    def _store_a_drafted_block(self) -> bool:
+        """Write a block of the drafter's state of a finished text; False if all are written."""
+        while self._drafted:
+            if self._loop.drafter.store_block(self._drafted[0]):
+                return True
+            self._drafted.popleft()
+        return False
+
+    def _store_all(self) -> None:
+        """Write the states of all texts, finished or not: everything has been stopped."""
+        if not self._target.closed:
+            self._storing |= {text.place: self._target.storing(text.place) for text in self._in_flight}
+            while self._store_a_block():
+                pass
 
     def _open(self, text: _InFlight) -> None:
         """Give a text its place in the cache, with what is known of it already."""
         tokens = text.prompt
-        while not self._in_flight and self._cells.overflows(self._target.n_live + len(tokens)):
-            if not self._forget_finished():
-                break
+        if self._target.max_texts == 1:  # the text that it takes the place of is still to be written
+            while self._store_a_block():
+                pass
         cached = self._target.open_text(tokens)
         text.answer.decoding.cached = cached
         self._in_flight.append(text)
+        while self._cells.overflows(self._held):  # only now, as it may share cells of a finished text
+            if not self._forget_finished():
+                break
         stores = [] if self._states is None else [self._states]
         self._target.recall(tokens, cached, stores)
         text.started = False
@@ -186,18 +246,16 @@ class SharedPasses:
         reading = [text for text in self._in_flight if text.answer.missing > 0]
         ready = [text for text in self._in_flight if text.answer.missing <= 0]
         for text in ready:
-            text.answer.prompt_was_read()
+            text.answer.prompt_was_read(text.read)
         reading = [text for index, text in enumerate(reading) if not _is_being_read(text, reading[:index])]
         if not ready and len(reading) == 1 and self._reads_alone(reading[0].answer.missing):
             reading[0].started = True
-            self._target.read_chunk(reading[0].prompt, reading[0].place)
+            reading[0].read += self._target.read_chunk(reading[0].prompt, reading[0].place)
             return
         plan = plan_pass(len(ready), [text.answer.missing for text in reading], self._limits)
         extended = ready[: plan.extended]
         chunks = [_chunk(text, size) for text, size in zip(reading, plan.chunks, strict=True) if size]
         records = self._loop.round([text.answer.decoding for text in extended], chunks, self._limits.rows)
-        for chunk in chunks:
-            self._target.store_blocks(chunk.cached)
         if records:
             rows = sum(record.nodes for record in records) + sum(len(chunk.tokens) for chunk in chunks)
             self._on_pass(rows, records)
@@ -216,7 +274,7 @@ class SharedPasses:
         for text in self._in_flight:
             if not text.started and text.answer.missing > 0:
                 known = len(text.place.tokens)
-                if self._target.shared_prefix(text.place, text.prompt) > known:
+                if self._target.longest_prefix(text.prompt, but=text.place)[1] > known:
                     self._target.close_text(text.place)
                     text.answer.decoding.cached = self._target.open_text(text.prompt)
 
@@ -247,9 +305,12 @@ class SharedPasses:
         last = self._finish(text.answer, reason)
         self._in_flight.remove(text)
         text.answer.decoding.cached = None
-        self._idle.append(cached)
+        self._storing[cached] = self._target.storing(cached)
+        self._drafted.append(list(cached.tokens))
+        if cached is not self._target.own:
+            self._idle.append(cached)
         if len(self._idle) > self._most_idle:
-            self._target.close_text(self._idle.popleft())
+            self._forget(self._idle[0])
         return last
 
     def _make_room(self) -> None:
@@ -265,7 +326,8 @@ class SharedPasses:
         """Move a text's state to disk until there is room for it again."""
         if self._states is None:
             self._folder = tempfile.TemporaryDirectory(prefix="edgespec-texts-", ignore_cleanup_errors=True)
-            self._states = StateStore(Path(self._folder.name), repr(sorted(self._target.identity.items())))
+            files = CheckedFiles(Path(self._folder.name))
+            self._states = StateStore(files, repr(sorted(self._target.identity.items())))
         self._target.save_text(self._states, text.place)
         self._target.close_text(text.place)
         text.answer.decoding.cached = None
@@ -282,6 +344,7 @@ class SharedPasses:
         for text in self._in_flight:
             text.answer.decoding.cached = None
         self._in_flight, self._idle, self._waiting = [], deque(), deque()
+        self._storing.clear()
 
 
 def _is_being_read(text: _InFlight, others: Sequence[_InFlight]) -> bool:
@@ -294,5 +357,6 @@ def _is_being_read(text: _InFlight, others: Sequence[_InFlight]) -> bool:
 
 def _chunk(text: _InFlight, size: int) -> PromptChunk:
     text.started = True
+    text.read += size
     start = len(text.place.tokens)
     return PromptChunk(text.place, text.prompt[start : start + size])

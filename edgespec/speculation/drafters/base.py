@@ -122,6 +122,15 @@ class Drafter(Protocol):
         """Undo `save_to`."""
         return
 
+    def store_block(self, text: Sequence[int]) -> bool:
+        """Write a block of the state of a text that was drafted for to disk, if states are kept there.
+
+        Returns:
+            Whether one was written, so that there may be another one.
+        """
+        del text
+        return False
+
     def close(self) -> None:
         """Free its resources."""
 
