@@ -128,6 +128,7 @@ def usage(answers: Sequence[Generation]) -> dict[str, Any]:
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens if answers else 0},
     }
     thought = sum(answer.reasoning_tokens for answer in answers)
     return counts | {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else counts
@@ -135,12 +136,14 @@ def usage(answers: Sequence[Generation]) -> dict[str, Any]:
 
 def timings(answers: Sequence[Generation]) -> dict[str, Any]:
     """How long answers took, by the names that llama.cpp's server has for it; of several, all together."""
-    read = answers[0].prompt_tokens if answers else 0
+    cached = answers[0].cached_tokens if answers else 0
+    read = answers[0].prompt_tokens - cached if answers else 0
     read_ms = 1e3 * max((answer.timings.prefill_s for answer in answers), default=0.0)
     written = sum(len(answer.tokens) for answer in answers)
     written_ms = 1e3 * max((answer.timings.decode_s for answer in answers), default=0.0)
     passes = [record for answer in answers for record in answer.passes]
     return {
+        "cache_n": cached,
         "prompt_n": read,
         "prompt_ms": round(read_ms, 3),
         "prompt_per_token_ms": round(read_ms / read, 3) if read else 0.0,
