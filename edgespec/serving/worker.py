@@ -304,6 +304,8 @@ class Worker(RequestSource):
             task.said_something = True
             self.metrics.first_token(time.monotonic() - task.asked_at)
         self.metrics.tokens_generated(len(chunk.tokens))
+        if chunk.generation is not None:
+            self.metrics.prompt_cached(chunk.generation.cached_tokens)
 
     def _done(self, task: Task, error: Exception | None) -> None:
         """Take leave of a task; its client gets the error, if there is one."""

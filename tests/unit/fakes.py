@@ -78,6 +78,7 @@ class FakeTarget:
             path=Path("fake.gguf"), vocabulary=LetterVocabulary(), weights=AllInMemory()
         )
         self.context = FakeCells(n_cells)
+        self.cache = SimpleNamespace(ordered=False)
         self.own = FakeText()
         self.texts: list[FakeText] = [self.own]
         self.identity: dict[str, str] = {}

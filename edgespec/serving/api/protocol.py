@@ -58,7 +58,7 @@ class Reply:
                 }
             )
         kind = "chat.completion" if self._chat else "text_completion"
-        body = {**self._head, "object": kind, "choices": choices, "usage": usage(answers), **self._notes}
+        body = {**self._head, "object": kind, "choices": choices, "usage": self._usage(answers), **self._notes}
         return body | {"timings": timings(answers)} if self._timed else body
 
     def begin(self, index: int) -> list[dict[str, Any]]:
@@ -93,7 +93,14 @@ class Reply:
 
     def usage(self, answers: Sequence[Generation]) -> list[dict[str, Any]]:
         """The usage, as a separate piece without choices."""
-        return [{**self._head, "object": self._piece_kind, "choices": [], "usage": usage(answers)}]
+        return [{**self._head, "object": self._piece_kind, "choices": [], "usage": self._usage(answers)}]
+
+    def _usage(self, answers: Sequence[Generation]) -> dict[str, Any]:
+        counts = usage(answers)
+        if self._timed:  # what was cached differs from run to run, too
+            cached = answers[0].cached_tokens if answers else 0
+            counts["prompt_tokens_details"] = {"cached_tokens": cached}
+        return counts
 
     @property
     def _piece_kind(self) -> str:
@@ -128,7 +135,6 @@ def usage(answers: Sequence[Generation]) -> dict[str, Any]:
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens if answers else 0},
     }
     thought = sum(answer.reasoning_tokens for answer in answers)
     return counts | {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else counts

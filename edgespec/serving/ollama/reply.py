@@ -89,7 +89,6 @@ class Reply:
             "total_duration": _nanoseconds(times.prefill_s + times.decode_s),
             "load_duration": 0,
             "prompt_eval_count": self._prompt_tokens,
-            "prompt_cached_count": answer.cached_tokens,
             "prompt_eval_duration": _nanoseconds(times.prefill_s),
             "eval_count": len(answer.tokens),
             "eval_duration": _nanoseconds(times.decode_s),
