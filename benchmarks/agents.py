@@ -113,7 +113,11 @@ class Agent:
         for event in server.events(self.messages, tokens):
             usage = event.get("usage") or usage
             for choice in event["choices"]:
-                if "speculation" in event or choice["delta"].get("content") or "tool_calls" in choice["delta"]:
+                if (
+                    "speculation" in event
+                    or choice["delta"].get("content")
+                    or "tool_calls" in choice["delta"]
+                ):
                     first = first or time.perf_counter() - start
                 _add(message, choice["delta"])
         prompt = int(usage["prompt_tokens"])
@@ -127,7 +131,9 @@ class Agent:
             del message["tool_calls"]  # the answer was cut off in the call
             calls = None
         if calls:
-            self.messages += [{"role": "tool", "tool_call_id": call["id"], "content": result} for call in calls[:1]]
+            self.messages += [
+                {"role": "tool", "tool_call_id": call["id"], "content": result} for call in calls[:1]
+            ]
         else:
             self.messages.append({"role": "user", "content": f"This is what the file has:\n\n{result}"})
         return turn
@@ -142,7 +148,13 @@ class Server:
 
     def events(self, messages: list[dict[str, Any]], tokens: int) -> Iterator[dict[str, Any]]:
         """The events of a streamed answer."""
-        body = {"messages": messages, "tools": tools(), "max_tokens": tokens, "stream": True, "speculation": True}
+        body = {
+            "messages": messages,
+            "tools": tools(),
+            "max_tokens": tokens,
+            "stream": True,
+            "speculation": True,
+        }
         answer = self._post("/v1/chat/completions", body | {"stream_options": {"include_usage": True}})
         for line in answer:
             if line.startswith(b"data: {"):
@@ -192,13 +204,17 @@ def tools() -> list[dict[str, Any]]:
     for name, (text, parameters) in _TOOLS.items():
         properties = {key: {"type": "string", "description": about} for key, about in parameters.items()}
         schema = {"type": "object", "properties": properties, "required": [next(iter(parameters))]}
-        found.append({"type": "function", "function": {"name": name, "description": text, "parameters": schema}})
+        found.append(
+            {"type": "function", "function": {"name": name, "description": text, "parameters": schema}}
+        )
     return found
 
 
 def instructions(server: Server, tokens: int) -> str:
     """Instructions that make, with the tools, a prompt of so many tokens."""
-    pages = "".join((ROOT / page).read_text() for page in ("CONTRIBUTING.md", "docs/architecture.md", "docs/trees.md"))
+    pages = "".join(
+        (ROOT / page).read_text() for page in ("CONTRIBUTING.md", "docs/architecture.md", "docs/trees.md")
+    )
     low, high = 0, min(len(pages), round(tokens * _CHARACTERS))
     while high - low > 8:
         middle = (low + high) // 2
@@ -265,11 +281,15 @@ def held(agent: Agent, server: Server, options: argparse.Namespace) -> list[Turn
 
 def show(title: str, conversations: list[list[Turn]]) -> None:
     """Print the turns of conversations that were held in turn."""
-    print(f"{title}\n\n| turn | prompt | new | read | first token (s) | s per 1,000 read |\n|--:|--:|--:|--:|--:|--:|")
+    print(
+        f"{title}\n\n| turn | prompt | new | read | first token (s) | s per 1,000 read |\n|--:|--:|--:|--:|--:|--:|"
+    )
     for number, turns in enumerate(zip(*conversations, strict=True), 1):
         for turn in turns:
             rate = 1e3 * turn.seconds / max(turn.read, 1)
-            print(f"| {number} | {turn.prompt} | {turn.new} | {turn.read} | {turn.seconds:.2f} | {rate:.2f} |")
+            print(
+                f"| {number} | {turn.prompt} | {turn.new} | {turn.read} | {turn.seconds:.2f} | {rate:.2f} |"
+            )
     print(flush=True)
 
 

@@ -15,7 +15,10 @@ import platformdirs
 import pytest
 
 from edgespec.models.llama.cache.states import BLOCK
-from tests.integration.test_serve_api import thinking
+from edgespec.engine.engine import Engine
+from edgespec.models.text.encoding import Encoder
+from edgespec.models.text.template import ChatTemplate
+from tests.integration.test_serve_api import TEMPLATE
 from tests.serving import CHAT, Running, load, serving, started
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -32,11 +35,26 @@ FUNCTION: Any = {"name": NAME, "description": "The weather in a city.", "paramet
 TOOL: Any = {"type": "function", "function": FUNCTION}
 SYSTEM = "You are a sailor who knows the weather. " * 30
 BUDGET = 8  # tokens of a thought
+# Shows the thoughts of earlier answers, as templates do within a chain of calls.
+SHOWS = TEMPLATE.replace(
+    "{{- '<|im_start|>assistant\\n' + (message",
+    "{{- '<|im_start|>assistant\\n' }}{%- if message.reasoning_content %}"
+    "{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}{{- (message",
+)
+
+
+def showing_thoughts(path: Path) -> Engine:
+    assert SHOWS != TEMPLATE
+    engine = load(path, 1024)
+    engine.encoder.close()
+    vocabulary = engine.target.model.vocabulary
+    engine.encoder = Encoder(vocabulary, ChatTemplate(SHOWS, "", "<|im_end|>"), engine.context)
+    return engine
 
 
 @pytest.fixture(scope="module")
 def server(smol_path: Path) -> Iterator[Running]:
-    with serving(lambda: thinking(smol_path), parallel=2) as server:
+    with serving(lambda: showing_thoughts(smol_path), parallel=2) as server:
         yield server
 
 
@@ -89,18 +107,16 @@ def space_around(message: dict[str, Any]) -> None:
         message["reasoning_content"] = f" {message['reasoning_content']}\n"
 
 
-@pytest.mark.parametrize(
-    "change", [keep, reorder, numbers_as_javascript_has_them, no_thought, space_around]
-)
+@pytest.mark.parametrize("change", [keep, reorder, numbers_as_javascript_has_them, no_thought, space_around])
 def test_openai_calls_are_read_as_they_were_written(server: Running, change: Change) -> None:
     """The model writes calls on several lines, its template shows them on one, and clients change them."""
     more: Any = {"tools": [TOOL], "max_tokens": 120, "extra_body": {"think": BUDGET}}
-    first = asked(server, ASKED, tool_choice="required", **more)
+    first = asked(server, ASKED, tool_choice="required", parallel_tool_calls=False, **more)
     message = first.choices[0].message.model_dump(exclude_none=True)
     change(message)
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "Snow"}
     second = asked(server, [*ASKED, message, result], **{**more, "max_tokens": 1})
-    assert cached(second) == written(first)
+    assert cached(second) >= written(first)  # earlier tests may have asked the same
 
 
 def test_a_call_that_a_client_has_edited_is_read_as_it_sends_it(server: Running) -> None:
@@ -119,9 +135,7 @@ def test_a_call_that_a_client_has_edited_is_read_as_it_sends_it(server: Running)
 def test_openai_texts_are_read_as_they_were_written(server: Running, change: Change, stream: bool) -> None:
     asks = [{"role": "user", "content": "Tell me about the sea."}]
     if stream:
-        parts = list(
-            asked(server, asks, max_tokens=10, stream=True, stream_options={"include_usage": True})
-        )
+        parts = list(asked(server, asks, max_tokens=10, stream=True, stream_options={"include_usage": True}))
         first = parts[-1]
         text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
     else:
@@ -136,7 +150,8 @@ def test_openai_texts_are_read_as_they_were_written(server: Running, change: Cha
 def test_responses_are_read_as_they_were_written(server: Running) -> None:
     create: Any = openai_of(server).responses.create
     more: Any = {"model": "model", "tools": [{"type": "function", **FUNCTION}], "extra_body": {"think": 8}}
-    first = create(input=ASKED, tool_choice="required", max_output_tokens=120, **more)
+    alone: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+    first = create(input=ASKED, max_output_tokens=120, **alone, **more)
     call = next(item for item in first.output if item.type == "function_call")
     values = dict(reversed(json.loads(call.arguments).items()))
     told = [
@@ -145,7 +160,7 @@ def test_responses_are_read_as_they_were_written(server: Running) -> None:
         {"type": "function_call_output", "call_id": call.call_id, "output": "Snow"},
     ]
     second = create(input=told, max_output_tokens=1, **more)
-    assert second.usage.input_tokens_details.cached_tokens == first.usage.total_tokens
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens
 
 
 def reorder_input(message: dict[str, Any]) -> None:
@@ -176,11 +191,9 @@ def test_anthropic_messages_are_read_as_they_were_written(
             "tools": [{"name": NAME, "description": "The weather in a city.", "input_schema": SCHEMA}],
             "extra_body": {"think": BUDGET},
         }
-        choice: Any = {"type": "any"}
+        choice: Any = {"type": "any", "disable_parallel_tool_use": True}
         if stream:
-            with client.messages.stream(
-                messages=ASKED, max_tokens=120, tool_choice=choice, **more
-            ) as events:
+            with client.messages.stream(messages=ASKED, max_tokens=120, tool_choice=choice, **more) as events:
                 first: Any = events.get_final_message()
         else:
             first = client.messages.create(messages=ASKED, max_tokens=120, tool_choice=choice, **more)
@@ -191,7 +204,7 @@ def test_anthropic_messages_are_read_as_they_were_written(
         second: Any = client.messages.create(messages=told, max_tokens=1, **more)
         counted = client.messages.count_tokens(messages=told, **more)
     usage = first.usage
-    assert second.usage.cache_read_input_tokens == (
+    assert second.usage.cache_read_input_tokens >= (
         usage.input_tokens + usage.cache_read_input_tokens + usage.output_tokens
     )
     assert counted.input_tokens == second.usage.input_tokens + second.usage.cache_read_input_tokens
@@ -218,7 +231,7 @@ def test_ollama_messages_are_read_as_they_were_written(server: Running, change: 
     more: Any = {"model": "model", "tools": [TOOL], "think": True}
     # The API has no way to require a call or to bound a thought, so another one gets the answer.
     body = {"model": "model", "messages": ASKED, "tools": [TOOL], "tool_choice": "required", "think": BUDGET}
-    status, first = server.post(CHAT, {**body, "max_tokens": 120})
+    status, first = server.post(CHAT, {**body, "max_tokens": 120, "parallel_tool_calls": False})
     assert status == 200, first
     said = first["choices"][0]["message"]
     function = said["tool_calls"][0]["function"]
@@ -233,7 +246,7 @@ def test_ollama_messages_are_read_as_they_were_written(server: Running, change: 
     told = [*ASKED, message, {"role": "tool", "tool_name": NAME, "content": "Snow"}]
     before = cached_so_far(server)
     client.chat(messages=told, options={"num_predict": 1}, **more)
-    assert cached_so_far(server) - before == first["usage"]["total_tokens"]
+    assert cached_so_far(server) - before >= first["usage"]["total_tokens"]
 
 
 def test_ollama_texts_are_read_as_they_were_written(server: Running) -> None:

@@ -158,7 +158,7 @@ class Encoder:
         form = self.format
         if form is None or form.calls.in_channels or answer.stop_string or not answer.tokens:
             return None
-        if answer.tool_calls and answer.finish_reason != "tool_calls":  # the last one may be incomplete
+        if not all(call.is_complete for call in answer.tool_calls):
             return None
         calls = tuple((call.name, call.arguments) for call in answer.tool_calls)
         written = Written(tuple(answer.tokens), answer.text, answer.reasoning, calls)

@@ -58,7 +58,13 @@ class Reply:
                 }
             )
         kind = "chat.completion" if self._chat else "text_completion"
-        body = {**self._head, "object": kind, "choices": choices, "usage": self._usage(answers), **self._notes}
+        body = {
+            **self._head,
+            "object": kind,
+            "choices": choices,
+            "usage": self._usage(answers),
+            **self._notes,
+        }
         return body | {"timings": timings(answers)} if self._timed else body
 
     def begin(self, index: int) -> list[dict[str, Any]]:
