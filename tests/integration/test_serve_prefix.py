@@ -102,7 +102,7 @@ def no_thought(message: dict[str, Any]) -> None:
 
 
 def space_around(message: dict[str, Any]) -> None:
-    message["content"] = f"\r\n  {message['content'] or ''} \n"
+    message["content"] = f"\r\n  {message.get('content') or ''} \n"
     if "reasoning_content" in message:
         message["reasoning_content"] = f" {message['reasoning_content']}\n"
 
@@ -228,9 +228,11 @@ def ollama_space(message: dict[str, Any]) -> None:
 @pytest.mark.parametrize("change", [keep, reorder_arguments, drop_ollama_thinking, ollama_space])
 def test_ollama_messages_are_read_as_they_were_written(server: Running, change: Change) -> None:
     client = ollama.Client(f"http://127.0.0.1:{server.port}")
-    more: Any = {"model": "model", "tools": [TOOL], "think": True}
+    tool = ollama.Tool.model_validate(TOOL).model_dump(exclude_none=True)  # what the client sends of it
+    more: Any = {"model": "model", "tools": [tool], "think": True}
+    asks = [{"role": "user", "content": f"What is the weather in Oslo, {change.__name__}?"}]
     # The API has no way to require a call or to bound a thought, so another one gets the answer.
-    body = {"model": "model", "messages": ASKED, "tools": [TOOL], "tool_choice": "required", "think": BUDGET}
+    body = {"model": "model", "messages": asks, "tools": [tool], "tool_choice": "required", "think": BUDGET}
     status, first = server.post(CHAT, {**body, "max_tokens": 120, "parallel_tool_calls": False})
     assert status == 200, first
     said = first["choices"][0]["message"]
@@ -243,7 +245,7 @@ def test_ollama_messages_are_read_as_they_were_written(server: Running, change: 
         "tool_calls": [call],
     }
     change(message)
-    told = [*ASKED, message, {"role": "tool", "tool_name": NAME, "content": "Snow"}]
+    told = [*asks, message, {"role": "tool", "tool_name": NAME, "content": "Snow"}]
     before = cached_so_far(server)
     client.chat(messages=told, options={"num_predict": 1}, **more)
     assert cached_so_far(server) - before >= first["usage"]["total_tokens"]
