@@ -2,11 +2,11 @@
 
     python -m benchmarks.agents --target MODEL.gguf [--draft DRAFTER.gguf] [--scale 1] [--turns 12]
 
-The agent has the instructions and 20 tools of a coding agent, 12,000 tokens in all, and works on this repository.
-Every turn brings the result of a tool, 200 to 4,000 tokens of its files. `--scale` makes all of that smaller. The
-conversation is held four times: for the first time, again, again after the server was killed, and for the first
-time with other files, in turn with a second one of that kind. A server of its own keeps its prompts in a folder
-that is deleted in the end.
+The agent has the instructions and 20 tools of a coding agent, 12,000 tokens in all, and works on this
+repository. Every turn brings the result of a tool, 200 to 4,000 tokens of its files. `--scale` makes all of that
+smaller. The conversation is held four times: for the first time, again, again after the server was killed, and
+for the first time with other files, in turn with a second one of that kind. A server of its own keeps its
+prompts in a folder that is deleted in the end.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _RESULTS = (900, 200, 2000, 400, 1200, 300, 4000, 600, 250, 1500, 800, 2500)  # 
 _KNOWN = ("allocations", "kernels", "profiles", "rows", "vetted")
 _CHARACTERS = 3.6  # of a token of this repository, at most
 _INSTRUCTIONS = """\
-You are a coding agent that works in a person's terminal, in the repository that is described below. You read and
-change files and run programs with the tools that you are given, and answer when the work is done.
+You are a coding agent that works in a person's terminal, in the repository that is described below. You read
+and change files and run programs with the tools that you are given, and answer when the work is done.
 
 # How you work
 - Read before you write. Look for what the repository already has, and follow its conventions.
@@ -55,27 +55,63 @@ change files and run programs with the tools that you are given, and answer when
 # The repository
 """
 _TOOLS: dict[str, tuple[str, dict[str, str]]] = {
-    "read_file": ("Read a file, or some of its lines.", {"path": "Path.", "first": "First line.", "last": "Last line."}),
-    "write_file": ("Create a file or replace its content as a whole.", {"path": "Path.", "content": "All of it."}),
-    "edit_file": ("Replace a text in a file by another one.", {"path": "Path.", "old": "A text that occurs once.", "new": "What takes its place."}),
-    "list_files": ("List the files of a folder, newest first.", {"path": "Folder.", "pattern": "Such as **/*.py."}),
-    "search": ("Search the files for a regular expression.", {"pattern": "Expression.", "path": "Where to search.", "context": "Lines around each place."}),
-    "run": ("Run a command in a shell, and return what it prints.", {"command": "Command.", "timeout": "Seconds.", "folder": "Where it runs."}),
-    "run_in_background": ("Start a command that goes on running.", {"command": "Command.", "name": "A name for it."}),
-    "read_output": ("Read what a command in the background has printed.", {"name": "Its name.", "filter": "Expression for lines."}),
+    "read_file": (
+        "Read a file, or some of its lines.",
+        {"path": "Path.", "first": "First line.", "last": "Last line."},
+    ),
+    "write_file": (
+        "Create a file or replace its content as a whole.",
+        {"path": "Path.", "content": "All of it."},
+    ),
+    "edit_file": (
+        "Replace a text in a file by another one.",
+        {"path": "Path.", "old": "A text that occurs once.", "new": "What takes its place."},
+    ),
+    "list_files": (
+        "List the files of a folder, newest first.",
+        {"path": "Folder.", "pattern": "Such as **/*.py."},
+    ),
+    "search": (
+        "Search the files for a regular expression.",
+        {"pattern": "Expression.", "path": "Where to search.", "context": "Lines around each place."},
+    ),
+    "run": (
+        "Run a command in a shell, and return what it prints.",
+        {"command": "Command.", "timeout": "Seconds.", "folder": "Where it runs."},
+    ),
+    "run_in_background": (
+        "Start a command that goes on running.",
+        {"command": "Command.", "name": "A name for it."},
+    ),
+    "read_output": (
+        "Read what a command in the background has printed.",
+        {"name": "Its name.", "filter": "Expression for lines."},
+    ),
     "stop": ("End a command in the background.", {"name": "Its name."}),
-    "run_tests": ("Run tests and return those that fail.", {"paths": "Files of tests.", "expression": "Which tests.", "workers": "Processes."}),
+    "run_tests": (
+        "Run tests and return those that fail.",
+        {"paths": "Files of tests.", "expression": "Which tests.", "workers": "Processes."},
+    ),
     "diff": ("Show what was changed since a commit.", {"commit": "Commit.", "path": "File or folder."}),
     "log": ("Show commits, newest first.", {"path": "File or folder.", "count": "How many."}),
-    "blame": ("Show which commit each line of a file is from.", {"path": "File.", "first": "First line.", "last": "Last line."}),
+    "blame": (
+        "Show which commit each line of a file is from.",
+        {"path": "File.", "first": "First line.", "last": "Last line."},
+    ),
     "definition": ("Find where a name is defined.", {"name": "Name.", "path": "A file that uses it."}),
     "references": ("Find all places that use a name.", {"name": "Name.", "path": "Where it is defined."}),
     "fetch": ("Fetch a page and return its text.", {"url": "Address.", "question": "What it is read for."}),
     "plan": ("Write down the steps of the work, for the person to see.", {"steps": "One a line."}),
     "note": ("Keep a note for later conversations.", {"title": "Title.", "text": "Note."}),
-    "ask": ("Ask the person a question, and wait for the answer.", {"question": "Question.", "choices": "Answers to choose from."}),
-    "delegate": ("Have another agent do a part of the work, and return its report.", {"task": "What to do.", "context": "What it has to know."}),
-}  # fmt: skip
+    "ask": (
+        "Ask the person a question, and wait for the answer.",
+        {"question": "Question.", "choices": "Answers to choose from."},
+    ),
+    "delegate": (
+        "Have another agent do a part of the work, and return its report.",
+        {"task": "What to do.", "context": "What it has to know."},
+    ),
+}
 _TASKS = ("Find out why answers end early in some batches.", "Find out why the disk is idle in some passes.")
 
 

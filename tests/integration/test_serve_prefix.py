@@ -14,8 +14,8 @@ import openai
 import platformdirs
 import pytest
 
-from edgespec.models.llama.cache.states import BLOCK
 from edgespec.engine.engine import Engine
+from edgespec.models.llama.cache.states import BLOCK
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
 from tests.integration.test_serve_api import TEMPLATE
@@ -67,12 +67,17 @@ def keep(message: dict[str, Any]) -> None:
 
 
 def openai_of(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+    url = f"http://127.0.0.1:{server.port}/v1"
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def asked(server: Running, messages: Any, **more: Any) -> Any:
-    create: Any = openai_of(server).chat.completions.create
-    return create(**{"model": "model", "messages": messages, "extra_body": {"think": False}, **more})
+    """A whole answer, or all pieces of a streamed one."""
+    settings = {"model": "model", "messages": messages, "extra_body": {"think": False}, **more}
+    with openai_of(server) as client:
+        create: Any = client.chat.completions.create
+        answer = create(**settings)
+        return list(answer) if settings.get("stream") else answer
 
 
 def written(answer: Any) -> int:
@@ -148,10 +153,11 @@ def test_openai_texts_are_read_as_they_were_written(server: Running, change: Cha
 
 
 def test_responses_are_read_as_they_were_written(server: Running) -> None:
-    create: Any = openai_of(server).responses.create
     more: Any = {"model": "model", "tools": [{"type": "function", **FUNCTION}], "extra_body": {"think": 8}}
     alone: Any = {"tool_choice": "required", "parallel_tool_calls": False}
-    first = create(input=ASKED, max_output_tokens=120, **alone, **more)
+    with openai_of(server) as client:
+        create: Any = client.responses.create
+        first = create(input=ASKED, max_output_tokens=120, **alone, **more)
     call = next(item for item in first.output if item.type == "function_call")
     values = dict(reversed(json.loads(call.arguments).items()))
     told = [
@@ -159,7 +165,9 @@ def test_responses_are_read_as_they_were_written(server: Running) -> None:
         {**call.model_dump(exclude_none=True), "arguments": json.dumps(values)},
         {"type": "function_call_output", "call_id": call.call_id, "output": "Snow"},
     ]
-    second = create(input=told, max_output_tokens=1, **more)
+    with openai_of(server) as client:
+        create = client.responses.create
+        second = create(input=told, max_output_tokens=1, **more)
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens
 
 
@@ -227,7 +235,6 @@ def ollama_space(message: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("change", [keep, reorder_arguments, drop_ollama_thinking, ollama_space])
 def test_ollama_messages_are_read_as_they_were_written(server: Running, change: Change) -> None:
-    client = ollama.Client(f"http://127.0.0.1:{server.port}")
     tool = ollama.Tool.model_validate(TOOL).model_dump(exclude_none=True)  # what the client sends of it
     more: Any = {"model": "model", "tools": [tool], "think": True}
     asks = [{"role": "user", "content": f"What is the weather in Oslo, {change.__name__}?"}]
@@ -247,18 +254,19 @@ def test_ollama_messages_are_read_as_they_were_written(server: Running, change: 
     change(message)
     told = [*asks, message, {"role": "tool", "tool_name": NAME, "content": "Snow"}]
     before = cached_so_far(server)
-    client.chat(messages=told, options={"num_predict": 1}, **more)
+    with ollama.Client(f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as client:
+        client.chat(messages=told, options={"num_predict": 1}, **more)
     assert cached_so_far(server) - before >= first["usage"]["total_tokens"]
 
 
 def test_ollama_texts_are_read_as_they_were_written(server: Running) -> None:
-    client = ollama.Client(f"http://127.0.0.1:{server.port}")
     more: Any = {"model": "model", "think": False, "options": {"num_predict": 12}}
     asks = [{"role": "user", "content": "Tell me about ships."}]
-    first = client.chat(messages=asks, **more)
-    message = {"role": "assistant", "content": f"{first.message.content} \n"}
-    before = cached_so_far(server)
-    client.chat(messages=[*asks, message, {"role": "user", "content": "Why?"}], **more)
+    with ollama.Client(f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as client:
+        first = client.chat(messages=asks, **more)
+        message = {"role": "assistant", "content": f"{first.message.content} \n"}
+        before = cached_so_far(server)
+        client.chat(messages=[*asks, message, {"role": "user", "content": "Why?"}], **more)
     assert first.prompt_eval_count is not None
     assert first.eval_count is not None
     assert cached_so_far(server) - before >= first.prompt_eval_count + first.eval_count - 1
@@ -283,6 +291,9 @@ def test_the_next_turn_of_two_conversations_in_turn_is_all_that_is_read(smol_pat
                 talk += [{"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
 
 
+OPTIONS = ("--name", "model", "--draft", "none", "--context", "1024", "--threads", "1", "--exact")
+
+
 def prompts() -> list[Path]:
     folder = Path(platformdirs.user_cache_dir("edgespec")) / "prompts"
     return [path for path in folder.glob("*") if not path.name.startswith(".")]
@@ -291,7 +302,7 @@ def prompts() -> list[Path]:
 def test_a_server_that_was_killed_reads_the_next_turn_only(smol_path: Path) -> None:
     """States and answers are on disk as soon as the server is idle; nothing has to be closed for that."""
     talk = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Tell me about ships."}]
-    options = (smol_path, "--draft", "none", "--context", "1024", "--threads", "1", "--exact")
+    options = (smol_path, *OPTIONS)
     with started(*options) as (server, program):
         first = asked(server, talk, max_tokens=6)
         # All whole blocks, and the rest behind them.
@@ -313,7 +324,7 @@ def test_a_server_that_was_killed_reads_the_next_turn_only(smol_path: Path) -> N
 
 def test_the_folder_stays_within_its_limit(smol_path: Path) -> None:
     limit = 8 << 20
-    options = (smol_path, "--draft", "none", "--context", "1024", "--threads", "1", "--exact")
+    options = (smol_path, *OPTIONS)
     with started(*options, "--prompt-cache-size", "8MiB") as (server, program):
         for what in ("ships", "harbours", "storms"):
             asked(server, [{"role": "user", "content": f"{what} " * 300}], max_tokens=2)
