@@ -3,9 +3,9 @@
     python -m benchmarks.agents --target MODEL.gguf [--draft DRAFTER.gguf] [--scale 1] [--turns 12]
 
 The agent has the instructions and 20 tools of a coding agent, 12,000 tokens in all, and works on this
-repository. Every turn brings the result of a tool, 200 to 4,000 tokens of its files. `--scale` makes all of that
-smaller. The conversation is held four times: for the first time, again, again after the server was killed, and
-for the first time with other files, in turn with a second one of that kind. A server of its own keeps its
+repository. Every turn brings the result of a tool, 200 to 4,000 tokens of its files. `--scale` makes all of
+that smaller. The conversation is held four times: for the first time, again, again after the server was killed,
+and for the first time with other files, in turn with a second one of that kind. A server of its own keeps its
 prompts in a folder that is deleted in the end.
 """
 
@@ -317,9 +317,8 @@ def held(agent: Agent, server: Server, options: argparse.Namespace) -> list[Turn
 
 def show(title: str, conversations: list[list[Turn]]) -> None:
     """Print the turns of conversations that were held in turn."""
-    print(
-        f"{title}\n\n| turn | prompt | new | read | first token (s) | s per 1,000 read |\n|--:|--:|--:|--:|--:|--:|"
-    )
+    print(f"{title}\n\n| turn | prompt | new | read | first token (s) | s per 1,000 read |")
+    print("|--:|--:|--:|--:|--:|--:|")
     for number, turns in enumerate(zip(*conversations, strict=True), 1):
         for turn in turns:
             rate = 1e3 * turn.seconds / max(turn.read, 1)
