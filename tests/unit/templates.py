@@ -252,7 +252,9 @@ GEMMA_4 = """\
 {%- elif item is boolean -%}{{- 'true' if item else 'false' -}}
 {%- elif item is mapping -%}
 {{- '{' -}}
-{%- for key, value in item | dictsort -%}{{- key }}:{{ spelled(value) }}{{ ',' if not loop.last -}}{%- endfor -%}
+{%- for key, value in item | dictsort -%}
+{{- key }}:{{ spelled(value) }}{{ ',' if not loop.last -}}
+{%- endfor -%}
 {{- '}' -}}
 {%- elif item is sequence -%}
 {{- '[' -}}{%- for value in item -%}{{- spelled(value) }}{{ ',' if not loop.last -}}{%- endfor -%}{{- ']' -}}

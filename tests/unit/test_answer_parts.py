@@ -14,8 +14,8 @@ from edgespec.models.text.answer_format import ThoughtFormat
 from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
 from edgespec.models.text.calls.fenced import FenceReader
 from edgespec.models.text.calls.syntax import (
-    GENERIC,
     GEMMA,
+    GENERIC,
     GLM,
     HARMONY,
     HERMES,

@@ -2,9 +2,9 @@
 
     <|tool_call>call:NAME{city:<|"|>Oslo<|"|>,days:3,hourly:false,units:[<|"|>C<|"|>]}<tool_call|>
 
-The schema of a tool's arguments is turned into a grammar (in llguidance's dialect of Lark), and what was written
-is read back into JSON. Arguments come in alphabetical order, as the chat template shows them. `allOf`, `not`,
-`prefixItems` and `patternProperties` are not enforced below the arguments themselves.
+The schema of a tool's arguments is turned into a grammar (in llguidance's dialect of Lark), and what was
+written is read back into JSON. Arguments come in alphabetical order, as the chat template shows them. `allOf`,
+`not`, `prefixItems` and `patternProperties` are not enforced below the arguments themselves.
 
 Source: https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
 """
@@ -116,7 +116,7 @@ class _Rules:
             if not _NAME.fullmatch(name):
                 raise UsageError(
                     f"An argument of the tool {self._tool.name} is named {name!r}.",
-                    "This model cannot write spaces, quotes, brackets, ':' and ',' in the names of arguments.",
+                    "This model cannot write spaces, quotes, brackets, ':' and ',' in such names.",
                 )
         later, first = self._others(names, further, least)
         for name in reversed(names):
