@@ -3,8 +3,8 @@
     <|tool_call>call:NAME{city:<|"|>Oslo<|"|>,days:3,hourly:false,units:[<|"|>C<|"|>]}<tool_call|>
 
 The schema of a tool's arguments is turned into a grammar (in llguidance's dialect of Lark), and what was
-written is read back into JSON. Arguments come in alphabetical order, as the chat template shows them. `allOf`,
-`not`, `prefixItems` and `patternProperties` are not enforced below the arguments themselves.
+written is read back into JSON. Arguments come in alphabetical order, as the chat template shows them.
+`allOf`, `not`, `prefixItems` and `patternProperties` are not enforced below the arguments themselves.
 
 Source: https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
 """
