@@ -18,6 +18,7 @@ from edgespec.kernels.report import ROWS
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.llama.row_rule import SPARING
+from edgespec.plans import model_plan
 from edgespec.plans.derived_passes import DerivedPasses
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import Plan, PlanRequest
