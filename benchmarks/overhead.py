@@ -39,7 +39,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=8)
     options = parser.parse_args()
     if options.pair:
-        print_parts(*options.pair, options.nodes, options.tokens, options.rounds)
+        target, drafter = options.pair
+        print_parts(target, drafter, options.nodes, options.tokens, options.rounds)
         return
     result: dict[str, Any] = {"plain": plain(options.rounds, options.tokens)}
     for name, draft in (("q4_0", q4_0()), ("drop-18-21", dropped())):

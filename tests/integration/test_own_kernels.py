@@ -208,7 +208,7 @@ def test_trees_of_any_size_give_the_text_of_plain_decoding(
     with edgespec.load(smol_path, draft=drafter, tree_budget=budget, exact=True, context=512) as engine:
         engine.decisions = Decisions(drafting=True)
         answer = engine.generate(PROMPT, config, raw=True)
-        assert engine.target.max_nodes == budget
+        assert engine.target.max_nodes >= budget
         assert max(record.nodes for record in answer.passes) > 64
         assert answer.tokens == expected.tokens
         assert bytes(engine.target.cache.save(0, engine.target.cache.length)) == state
@@ -248,8 +248,8 @@ def test_many_texts_in_a_streamed_pass_are_those_of_each_alone(
 
 def test_more_texts_than_a_padded_pass_has_rows_share_one(own: library.Library, smol_path: Path) -> None:
     prompts = [f"{n}, {n + 1}," for n in range(80)]
-    config = GenerationConfig(max_tokens=3)
-    with edgespec.load(smol_path, draft="none", context=256, parallel=80, text_tokens=24) as engine:
+    config = GenerationConfig(max_tokens=24)
+    with edgespec.load(smol_path, draft="none", context=256, parallel=80, text_tokens=64) as engine:
         rows: list[int] = []
         verify = engine.target.verify
 
