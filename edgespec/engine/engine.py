@@ -258,11 +258,14 @@ class Engine(ManyAnswers):
         decoding = answer.decoding
         reason: FinishReason = "cancelled"
         try:
-            read = len(prompt)
             try:
-                read = self.target.prefill(decoding.tokens[:-1], on_prefill)
+                # A head drafts from hidden states of the whole prompt.
+                most_unread = 0 if self.drafter.reads_target else self.target.most_unread
+                decoding.unread = self.target.prefill(
+                    decoding.tokens[:-1], on_prefill, most_unread=max(most_unread - FIRST_BUDGET, 0)
+                )
             finally:
-                answer.prompt_was_read(read)
+                answer.prompt_was_read(len(prompt) - 1 - self.target.recalled)
             self._usage.check()  # the progress callback may have closed the engine
             while not answer.is_full:
                 yield self._add_pass(answer, self.loop.next_pass(decoding))

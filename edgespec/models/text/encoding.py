@@ -13,6 +13,7 @@ from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat, answer_format
+from edgespec.models.text.calls.gemma import with_results_in_calls
 from edgespec.models.text.calls.syntax import without_tools
 from edgespec.models.text.replay import Replay, Written
 from edgespec.models.text.template import ChatTemplate, Message, Segment, render_segments
@@ -158,6 +159,8 @@ class Encoder:
         form = self.format
         if form is None or form.calls.in_channels or answer.stop_string or not answer.tokens:
             return None
+        if answer.tool_calls and form.calls.results_in_calls:
+            return None
         if not all(call.is_complete for call in answer.tool_calls):
             return None
         calls = tuple((call.name, call.arguments) for call in answer.tool_calls)
@@ -229,9 +232,13 @@ class Encoder:
         assert self.format is not None, "there is a template"
         replay = Replay(written, self.format.thought)
         try:
-            return replay.replayed(self._rendered(replay.marked(messages), config))
+            rendered = self._rendered(replay.marked(messages), config)
         except TemplateError:
             return None
+        text = "".join(segment.text for segment in rendered)
+        results = (message["content"].strip() for message in messages if message["role"] == "tool")
+        # Without the calls, a template may not show what they returned.
+        return replay.replayed(rendered) if all(result in text for result in results) else None
 
     def _for_template(
         self, messages: Sequence[Message], config: GenerationConfig
@@ -244,6 +251,8 @@ class Encoder:
             messages = without_tools(messages, tools)
         elif tools:
             variables["tools"] = [tool.definition for tool in tools]
+        if self.format.calls.results_in_calls:
+            messages = with_results_in_calls(messages)
         if self.format.calls.in_channels:
             messages = [_with_thought_by_its_name(message) for message in messages]
         thought, think = self.format.thought, config.thinking
@@ -251,7 +260,7 @@ class Encoder:
             if thought.switch and think.enabled is not None:
                 variables[thought.switch] = think.enabled
             if thought.knows_effort and think.effort:
-                variables["reasoning_effort"] = think.effort
+                variables["reasoning_effort"] = thought.high if think.effort == "high" else think.effort
             if thought.knows_budget and think.budget is not None:
                 variables["thinking_budget"] = think.budget
         return messages, variables
