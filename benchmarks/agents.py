@@ -5,8 +5,8 @@
 The agent has the instructions and 20 tools of a coding agent, 12,000 tokens in all, and works on this
 repository. Every turn brings the result of a tool, 200 to 4,000 tokens of its files. `--scale` makes all of
 that smaller. The conversation is held four times: for the first time, again, again after the server was
-killed, and for the first time with other files, in turn with a second one of that kind. A server of its own keeps its
-prompts in a folder that is deleted in the end.
+killed, and for the first time with other files, in turn with a second one of that kind. A server of its own
+keeps its prompts in a folder that is deleted in the end.
 """
 
 from __future__ import annotations
