@@ -145,7 +145,9 @@ class Agent:
     def turn(self, server: Server, tokens: int) -> Turn:
         """Ask for the next answer, and take the result of a tool into the conversation."""
         start = time.perf_counter()
-        first, message, usage = 0.0, {"role": "assistant", "content": ""}, {}
+        first = 0.0
+        message: dict[str, Any] = {"role": "assistant", "content": ""}
+        usage: dict[str, Any] = {}
         for event in server.events(self.messages, tokens):
             usage = event.get("usage") or usage
             for choice in event["choices"]:

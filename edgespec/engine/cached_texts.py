@@ -169,6 +169,11 @@ class CachedTexts:
         self._changing = False
         return known
 
+    def store_blocks(self, cached: CachedText) -> None:
+        """Write the whole blocks of a text that are not on disk yet to the stores."""
+        for store in self.stores:
+            store.keep(cached.cache, cached.tokens, tail=False)
+
     def storing(self, cached: CachedText) -> Iterator[None]:
         """Write what is not on disk yet of a text to the stores, with a step for each block.
 

@@ -80,8 +80,7 @@ class Target(CachedTexts):
             if leaves:
                 return left
             read += self.read_chunk(tokens, self.own)
-            for store in self.stores:
-                store.keep(self.cache, self.own.tokens, tail=False)
+            self.store_blocks(self.own)
             if on_progress is not None:
                 on_progress(read, missing)
         return 0

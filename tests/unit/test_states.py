@@ -121,3 +121,30 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     store.keep(cells(TEXT), TEXT, tail=True)
     assert store.failure == f"{tmp_path / 'file' / 'x'} cannot be written: Not a directory"
     assert store.restore(cells([]), TEXT) == 0
+
+
+def test_what_several_texts_begin_with_is_kept_the_longest(tmp_path: Path) -> None:
+    store = StateStore(CheckedFiles(tmp_path, limit=4 * (BLOCK + 12)), "x")
+    shared = [1] * (2 * BLOCK)
+    for end in range(2, 7):
+        text = [*shared, *([end] * BLOCK)]
+        store.keep(cells(text), text, tail=False)
+        assert store.restore(cells([]), text) == 3 * BLOCK
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * (BLOCK + 12)
+
+
+def test_a_text_may_be_written_block_by_block(tmp_path: Path) -> None:
+    store = StateStore(CheckedFiles(tmp_path), "x")
+    steps = store.keeping(cells(TEXT), TEXT, tail=True)
+    next(steps)
+    assert len(list(tmp_path.iterdir())) == 1
+    steps.close()
+    assert StateStore(CheckedFiles(tmp_path), "x").restore(cells([]), TEXT) == BLOCK
+
+
+def test_a_file_larger_than_the_limit_displaces_nothing(tmp_path: Path) -> None:
+    files = CheckedFiles(tmp_path, limit=100)
+    files.write("small", b"x" * 40)
+    files.write("large", b"x" * 200)
+    assert files.names() == {"small"}
+    assert files.failure == ""
