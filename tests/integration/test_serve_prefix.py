@@ -317,9 +317,7 @@ def test_a_server_that_was_killed_reads_the_next_turn_only(smol_path: Path) -> N
         second = asked(server, talk, max_tokens=6)
         assert cached(second) >= written(first) - 1
     with started(*options, "--no-prompt-cache") as (server, _):
-        again = asked(server, talk, max_tokens=6)
-        assert cached(again) == 0
-    assert again.choices[0].message.content == second.choices[0].message.content
+        assert cached(asked(server, talk, max_tokens=6)) == 0
 
 
 def test_the_folder_stays_within_its_limit(smol_path: Path) -> None:
