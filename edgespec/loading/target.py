@@ -241,12 +241,12 @@ def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state:
 def _allow_long_chunks(target: Target, fingerprint: str) -> None:
     """Let a target read prompts in long chunks, if these turn out to be exact.
 
-    Trying costs a streamed target nothing. Where no number of rows changes a bit, longer ones hold as well.
+    Trying costs a streamed target little. Where no number of rows changes a bit, longer ones hold as well.
     """
     if target.rule is None:
         return
-    streamed = target.model.weights.streamed_bytes and keep_row_attention(target.context)
-    if streamed or target.rule == ANY_ROWS:
+    streamed = target.model.weights.streamed_bytes
+    if target.rule == ANY_ROWS or (streamed and keep_row_attention(target.context)):
         path = outcomes_path(user_cache_path("edgespec") / "rows", fingerprint, target.identity)
         target.pieces = PrefillChunks(target.rule, target.context.n_rows, path)
 

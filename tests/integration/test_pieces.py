@@ -26,7 +26,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     path: Path = request.getfixturevalue(request.param)
     with pytest.MonkeyPatch.context() as patch:
         # In as little memory as here, layers are worth more than the buffers of long pieces.
-        patch.setattr(needs, "_MOST_BUFFERS_EXACT", 1.0)
+        patch.setattr(needs, "best_rows", lambda *_: 512)
         loaded = load_streamed(path, context=CONTEXT, threads=1)
     with loaded:
         assert loaded.target.context.n_rows >= 512
