@@ -34,7 +34,9 @@ def engine(request: pytest.FixtureRequest, short_path: Path) -> Iterator[Engine]
 
 def prompt(engine: Engine, number: int, length: int) -> list[int]:
     """Tokens that begin differently for each number."""
-    text = f"Story {number}: " + "The river was high that spring, and nobody crossed it without a reason. " * 200
+    text = (
+        f"Story {number}: " + "The river was high that spring, and nobody crossed it without a reason. " * 200
+    )
     return engine.encoder.encode(text, raw=True)[:length]
 
 

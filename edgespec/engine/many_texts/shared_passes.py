@@ -36,11 +36,13 @@ class _InFlight:
 
     Attributes:
         started: whether any of its tokens were read for it alone.
+        to_read: tokens of its prompt that were not known when it began.
     """
 
     request: Request
     answer: AnswerInProgress
     started: bool = False
+    to_read: int = 0
 
     @property
     def prompt(self) -> list[int]:
@@ -53,6 +55,11 @@ class _InFlight:
         cached = self.answer.decoding.cached
         assert cached is not None, "only waiting texts are not in the cache"
         return cached
+
+    def tell_progress(self) -> None:
+        """Say how much of the prompt was read, to whom it may concern."""
+        if self.request.on_prefill is not None:
+            self.request.on_prefill(self.to_read - max(self.answer.missing, 0), self.to_read)
 
 
 class SharedPasses:
@@ -181,6 +188,7 @@ class SharedPasses:
         stores = [] if self._states is None else [self._states]
         self._target.recall(tokens, cached, stores)
         text.started = False
+        text.to_read = max(text.answer.missing, 0)
 
     def _pass(self) -> Generator[Event, None, None]:
         self._make_room()
@@ -193,6 +201,7 @@ class SharedPasses:
         if reading and self._reads_alone(ready, reading):
             reading[0].started = True
             self._target.read_chunk(reading[0].prompt, reading[0].place)
+            reading[0].tell_progress()
             return
         limits = self._limits_with(len(ready), [text.answer.missing for text in reading])
         plan = plan_pass(len(ready), [text.answer.missing for text in reading], limits)
@@ -201,6 +210,9 @@ class SharedPasses:
         records = self._loop.round([text.answer.decoding for text in extended], chunks, limits.rows)
         for chunk in chunks:
             self._target.store_blocks(chunk.cached)
+        for text, size in zip(reading, plan.chunks, strict=True):
+            if size:
+                text.tell_progress()
         if records:
             rows = sum(record.nodes for record in records) + sum(len(chunk.tokens) for chunk in chunks)
             self._beside.passed(rows, records[0].verify_s)
@@ -247,6 +259,7 @@ class SharedPasses:
                 if self._target.shared_prefix(text.place, text.prompt) > known:
                     self._target.close_text(text.place)
                     text.answer.decoding.cached = self._target.open_text(text.prompt)
+                    text.to_read = max(text.answer.missing, 0)
 
     def _add(self, text: _InFlight, record: PassRecord) -> Generator[Event, None, None]:
         answer = text.answer
