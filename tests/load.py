@@ -3,8 +3,8 @@
     python -m tests.load [MODEL] [--requests 2000] [--clients 32] [--parallel 8] [--tokens 12]
 
 Starts the server as a program of its own, asks each question once without company, and then lets the clients
-ask them all at once, with the `openai`, `anthropic` and `ollama` packages, whole and streamed. Every answer must
-be the one that was given without company. Then the server must hold no more descriptors and threads than
+ask them all at once, with the `openai`, `anthropic` and `ollama` packages, whole and streamed. Every answer
+must be the one that was given without company. Then the server must hold no more descriptors and threads than
 before, and hardly more memory. Exits with 1 if anything is wrong.
 """
 
