@@ -1,6 +1,6 @@
 """Load: many clients of all three APIs at once, of which half leave in the middle of their answers.
 
-    python -m tests.load [MODEL] [--requests 2000] [--clients 32] [--parallel 8] [--tokens 12]
+    python -m tests.load [MODEL] [--requests 2000] [--clients 32] [--parallel 8] [--tokens 32]
 
 Starts the server as a program of its own, asks each question once without company, and then lets the clients
 ask them all at once, with the `openai`, `anthropic` and `ollama` packages, whole and streamed. Every answer
@@ -58,7 +58,7 @@ class OpenAI:
 
     def _create(self, question: str, tokens: int, **more: Any) -> Any:
         create: Any = self._client.chat.completions.create
-        return create(model="load", messages=_asked(question), max_tokens=tokens, temperature=0, **more)
+        return create(model="load", messages=_asked(question), max_tokens=tokens, **more)
 
     def ask(self, question: str, tokens: int) -> str:
         return str(self._create(question, tokens).choices[0].message.content)
@@ -80,7 +80,7 @@ class Anthropic:
         )
 
     def _asked(self, question: str, tokens: int) -> Any:
-        return {"model": "load", "messages": _asked(question), "max_tokens": tokens, "temperature": 0}
+        return {"model": "load", "messages": _asked(question), "max_tokens": tokens}
 
     def ask(self, question: str, tokens: int) -> str:
         answer = self._client.messages.create(**self._asked(question, tokens))
@@ -101,9 +101,7 @@ class Ollama:
 
     def _chat(self, question: str, tokens: int, *, stream: bool) -> Any:
         chat: Any = self._client.chat
-        return chat(
-            "load", _asked(question), stream=stream, options={"num_predict": tokens, "temperature": 0}
-        )
+        return chat("load", _asked(question), stream=stream, options={"num_predict": tokens})
 
     def ask(self, question: str, tokens: int) -> str:
         return str(self._chat(question, tokens, stream=False).message.content)
@@ -191,7 +189,7 @@ def questions() -> list[str]:
 
 
 def load_test(
-    model: Path | str, *, requests: int, clients: int, parallel: int = 8, tokens: int = 12
+    model: Path | str, *, requests: int, clients: int, parallel: int = 8, tokens: int = 32
 ) -> Report:
     """Start a server, put it under load, and report."""
     report = Report()
@@ -215,7 +213,10 @@ def load_test(
         _run(users, range(first, requests), expected, tokens, report)
         report.end = _held_when_idle(server, process)
         report.seconds = time.monotonic() - begun
-        wait_until(lambda: sum(_counted(server).values()) >= requests + len(expected))
+        wait_until(
+            lambda: report.problems or sum(_counted(server).values()) >= requests + len(expected),
+            lambda: (_counted(server), report.outcomes, report.problems),
+        )
         report.counted = _counted(server)
     report.judge(requests)
     return report
@@ -274,7 +275,7 @@ def _ask(user: Client, question: str, expected: str, tokens: int, number: int) -
             found = user.ask(question, tokens)
         else:
             pieces = user.stream(question, tokens)
-            stop = number // 2 % (tokens // 2) if outcome == "left" else None
+            stop = 1 + number // 2 % (tokens // 2) if outcome == "left" else None
             found = "".join(itertools.islice(pieces, stop))
             pieces.close()  # type: ignore[attr-defined]  # a generator
     except Exception as error:  # whatever it is, the answer is lost
@@ -315,7 +316,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--parallel", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=32)
     asked = parser.parse_args()
     report = load_test(
         asked.model,

@@ -1,8 +1,8 @@
 """Schemas of tools' arguments, without what cannot be imposed while text is generated.
 
 Agents send schemas that were made for validating. One keyword that llguidance does not implement would cost
-the whole request. Without it a schema only permits more, and programs check the arguments that they get. (Where
-an answer itself must have a form, such a keyword is refused: leaving it out would promise what does not hold.)
+the whole request. Without it a schema only permits more, and programs check the arguments that they get.
+(Where an answer itself must have a form, such a keyword is refused: without it, the form would not hold.)
 """
 
 from __future__ import annotations
