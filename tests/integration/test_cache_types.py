@@ -137,7 +137,8 @@ def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_p
 _HELD = """
 import json, sys, edgespec
 model, budget, context = json.loads(sys.argv[1])
-with edgespec.load(model, draft="none", memory=budget, context=context, kv="q8_0", offload="stream") as engine:
+options = {"draft": "none", "context": context, "kv": "q8_0", "offload": "stream"}
+with edgespec.load(model, memory=budget, **options) as engine:
     text = "The river was high that spring, and nobody crossed it without a reason. " * 200
     answer = engine.generate(text, edgespec.GenerationConfig(max_tokens=4), raw=True)
     rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").readlines()[1:])
