@@ -19,6 +19,7 @@ from edgespec.costs.planner import (
 )
 from edgespec.costs.prompts import PromptTime, best_rows, predict_prompt, usual_prompt
 from edgespec.errors import MemoryLimitError
+from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import read_adapters, refuse_streaming
 from edgespec.loading.devices.card_plan import placement_here
 from edgespec.loading.devices.cards import Cards
@@ -28,6 +29,7 @@ from edgespec.loading.devices.placed import Placed, Placement
 from edgespec.loading.options import check_cache
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import (
+    LARGE_NODES,
     SPARE_CELLS,
     USUAL_NODES,
     USUAL_TEXT,
@@ -40,7 +42,7 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.models.llama.prefill_chunks import lengths_that_differ
-from edgespec.models.llama.row_rule import MOST_ROWS
+from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import memory_room, predict_memory
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, streamed_counts, with_second_copy
@@ -107,6 +109,7 @@ class _Planning:
         self._hits = HitRates()
         self._adapter_bytes = 0
         self._cards = cards
+        self._any_rows = own_in_use()  # whether exact passes may have any number of rows
 
     def plan(self) -> Plan:
         request = self._request
@@ -132,7 +135,7 @@ class _Planning:
             raise refuse_streaming()
         pass_costs = PassCosts(self._store, threads, self._on_progress)
         if placed.holding.streamed_bytes:
-            here, _ = pass_costs.of_target(model, streams=True, exact=False)
+            here, _ = pass_costs.of_target(model, streams=True, padded=False)
             rows, placed = self._pieces(files, placement, [], budget, placed.over(here), request.context)
             target = self._target(files, rows)
         draft_costs = DraftCosts(model, self._store, pass_costs, threads, request.temperature)
@@ -217,12 +220,13 @@ class _Planning:
             # Beside a drafter, a model may have to be streamed that fits without it.
             streams = placed.holding.streamed_bytes > 0
             exact = streams and placed.holding.experts is None and not model.headers[0].keeps_running_state
-            here, source = pass_costs.of_target(model, streams=streams, exact=exact)
+            padded = exact and not self._any_rows
+            here, source = pass_costs.of_target(model, streams=streams, padded=padded)
             self._notes.append(source)
             if placed.holding.experts is not None:
                 here = replace(here, overlap=_NO_OVERLAP)
             passes = placed.over(here)
-            most = MOST_ROWS if streams else USUAL_NODES
+            most = self._most_nodes(padded=padded, exact=exact)
             sizes = alternatives(placed.holding, passes, drafting, most)
             drawn = sizes if drafting.yields is None else sizes[1:]  # one node is plain decoding
             return _Candidate(drafting, placed, here, passes, most, drafter, tuple(drawn))
@@ -239,6 +243,12 @@ class _Planning:
             else:
                 found.append(candidate(costs.on_device(drafting, drafter, placed), placed, drafter))
         return found
+
+    def _most_nodes(self, *, exact: bool, padded: bool) -> int:
+        """Nodes of the largest tree."""
+        if padded:
+            return MOST_PADDED_ROWS
+        return LARGE_NODES if exact else USUAL_NODES
 
     def _note_packing(self, files: ModelFiles, chosen: Prediction, way: _Candidate) -> None:
         """The bytes of the packed file, and what it gains."""
@@ -302,7 +312,7 @@ class _Planning:
         smallest = self._placed(placement, [self._target(files, context=context), *beside], budget)
         found = {USUAL_NODES: smallest}
         for rows in streamed_counts(USUAL_NODES, context):
-            if rows in differ:
+            if rows in differ and not self._any_rows:
                 continue
             try:
                 size = self._target(files, rows, context)

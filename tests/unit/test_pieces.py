@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.models.llama.prefill_chunks import LENGTHS, PrefillChunks, outcomes_path
-from edgespec.models.llama.row_rule import ANY_ROWS, RowRule, RowRuleStore, files_about
+from edgespec.models.llama.row_rule import RowRule, RowRuleStore, files_about
 
 RULE = RowRule(4, 8)
 
@@ -72,16 +72,6 @@ def test_passes_that_texts_share_have_proven_rows_alone(wanted: int, proven: set
     assert pieces.is_proven(rows)
     if rows > RULE.maximum:
         assert pieces.padded(rows) == rows <= most, "rows that only fill a pass would want logits"
-
-
-@given(st.integers(1, 9000), st.integers(1, 5000))
-def test_where_no_number_of_rows_changes_a_bit_nothing_is_tried(missing: int, most: int) -> None:
-    pieces = PrefillChunks(ANY_ROWS, most)
-    assert [tokens for tokens, _ in cut(pieces, missing)] == [
-        min(most, missing - start) for start in range(0, missing, most)
-    ]
-    assert pieces.proven(missing) == min(missing, most)
-    assert pieces.is_proven(most)
 
 
 def test_lengths_that_the_rule_would_pad_are_not_taken() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgespec.files.writing import atomic_write
-from edgespec.models.llama.row_rule import ANY_ROWS, RowRule, file_stem, files_about
+from edgespec.models.llama.row_rule import RowRule, file_stem, files_about
 
 # Multiples of 32, so that attention can be divided into equal streams; close enough to need little padding.
 LENGTHS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96)
@@ -29,7 +29,7 @@ class PrefillChunks:
     """The chunk lengths beyond the row rule's in which a prompt may be read.
 
     Args:
-        rule: the row rule, which shorter chunks obey. Where it pads nothing, any length gives the same bits.
+        rule: the row rule, which shorter chunks obey.
         most: most rows that the context allows.
         path: the file in which outcomes are remembered; None remembers none.
     """
@@ -37,29 +37,21 @@ class PrefillChunks:
     def __init__(self, rule: RowRule, most: int, path: Path | None = None) -> None:
         self._rule = rule
         self._path = path
-        self._most = most
-        self._free = rule == ANY_ROWS
         self._lengths = [n for n in LENGTHS if rule.maximum < n <= most and n % rule.multiple == 0]
         self._outcomes: dict[int, bool] = _read(path) if path is not None else {}
 
     @property
     def longest(self) -> int:
         """Rows of the longest chunk that is allowed, or that may turn out to be."""
-        if self._free:
-            return self._most
         return max((n for n in self._lengths if self._outcomes.get(n, True)), default=self._rule.maximum)
 
     @property
     def longest_proven(self) -> int:
         """Rows of the longest chunk that is known to give the same bits as short ones."""
-        if self._free:
-            return self._most
         return max((n for n in self._lengths if self._outcomes.get(n, False)), default=self._rule.maximum)
 
     def next(self, missing: int) -> tuple[int, int]:
         """The next chunk of `missing` tokens: how many it takes, and the rows they are padded to."""
-        if self._free:
-            return min(missing, self._most), min(missing, self._most)
         most = _MOST_GROWTH * self.longest_proven
         for rows in self._lengths if missing > self._rule.maximum else ():
             if rows <= most and missing >= _LEAST_FILLED * rows and self._outcomes.get(rows, True):
@@ -69,8 +61,6 @@ class PrefillChunks:
 
     def proven(self, wanted: int) -> int:
         """Most rows, of as many as are wanted, that are proven without rows that only fill a pass up."""
-        if self._free:
-            return min(wanted, self._most)
         known = (rows for rows in self._lengths if rows <= wanted and self._outcomes.get(rows, False))
         return next(known, min(wanted, self._rule.maximum))
 
@@ -80,7 +70,7 @@ class PrefillChunks:
 
     def is_proven(self, rows: int) -> bool:
         """Whether chunks of this many rows are known to give the same bits as short ones."""
-        return self._free or rows <= self._rule.maximum or self._outcomes.get(rows, False)
+        return rows <= self._rule.maximum or self._outcomes.get(rows, False)
 
     def found(self, rows: int, same: bool) -> None:
         """Remember the outcome of a trial."""
