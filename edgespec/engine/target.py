@@ -89,7 +89,7 @@ class Target(CachedTexts):
         streamed = self.model.weights.streamed_bytes > 0 and not self.model.keeps_recurrent_state
         if not streamed or self.rule not in (None, ANY_ROWS):
             return 0
-        return (self.rule.maximum if self.rule else self.context.n_rows) - 1
+        return min(self.rule.maximum, self.context.n_rows) - 1 if self.rule else self.context.n_rows - 1
 
     def read_chunk(self, tokens: Sequence[int], cached: CachedText) -> int:
         """Read the next tokens of a text whose beginning is cached, in as large a chunk as possible.

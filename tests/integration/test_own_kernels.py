@@ -278,7 +278,7 @@ def test_first_layers_show_the_rule_of_a_streamed_model(own: library.Library, ge
         context, files = engine.target.context, ModelFiles.of(read_header(gemma_path))
         first = FirstLayers(context, files)
         assert find_row_rule(context, FREE_SPARING, first) == ANY_ROWS
-        assert sorted(first.seconds) == list(FEW_PASSES)
+        assert set(first.seconds) >= set(FEW_PASSES)
         assert all(seconds > 0 for seconds in first.seconds.values())
         assert find_row_rule(context, FREE_SPARING) == engine.target.rule == ANY_ROWS
 

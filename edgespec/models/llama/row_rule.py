@@ -32,6 +32,7 @@ _ANY = 1 << 20  # more rows than any context has
 _ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 47, 59)
 _FEW_ROW_COUNTS = (1, 5, 13, 32, 47)
 FEW_PASSES = (1, 8, 32, 56)  # those whose time is measured
+_LONG_PASS = 120
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ def _own_kernels_agree(first_layers: FirstLayers) -> bool:
     if not first_layers.all_own:
         return False
     all_own = watch_own()
-    found = [first_layers.decode(rows) for rows in FEW_PASSES]
+    found = [
+        first_layers.decode(rows) for rows in (*FEW_PASSES, _LONG_PASS) if rows <= first_layers.most_rows
+    ]
     states = [rows for rows in found if rows is not None]
     if len(states) < len(found) or not all_own():
         return False
