@@ -113,10 +113,10 @@ class Target(CachedTexts):
         start = cached.cache.length
         n_tokens, rows = self._next_piece(len(tokens) - start)
         piece = tokens[start : start + n_tokens]
-        if self.pieces is None or self.rule is None or self.pieces.is_proven(rows):
+        if self.pieces is None or self.pieces.is_proven(rows):
             self._read(cached, piece, rows)
         else:
-            self._try_long(cached, piece, rows, self.pieces, self.rule)
+            self._try_long(cached, piece, rows, self.pieces)
         self._changing = False
         self._hidden.digest()
         return n_tokens
@@ -133,6 +133,18 @@ class Target(CachedTexts):
         """Whether this many tokens of a prompt are certain to be read in one pass."""
         return self._next_piece(rows)[0] == rows and (self.pieces is None or self.pieces.is_proven(rows))
 
+    def must_try(self, missing: int) -> bool:
+        """Whether the next piece of a prompt shows whether pieces of its length are exact."""
+        if self.pieces is None:
+            return False
+        return not self.pieces.is_proven(self.pieces.next(missing)[1])
+
+    def shared_rows(self, wanted: int) -> int:
+        """Most rows, of as many as are wanted, of a pass that texts share."""
+        if self.pieces is not None:
+            return self.pieces.proven(wanted)
+        return min(wanted, self.prompt_rows)
+
     def _next_piece(self, missing: int) -> tuple[int, int]:
         """Tokens of the next piece of a prompt, and the rows they are padded to."""
         if self.pieces is not None:
@@ -148,15 +160,15 @@ class Target(CachedTexts):
         cached.tokens.extend(piece)
         self._hidden.show(cached, start, slice(len(piece)))
 
-    def _try_long(
-        self, cached: CachedText, piece: Sequence[int], rows: int, pieces: PrefillChunks, rule: RowRule
-    ) -> None:
-        """Read a piece in short pieces and then as a whole, and record whether both gave the same bits."""
+    def _try_long(self, cached: CachedText, piece: Sequence[int], rows: int, pieces: PrefillChunks) -> None:
+        """Read a piece in proven pieces and then as a whole, and record whether both gave the same bits."""
         cache = cached.cache
         start = cache.length
-        for at in range(0, len(piece), rule.maximum):
-            short = piece[at : at + rule.maximum]
-            self._read(cached, short, rule.padded(len(short)))
+        at = 0
+        while at < len(piece):
+            size = pieces.proven(len(piece) - at)
+            self._read(cached, piece[at : at + size], pieces.padded(size))
+            at += size
         expected = cache.save(start, cache.length)
         cached.rewind(start)
         self._read(cached, piece, rows)
@@ -262,6 +274,8 @@ class Target(CachedTexts):
         self._guessing = self._changing = False
 
     def _padded(self, rows: int) -> int:
+        if self.pieces is not None:
+            return self.pieces.padded(rows)
         return self.rule.padded(rows) if self.rule else rows
 
     @property

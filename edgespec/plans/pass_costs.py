@@ -9,11 +9,11 @@ from platformdirs import user_cache_path
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP
 from edgespec.costs.planner import Passes
+from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.throughput import measure_reading
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.models.llama.row_rule import SPARING
-from edgespec.plans.derived_passes import DerivedPasses
 from edgespec.profiles.store import (
     DiskProfile,
     PassProfile,
@@ -77,6 +77,10 @@ class PassCosts:
     def derived_curve(self, model: InspectedModel) -> Curve:
         """Seconds by rows of a model that was not measured."""
         return self._derived.curve(model.headers)
+
+    def attend_s(self, model: InspectedModel) -> float:
+        """Seconds in which a row of a model attends to a cell."""
+        return self._derived.attend_s(model.headers[0])
 
     def _read_rate(self, model: InspectedModel, own: PassProfile | None) -> tuple[float, str]:
         """Bytes of weights that will arrive per second, and where that figure comes from."""

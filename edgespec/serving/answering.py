@@ -35,7 +35,7 @@ from edgespec.serving.api.requests import (
 )
 from edgespec.serving.bodies import Bodies, Body, parse
 from edgespec.serving.request_log import GONE, Entry
-from edgespec.serving.worker import Place, Task, Worker
+from edgespec.serving.worker import Place, Reading, Task, Worker
 from edgespec.serving.written_answers import WrittenAnswers
 
 HALF_CLOSED = "edgespec.half_closed"
@@ -84,6 +84,7 @@ class Answering:
         aliases: other names that it answers to.
         defaults: settings for what requests leave open.
         on_request: called with an entry for the log when a request is done.
+        on_reading: called with how far the reading of a prompt has come.
         system: the system prompt of conversations that have none; None leaves them without.
     """
 
@@ -96,6 +97,7 @@ class Answering:
         *,
         aliases: Sequence[str] = (),
         on_request: Callable[[Entry], None] | None = None,
+        on_reading: Callable[[Reading], None] | None = None,
         system: str | None = None,
     ) -> None:
         self._worker = worker
@@ -103,6 +105,7 @@ class Answering:
         self._model = model
         self._aliases = aliases
         self._on_request = on_request
+        self._on_reading = on_reading or (lambda _progress: None)
         self._defaults = defaults
         self._limits = limits
         self._bodies = Bodies(limits)
@@ -265,18 +268,24 @@ class Answering:
         with self._tasks(exchange, place) as tasks:
             for task in tasks:
                 async for chunk in task.chunks():
-                    if chunk.generation is not None:
+                    if isinstance(chunk, Reading):
+                        self._on_reading(chunk)
+                    elif chunk.generation is not None:
                         yield chunk.generation
 
     async def _events(
         self, exchange: _Exchange, place: Place, form: Form, reply: Reply
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[Event | Reading, None]:
         try:
             with self._tasks(exchange, place) as tasks:
                 for index, task in enumerate(tasks):
                     for event in form.begin(index):
                         yield event
                     async for chunk in task.chunks():
+                        if isinstance(chunk, Reading):
+                            self._on_reading(chunk)
+                            yield chunk
+                            continue
                         for event in form.piece(index, chunk):
                             yield event
                         if chunk.generation is not None:
@@ -338,7 +347,7 @@ class Reply:
         if not self._started:
             await refusal.response(self.endpoint.failure(refusal))(self._scope, self._receive, self._send)
 
-    async def stream(self, events: AsyncGenerator[Event, None], form: Form) -> None:
+    async def stream(self, events: AsyncGenerator[Event | Reading, None], form: Form) -> None:
         """Send an answer event by event, with a sign of life now and then while there is none."""
         self.streamed = True
         named = {"content-type": self.endpoint.media_type, **_NO_BUFFERING}
@@ -357,7 +366,7 @@ class Reply:
 
 
 async def _framed(
-    events: AsyncGenerator[Event, None], endpoint: Endpoint, form: Form, half_closed: asyncio.Event
+    events: AsyncGenerator[Event | Reading, None], endpoint: Endpoint, form: Form, half_closed: asyncio.Event
 ) -> AsyncGenerator[bytes, None]:
     """The events as they are sent, with signs of life in between.
 
@@ -365,7 +374,7 @@ async def _framed(
     sooner: if it has left, its system answers with a reset.
     """
 
-    async def following() -> Event | None:
+    async def following() -> Event | Reading | None:
         return await anext(events, None)
 
     coming = asyncio.create_task(following())
@@ -377,7 +386,7 @@ async def _framed(
                 event = coming.result()
                 if event is None:
                     return
-                yield endpoint.frame(event)
+                yield endpoint.reading(form, event) if isinstance(event, Reading) else endpoint.frame(event)
                 coming, silence = asyncio.create_task(following()), 0.0
                 continue
             silence += _POLL_S

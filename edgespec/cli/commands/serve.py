@@ -152,6 +152,7 @@ def serve(
                 cors=cors,
                 aliases=tuple(dict.fromkeys(alias or ())),
                 on_request=requests.add,
+                on_reading=lambda progress: terminal.detail(f"Reading a prompt: {progress}."),
                 system=system,
             )
             server = Server(app, limits, verbose=output.verbose)

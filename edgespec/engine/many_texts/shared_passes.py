@@ -16,7 +16,7 @@ from pathlib import Path
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.loop import Loop
 from edgespec.engine.many_texts.pass_tree import pass_tree
-from edgespec.engine.many_texts.scheduler import CellBudget, PassLimits, plan_pass
+from edgespec.engine.many_texts.scheduler import CellBudget, PassLimits, ReadingBeside, plan_pass
 from edgespec.engine.passes import CachedText, PromptChunk
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.target import Target
@@ -41,12 +41,14 @@ class _InFlight:
     Attributes:
         started: whether any of its tokens were read for it alone.
         read: tokens of its prompt that were read for it.
+        to_read: tokens of its prompt that were not known when it began.
     """
 
     request: Request
     answer: AnswerInProgress
     started: bool = False
     read: int = 0
+    to_read: int = 0
 
     @property
     def prompt(self) -> list[int]:
@@ -59,6 +61,11 @@ class _InFlight:
         cached = self.answer.decoding.cached
         assert cached is not None, "only waiting texts are not in the cache"
         return cached
+
+    def tell_progress(self) -> None:
+        """Say how much of the prompt was read, to whom it may concern."""
+        if self.request.on_prefill is not None:
+            self.request.on_prefill(self.to_read - max(self.answer.missing, 0), self.to_read)
 
 
 class SharedPasses:
@@ -93,6 +100,7 @@ class SharedPasses:
         self._on_pass = on_pass
         texts = min(most_texts, target.max_texts - 1, target.max_nodes)
         self._limits = PassLimits(max(texts, 1), _most_rows(target))
+        self._beside = ReadingBeside(self._limits.rows)
         self._most_idle = max(target.max_texts - 1 - self._limits.texts, 0)
         self._cells = CellBudget(target.context.n_cells, spare=4 * target.max_nodes)
         self._in_flight: list[_InFlight] = []
@@ -238,6 +246,7 @@ class SharedPasses:
         stores = [] if self._states is None else [self._states]
         self._target.recall(tokens, cached, stores)
         text.started = False
+        text.to_read = max(text.answer.missing, 0)
 
     def _pass(self) -> Generator[Event, None, None]:
         self._make_room()
@@ -247,26 +256,56 @@ class SharedPasses:
         for text in ready:
             text.answer.prompt_was_read(text.read)
         reading = [text for index, text in enumerate(reading) if not _is_being_read(text, reading[:index])]
-        if not ready and len(reading) == 1 and self._reads_alone(reading[0].answer.missing):
+        if reading and self._reads_alone(ready, reading):
             reading[0].started = True
             reading[0].read += self._target.read_chunk(reading[0].prompt, reading[0].place)
+            reading[0].tell_progress()
             return
-        plan = plan_pass(len(ready), [text.answer.missing for text in reading], self._limits)
+        limits = self._limits_with(len(ready), [text.answer.missing for text in reading])
+        plan = plan_pass(len(ready), [text.answer.missing for text in reading], limits)
         extended = ready[: plan.extended]
         chunks = [_chunk(text, size) for text, size in zip(reading, plan.chunks, strict=True) if size]
-        records = self._loop.round([text.answer.decoding for text in extended], chunks, self._limits.rows)
+        records = self._loop.round([text.answer.decoding for text in extended], chunks, limits.rows)
+        for text, size in zip(reading, plan.chunks, strict=True):
+            if size:
+                text.tell_progress()
         if records:
             rows = sum(record.nodes for record in records) + sum(len(chunk.tokens) for chunk in chunks)
+            self._beside.passed(rows, records[0].verify_s)
             self._on_pass(rows, records)
         for text, record in zip(extended, records, strict=True):
             yield from self._add(text, record)
 
-    def _reads_alone(self, missing: int) -> bool:
-        """Whether a prompt that shares its pass with no other text is read in the longest chunks."""
+    def _reads_alone(self, ready: Sequence[_InFlight], reading: Sequence[_InFlight]) -> bool:
+        """Whether the oldest prompt that is being read gets the next pass to itself, in the longest piece."""
         if self._target.max_texts == 1:
-            return True
-        # Only where weights are streamed does the length of a chunk matter.
-        return missing > self._limits.rows and self._target.model.weights.streamed_bytes > 0
+            return not ready
+        if not self._streamed or reading[0].answer.missing <= self._limits.rows:
+            return False
+        # Pieces of a length that shared passes may have are tried alone, once.
+        return self._target.must_try(reading[0].answer.missing) or not (ready or reading[1:])
+
+    @property
+    def _streamed(self) -> bool:
+        return self._target.model.weights.streamed_bytes > 0
+
+    def _limits_with(self, ready: int, unread: Sequence[int]) -> PassLimits:
+        """Limits of the next pass.
+
+        Only where weights are streamed does it matter into how many pieces prompts are cut. They are then
+        read in pieces as large as possible, but so that a text that is being answered waits no more than
+        twice as long for its next token.
+
+        Args:
+            ready: texts that are being answered.
+            unread: tokens of each prompt that is being read.
+        """
+        if not (self._streamed and unread):
+            return self._limits
+        wanted = min(ready, self._limits.texts) + sum(unread)
+        if ready:
+            wanted = min(wanted, self._beside.rows)
+        return replace(self._limits, rows=max(self._limits.rows, self._target.shared_rows(wanted)))
 
     def _share_prefixes(self) -> None:
         """Let texts that have read nothing yet share what others have read in the meantime."""
@@ -276,6 +315,7 @@ class SharedPasses:
                 if self._target.longest_prefix(text.prompt, but=text.place)[1] > known:
                     self._target.close_text(text.place)
                     text.answer.decoding.cached = self._target.open_text(text.prompt)
+                    text.to_read = max(text.answer.missing, 0)
 
     def _add(self, text: _InFlight, record: PassRecord) -> Generator[Event, None, None]:
         answer = text.answer
