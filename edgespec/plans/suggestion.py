@@ -26,7 +26,7 @@ from edgespec.machine.cores import default_threads
 from edgespec.models.hub import catalog
 from edgespec.models.hub.catalog import Entry
 from edgespec.offload.planning.budget import memory_room
-from edgespec.plans.derived_passes import known_products, pass_curve
+from edgespec.measure.derived_passes import known_products, pass_curve
 from edgespec.profiles.store import PassProfile, ProfileStore, disk_key, machine_identity
 
 _AS_FAST_AS_READING = 5.0  # tokens a second
