@@ -3,14 +3,15 @@
     python -m benchmarks.pairs --target big.gguf --drafter small.gguf [--memory 4GB] [--ways plain 8 16 auto]
         [--temperatures 0 0.7] [--tokens 128] [--results FILE]
 
-One process loads the pair once. Every question is answered in each of the ways one after another, in an order
-that rotates, and what was learned is forgotten before each answer (unless `--keep`), so that a ratio compares
-answers to one question made within a minute. The questions are those of `bench` and of benchmarks/coding.jsonl:
-as many about code as about anything else. `plain` drafts nothing, in the same engine, which leaves the
-drafter's memory to the drafter; with `--drafter lookup`, trees grow from what needs no model.
+One process loads the pair once. Every question is answered in each of the ways one after another, in an
+order that rotates, and what was learned is forgotten before each answer (unless `--keep`), so that a ratio
+compares answers to one question made within a minute. The questions are those of `bench` and of
+benchmarks/coding.jsonl: as many about code as about anything else. `plain` drafts nothing, in the same
+engine, which leaves the drafter's memory to the drafter; with `--drafter lookup`, trees grow from what needs
+no model.
 
-With `--results`, rows are added to a file of JSON lines, and groups of answers that it has already are not made
-again; `--seconds` ends a run early, to be continued by another. `--show` makes the tables of such a file.
+With `--results`, rows are added to a file of JSON lines, and answers that it has already are not made again;
+`--seconds` ends a run early, to be continued by another. `--show` makes the tables of such a file.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ from platformdirs import user_cache_path
 from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, USUAL_OVERLAP
 from edgespec.costs.planner import Passes
+from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.throughput import measure_reading
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.models.llama.row_rule import SPARING
-from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.profiles.store import (
     DiskProfile,
     PassProfile,

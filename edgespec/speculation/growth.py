@@ -171,7 +171,7 @@ class TreeLimits:
         row_gain: the same for every node that a step reads.
         hidden_gain: what the first draft steps may cost, in the same unit, before they must pay: the disk
             reads ahead for the pass meanwhile, so that they take no time.
-        most_gain: what all draft steps may cost beyond that, in the same unit. The first is taken in any case.
+        most_gain: what all draft steps may cost beyond that, in the same unit; the first is always taken.
         steps: most draft steps.
         remembered: candidates whose path scores above this are kept in the search although they cannot become
             part of the tree. The search may be continued below them later.

@@ -15,10 +15,10 @@ import pytest
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.report import ROWS
+from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.llama.row_rule import SPARING
-from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import Plan, PlanRequest
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity

@@ -84,8 +84,8 @@ def test_draft_steps_that_were_disturbed_are_marked_and_replaced(tmp_path: Path)
     store, keys = ProfileStore(tmp_path), Keys.of("target", "drafter", threads=2, mode="")
     slow = DraftProfile(CURVE.scaled(3), quick=True, busy=0.4)
     store.put(keys.drafts, slow)
-    assert store.drafts(keys.drafts) == slow
-    assert slow.disturbed
+    assert (stored := store.drafts(keys.drafts)) is not None
+    assert stored.disturbed
     quick = DraftProfile(CURVE, quick=True)
     assert quicker(slow, quick) is quick
     assert quicker(slow, DraftProfile(CURVE.scaled(4), quick=True, busy=0.2)) is slow
