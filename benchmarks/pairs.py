@@ -35,7 +35,7 @@ from edgespec.generation.result import Generation
 from edgespec.speculation.drafters.base import Drafter, NoDrafter
 from edgespec.speculation.policies import TreePolicy, tree_policy
 
-_CODE = ("code", "coding")
+CODE = ("code", "coding")
 _SUMMED = ("nodes", "draft_s", "draft_steps", "draft_rows", "wait_s", "verify_s", "accept_s", "observe_s")
 Row = dict[str, Any]
 
@@ -124,7 +124,7 @@ def _measured(options: argparse.Namespace, known: Iterable[Row]) -> Iterator[lis
         _answer(engine, ways[options.ways[-1]], "Why is the sky blue?", GenerationConfig(max_tokens=16))
         number = 0
         for tokens in options.tokens:
-            for question in _questions(options):
+            for question in questions_of(options.questions, options.count):
                 for temperature in options.temperatures:
                     number += 1
                     key = question.identifier, temperature, tokens
@@ -164,7 +164,7 @@ def _row(question: Question, way: str, temperature: float, tokens: int, made: Ge
     return {
         "question": question.identifier,
         "category": question.category,
-        "kind": "code" if question.category in _CODE else "prose",
+        "kind": "code" if question.category in CODE else "prose",
         "way": way,
         "temperature": temperature,
         "limit": tokens,
@@ -177,17 +177,20 @@ def _row(question: Question, way: str, temperature: float, tokens: int, made: Ge
     }
 
 
-def _questions(options: argparse.Namespace) -> list[Question]:
-    """As many of each kind as asked for, in turn."""
-    files = options.questions or [Path(__file__).with_name("coding.jsonl")]
+def questions_of(paths: Sequence[Path] | None, count: int) -> list[Question]:
+    """As many about code as about anything else, in turn: those of `bench`, and of files.
+
+    Args:
+        paths: of files; none are benchmarks/coding.jsonl.
+    """
     asked = [
         Question(f"{path.stem} {question.identifier}", question.category, question.text)
-        for path in files
+        for path in paths or [Path(__file__).with_name("coding.jsonl")]
         for question in read_questions(path)
     ]
     asked += [Question(f"own {q.identifier}", q.category, q.text) for q in own_questions()]
-    kinds = [[q for q in asked if (q.category in _CODE) == is_code] for is_code in (True, False)]
-    code, prose = (balanced(kind, options.count) for kind in kinds)
+    kinds = [[q for q in asked if (q.category in CODE) == is_code] for is_code in (True, False)]
+    code, prose = (balanced(kind, count) for kind in kinds)
     return [question for pair in zip(code, prose, strict=False) for question in pair]
 
 
