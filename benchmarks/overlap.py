@@ -5,9 +5,9 @@
 The target answers questions at each temperature, and both models then read the answers. For every token,
 the overlap is the sum over the vocabulary of the smaller of the two probabilities: no rule accepts a single
 drafted token more often than that (Leviathan et al. 2023). At a temperature of 0 it is the share of tokens
-that both models put first. "Reached" is the share of tokens that the drafter ranks first by its own logits and
-the target's noise, as trees are grown, and "among four" the share that it ranks among its first four. Nothing
-that is learned of the pair takes part.
+that both models put first. "Reached" is the share of tokens that the drafter ranks first by its own logits
+and the target's noise, as trees are grown, and "among four" the share that it ranks among its first four.
+Nothing that is learned of the pair takes part.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ A node is worth adding while its acceptance probability times the time per token
 costs. A draft step is worth taking while the tokens it could add are worth more than its seconds (the
 threshold of OPT-Tree, Wang et al. 2024, with measured times); steps during which the disk reads for the pass
 are worth taking in any case, as long as passes wait for it. The probabilities are the policy's, corrected
-by how many of the tokens its trees promised were accepted. Where a pass takes as
-long for many nodes as for one, trees become large; where every node costs time, small; where draft steps are
-expensive, shallow. Where speculation does not pay, decoding is plain, and the time lost on trials is limited
-to a small share of the whole.
+by how many of the tokens its trees promised were accepted. Where a pass takes as long for many nodes as for
+one, trees become large; where every node costs time, small; where draft steps are expensive, shallow. Where
+speculation does not pay, decoding is plain: the time that it may lose is limited, to what it has gained and a
+small share of the whole.
 
 Texts that share a pass share its nodes: a further node is worth as much for one of several texts as for a
 single one, but a token is worth less, because a plain pass already gives one for each text.
