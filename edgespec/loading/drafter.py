@@ -16,6 +16,7 @@ from edgespec.loading.state import LoadState
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.row_rule import ANY_ROWS
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.tokenizer.compatibility import differs
@@ -150,6 +151,14 @@ def pair_costs(
     if target.model.weights.expert_use is not None:
         return None
     try:
-        return initial_costs(target, drafter, limits.width, keys, state.on_progress, notes=state.notes)
+        return initial_costs(
+            target,
+            drafter,
+            limits.width,
+            keys,
+            state.on_progress,
+            notes=state.notes,
+            first_layers=state.first_layers if target.rule == ANY_ROWS else None,
+        )
     except DecodeAborted:
         raise KeyboardInterrupt from None

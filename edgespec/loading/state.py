@@ -15,6 +15,7 @@ from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.footprint import USUAL_NODES
+from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.model import Model
 from edgespec.progress import Progress
@@ -45,6 +46,7 @@ class LoadState:
         cards: this machine's devices that may hold layers.
         most_on_devices: layers that may be on them, after a load has run out of their memory; None for any.
         warnings: what people should know at once.
+        first_layers: of a streamed target, for passes that cost little; None before it is open.
     """
 
     def __init__(self, options: LoadOptions, on_progress: Progress) -> None:
@@ -59,6 +61,7 @@ class LoadState:
         self.cards: Cards | None = None
         self.most_on_devices: int | None = None
         self.warnings: list[str] = []
+        self.first_layers: FirstLayers | None = None
         self._opened: list[Closable] = []
 
     def keep(self, opened: Opened) -> Opened:

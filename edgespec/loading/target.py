@@ -19,6 +19,7 @@ from edgespec.machine.cores import thread_counts
 from edgespec.measure.threads import choose_threads, known_threads
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.identity import cache_identity
+from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.prefill_chunks import PrefillChunks, outcomes_path
 from edgespec.models.llama.row_rule import (
@@ -67,6 +68,8 @@ def open_target(
     if state.adapters:
         context.adapt([(load_adapter(model, a.header.path), a.scale) for a in state.adapters])
     if exact:
+        if model.weights.streamed_bytes and model.weights.expert_use is None:
+            state.first_layers = FirstLayers(context, files)
         rule = _row_rule(context, header.fingerprint, memory, state)
     else:
         rule = _free_rule(context, header.fingerprint, memory, state)
@@ -225,7 +228,7 @@ def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state:
     rules = RowRuleStore(user_cache_path("edgespec") / "rows")
     searches = (FREE_SPARING, SPARING) if slow else (FREE, THOROUGH)
     for search in searches if _alone(memory, state) else searches[1:]:
-        rule = rules.get(fingerprint, held, context, search)
+        rule = rules.get(fingerprint, held, context, search, state.first_layers)
         if rule is not None:
             return rule
     if exact is not None:

@@ -7,9 +7,10 @@ from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, Costs, even_step, st
 from edgespec.engine.target import Target
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.draft_steps import quick_steps
-from edgespec.measure.passes import quick_passes
+from edgespec.measure.passes import passes_by_first_layers, quick_passes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.profiles.store import DraftProfile, Keys, PassProfile, ProfileStore
 from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import Drafter
@@ -26,6 +27,7 @@ def initial_costs(
     on_progress: Progress,
     store: ProfileStore | None = None,
     notes: list[str] | None = None,
+    first_layers: FirstLayers | None = None,
 ) -> Costs:
     """The costs of the pair's passes and draft steps; what is not stored yet is measured and stored.
 
@@ -36,6 +38,8 @@ def initial_costs(
     Args:
         width: most rows of a draft step.
         notes: gets a sentence if the passes were measured on a busy machine.
+        first_layers: of a streamed target whose passes have no rows of padding; these are timed instead of
+            whole passes, which take seconds each.
 
     Raises:
         DecodeAborted: stopped from outside.
@@ -54,7 +58,8 @@ def initial_costs(
             curve = DerivedPasses(store, target.context.n_threads, on_progress).curve(headers)
             return curve.scaled(SLOWDOWN_BESIDE_READS) if n_bytes else curve
 
-        passes = better(passes, quick_passes(target, _PATIENCE_S, derived))
+        measured = None if first_layers is None else passes_by_first_layers(target, first_layers)
+        passes = better(passes, measured or quick_passes(target, _PATIENCE_S, derived))
         store.put(keys.passes, passes)
         if passes.disturbed and notes is not None:
             notes.append(

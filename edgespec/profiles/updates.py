@@ -149,6 +149,8 @@ class ProfileUpdates:
             threads: how many threads computed it.
         """
         self._experts += record.experts or ExpertUse()
+        if record.prompt_rows:
+            return
         if self._watch is None:
             self._watch = ContentionWatch(threads)  # too late for the pass that is already over
             return

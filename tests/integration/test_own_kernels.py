@@ -18,9 +18,11 @@ from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows
 from edgespec.kernels.native import library
 from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, setting_for
 from edgespec.models.gguf.header import read_header
-from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.gguf.layers import ModelFiles, layers_of_each_kind
+from edgespec.models.llama.first_layers import FirstLayers
+from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.quantize import make_drafter
-from edgespec.models.llama.row_rule import ANY_ROWS, FREE, find_row_rule
+from edgespec.models.llama.row_rule import ANY_ROWS, FEW_PASSES, FREE, FREE_SPARING, find_row_rule
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
@@ -28,6 +30,7 @@ from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.stream_plan import open_streamed_model, plan_stream, tied_bytes
 from edgespec.offload.weights import StreamedWeights
+from tests.least_memory import load_in_least_memory
 from tests.tiny import write_tiny
 
 _LENGTH = 96
@@ -190,6 +193,38 @@ def test_in_memory_decoding_is_exact_by_itself(own: library.Library, smol_path: 
         assert answer(engine) == expected
     with edgespec.load(smol_path, draft="none", exact=False) as engine:
         assert engine.target.rule is None
+
+
+def test_first_layers_show_the_rule_of_a_streamed_model(own: library.Library, gemma_path: Path) -> None:
+    with load_in_least_memory(gemma_path, context=256) as engine:
+        context, files = engine.target.context, ModelFiles.of(read_header(gemma_path))
+        first = FirstLayers(context, files)
+        assert find_row_rule(context, FREE_SPARING, first) == ANY_ROWS
+        assert sorted(first.seconds) == list(FEW_PASSES)
+        assert all(seconds > 0 for seconds in first.seconds.values())
+        assert find_row_rule(context, FREE_SPARING) == engine.target.rule == ANY_ROWS
+
+
+def test_first_layers_compute_what_whole_passes_do(own: library.Library, gemma_path: Path) -> None:
+    with load_in_least_memory(gemma_path, context=256) as engine:
+        context, files = engine.target.context, ModelFiles.of(read_header(gemma_path))
+        n_first = layers_of_each_kind(files.layers())
+        assert 1 < n_first < len(files.layers())
+        found = FirstLayers(context, files).decode(5)
+        assert found is not None
+        tap = LayerTap([n_first], found.shape[1])
+        context.graph.add(tap)
+        context.decode(Batch.run(np.arange(5, dtype=np.int32), 0, n_sequences=1, logits="all"))
+        assert np.array_equal(found, tap.rows())
+
+
+def test_first_layers_show_nothing_of_kernels_that_round_by_rows(
+    own: library.Library, gemma_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, PLAIN)
+    with load_in_least_memory(gemma_path, context=256) as engine:
+        first = FirstLayers(engine.target.context, ModelFiles.of(read_header(gemma_path)))
+        assert find_row_rule(engine.target.context, FREE_SPARING, first) is None
 
 
 def test_attention_of_ggml_is_not_taken_for_own(
