@@ -26,7 +26,8 @@ class Target(CachedTexts):
     Attributes:
         rule: the row rule in force; None lets the number of rows choose the kernels.
         max_nodes: most rows of a pass in which logits are wanted.
-        pieces: under a row rule, the longer pieces that prompts may be read in; None allows none.
+        pieces: under a row rule with a maximum, the longer pieces that prompts may be read in; None allows
+            none.
     """
 
     def __init__(self, model: Model, context: Context, rule: RowRule | None) -> None:
@@ -88,14 +89,14 @@ class Target(CachedTexts):
         streamed = self.model.weights.streamed_bytes > 0 and not self.model.keeps_recurrent_state
         if not streamed or self.rule not in (None, ANY_ROWS):
             return 0
-        return (self.rule.maximum if self.rule else self.context.n_rows) - 1
+        return min(self.rule.maximum, self.context.n_rows) - 1 if self.rule else self.context.n_rows - 1
 
     def read_chunk(self, tokens: Sequence[int], cached: CachedText) -> int:
         """Read the next tokens of a text whose beginning is cached, in as large a chunk as possible.
 
         Under a row rule, prompts too are read in chunks that it allows. A token's keys and values then do not
         depend on how the text was split into passes, so a reused cache gives the same text as an empty one.
-        Longer chunks are used only where they have been shown to give the same bits.
+        Chunks beyond the rule's maximum are used only where they have been shown to give the same bits.
 
         Returns:
             How many tokens were read.
@@ -121,7 +122,8 @@ class Target(CachedTexts):
         """Most rows of one piece of a prompt."""
         if self.pieces is not None:
             return self.pieces.longest
-        return self.rule.maximum if self.rule else self.context.n_rows
+        most = self.context.n_rows
+        return min(self.rule.maximum, most) if self.rule else most
 
     def reads_at_once(self, rows: int) -> bool:
         """Whether this many tokens of a prompt are certain to be read in one pass."""

@@ -19,8 +19,9 @@ from edgespec.engine.passes import TextTree
 from edgespec.engine.target import Target
 from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.samples import ROUNDS, TimingSamples
+from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.llama.first_layers import FirstLayers
-from edgespec.models.llama.row_rule import FEW_PASSES, MOST_ROWS
+from edgespec.models.llama.row_rule import FEW_PASSES
 from edgespec.profiles.store import PassProfile
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.progress import Progress, no_progress
@@ -150,7 +151,7 @@ def _expected(whole: TimingSamples, size: int) -> float:
     if size in whole.seconds:
         return whole.seconds[size][0]
     largest = max(whole.seconds, default=0)
-    rows = size / max(largest, MOST_ROWS)
+    rows = size / max(largest, USUAL_NODES)
     return whole.seconds[largest][0] * max(rows, 1.0) if largest else 0.0
 
 

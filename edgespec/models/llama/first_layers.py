@@ -53,6 +53,11 @@ class FirstLayers:
             context.graph.add(self._end)
 
     @property
+    def most_rows(self) -> int:
+        """Most rows of a decode."""
+        return self._context.n_rows
+
+    @property
     def all_own(self) -> bool:
         """Whether EdgeSpec's own layout holds every matrix of the model."""
         layouts = [weight_layout(t.name, t.type_id, t.shape) for t in self._matrices]
