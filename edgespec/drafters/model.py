@@ -42,6 +42,8 @@ _TRIAL_TEXT = 32  # tokens before the rows that are timed
 _NODES_AHEAD = 128  # nodes beyond a tree that it is extended by
 _LEAST_AHEAD = math.log(0.01)  # score of a node that is worth reading before its time has come
 
+_USUAL_PENDING = 4  # tokens up to the root that are read in a usual round
+
 _NO_LOGITS = np.empty((0, 0), dtype=np.float32)
 _NO_STEP = object()
 
@@ -57,6 +59,7 @@ class ModelDrafter(Drafter):
 
     Attributes:
         steps, rows: draft steps of the last trees, and nodes read in them.
+        text_s: seconds of the decodes of those that read text which was new, beside the root.
         keeps_branches: whether what was read below the target's choice is of use for the next tree.
     """
 
@@ -174,6 +177,7 @@ class ModelDrafter(Drafter):
             min_gain=0.0,
             row_gain=0.0,
             hidden_gain=0.0,
+            most_gain=math.inf,
         )
         steps = draft_steps([search], wider, self._known)
         try:
@@ -308,6 +312,7 @@ class ModelDrafter(Drafter):
         self._places = {}
         self._ahead = None
         self.steps = self.rows = 0
+        self.text_s = 0.0
 
     def _recover(self) -> None:
         """Return to the texts that were certainly read, and forget the last trees."""
@@ -371,6 +376,10 @@ class ModelDrafter(Drafter):
 
     def _read(self, steps: Sequence[DraftStep]) -> list[FloatArray]:
         """Decode the rows of draft steps together; their logits are valid until the next decode."""
+        start, reads_text = (
+            time.perf_counter(),
+            any(len(step.text.pending) > _USUAL_PENDING for step in steps),
+        )
         share = self._most_pending(steps)
         for step in steps:
             step.prepare(share)
@@ -387,6 +396,8 @@ class ModelDrafter(Drafter):
         self.steps += bool(parts)
         self.rows += sum(step.n_nodes for step in steps)
         logits = self._context.logits() if parts else np.empty((0, self._n_vocab), dtype=np.float32)
+        if reads_text:
+            self.text_s += time.perf_counter() - start
         ends = np.cumsum([step.n_outputs for step in steps]).tolist()
         wanted = [slice(end - step.n_nodes, end) for step, end in zip(steps, ends, strict=True)]
         self._was_read(steps, wanted)

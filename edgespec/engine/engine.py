@@ -327,7 +327,7 @@ class Engine(ManyAnswers):
             assert self.last_round is not None
             tree, accepted = self.last_round
             path = accepted.path[: chunk.record.accepted + 1]
-            self.profile_updates.add_tree(tree, path, record.draft_steps, config.temperature)
+            self.profile_updates.add_tree(tree, path, record, config.temperature)
         self.profile_updates.add_pass(record, self.target.context.n_threads)
         return chunk
 

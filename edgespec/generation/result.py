@@ -36,6 +36,8 @@ class PassRecord:
             probabilities; 0 if unknown.
         draft_steps: decodes that the drafter took.
         draft_rows: nodes that it read in them.
+        draft_text_s: seconds of `draft_s` in a decode that read text which was new to the drafter, such as
+            the prompt, beside the root; 0 if there was none.
         ahead_steps, ahead_s: decodes that it took for the next tree while this pass waited for the disk, and
             their seconds, which are part of `verify_s` and not of `wait_s`.
         experts: what the pass needed of a mixture's experts that are read one by one; None if none are.
@@ -53,6 +55,7 @@ class PassRecord:
     promised: float = 0.0
     draft_steps: int = 0
     draft_rows: int = 0
+    draft_text_s: float = 0.0
     ahead_steps: int = 0
     ahead_s: float = 0.0
     experts: ExpertUse | None = None

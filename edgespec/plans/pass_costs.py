@@ -7,7 +7,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import USUAL_OVERLAP
+from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, USUAL_OVERLAP
 from edgespec.costs.planner import Passes
 from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.throughput import measure_reading
@@ -24,7 +24,6 @@ from edgespec.progress import Progress
 from edgespec.units import readable
 
 _DIRECT_SHARE = 0.95  # of the disk's speed that reaches passes
-_SLOWDOWN_BESIDE_READS = 1.05  # how much longer arithmetic takes while layers are read
 _DISK_S = 1.0
 
 
@@ -51,7 +50,7 @@ class PassCosts:
         compute = own.compute if own else self._derived.curve(model.headers)
         streamed = own is not None and own.streamed
         if streams and not streamed:
-            compute = compute.scaled(_SLOWDOWN_BESIDE_READS)
+            compute = compute.scaled(SLOWDOWN_BESIDE_READS)
             compute = _padded(compute) if padded else compute
         rate, rate_source = 0.0, ""
         if streams:

@@ -41,6 +41,7 @@ class Drafter(Protocol):
     name: str  # as shown to users
     steps: int = 0  # decodes that the latest tree took, where they are counted
     rows: int = 0  # nodes read in them
+    text_s: float = 0.0  # seconds of a decode among them that read text which was new, beside the root
     reads_target: bool = False  # it drafts only for texts that the target has just computed
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
