@@ -2,8 +2,10 @@
 
     python -m benchmarks.overhead
 
-Two questions. Plain decoding: tokens per second against llama-cpp-python's own loop, same model and
-settings, alternating. Speculation: the share of a round that is spent outside llama_decode.
+Three questions. Plain decoding: tokens per second against llama-cpp-python's own loop, same model and
+settings, alternating. Speculation: the share of a round that is spent outside llama_decode. The graph's
+callback: what a pass of one token takes longer where layers are streamed, without waits for the disk, by the
+compiled callback and by that in Python; --only callback answers this alone.
 """
 
 from __future__ import annotations
@@ -13,15 +15,19 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import llama_cpp
 
 import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
 from edgespec.engine.engine import Engine
+from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig
+from edgespec.kernels.native import gate
 
 
 def main() -> None:
@@ -30,11 +36,17 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--only", choices=("plain", "speculation", "callback"))
     options = parser.parse_args()
-    result: dict[str, Any] = {"plain": plain(options.rounds, options.tokens)}
-    for name, draft in (("q4_0", q4_0()), ("drop-18-21", dropped())):
-        with edgespec.load(draft=draft, tree_budget=32, exact=False, learn=False) as engine:
-            result[name] = speculation(engine, options.tokens, options.rounds)
+    result: dict[str, Any] = {}
+    if options.only in (None, "plain"):
+        result["plain"] = plain(options.rounds, options.tokens)
+    if options.only in (None, "speculation"):
+        for name, draft in (("q4_0", q4_0()), ("drop-18-21", dropped())):
+            with edgespec.load(draft=draft, tree_budget=32, exact=False, learn=False) as engine:
+                result[name] = speculation(engine, options.tokens, options.rounds)
+    if options.only in (None, "callback"):
+        result["callback"] = callback(options.rounds, options.tokens)
     for name, figures in result.items():
         print(f"{name:>12}: " + ", ".join(f"{k} {v:.3f}" for k, v in figures.items()))
     print(json.dumps(result))
@@ -96,6 +108,50 @@ def speculation(engine: Engine, tokens: int, rounds: int) -> dict[str, float]:
         shares.append(1 - inside / answer.timings.decode_s)
         per_pass.append(answer.tokens_per_pass)
     return {"share_outside_decode": statistics.median(shares), "tokens_per_pass": statistics.mean(per_pass)}
+
+
+def callback(rounds: int, tokens: int) -> dict[str, float]:
+    """Milliseconds of passes of one token, without waits: medians over alternating answers."""
+    settings: dict[str, Any] = {"draft": "none", "exact": False, "context": 512, "learn": False}
+    model = q4_0()
+    budget = _bytes_needed(model, settings) - (1 << 20)  # nearly everything is in memory
+    with ExitStack() as stack:
+        engines = {"in_memory": stack.enter_context(edgespec.load(model, **settings))}
+        for name, found in (("compiled", True), ("python", False)):
+            with mock.patch.object(gate, "compiled", lambda found=found: found):
+                loaded = edgespec.load(model, offload="stream", memory=budget, **settings)
+            engines[name] = stack.enter_context(loaded)
+        times: dict[str, list[float]] = {name: [] for name in engines}
+        waits: dict[str, list[float]] = {name: [] for name in engines}
+        for number in range(rounds + 1):
+            for name, engine in engines.items():
+                engine.target.rewind(0)
+                waited = engine.target.context.waited_s
+                with timed_decodes() as decodes:
+                    engine.generate(PROMPTS[1], GenerationConfig(max_tokens=tokens))
+                wait = (engine.target.context.waited_s - waited) / len(decodes)
+                if number:  # the first answer learns where the graph has to stop
+                    times[name].append(statistics.median(decodes) - wait)
+                    waits[name].append(wait)
+        shares = {f"{name}_ms": 1e3 * statistics.median(found) for name, found in times.items()}
+        shares |= {f"{name}_wait_ms": 1e3 * statistics.median(waits[name]) for name in ("compiled", "python")}
+        for name in ("compiled", "python"):
+            pairs = zip(times[name], times["in_memory"], strict=True)
+            shares[f"{name}_share"] = statistics.median(own / base for own, base in pairs) - 1
+        return shares
+
+
+def _bytes_needed(model: Path, settings: dict[str, Any]) -> int:
+    budget = 1 << 20
+    while True:
+        try:
+            edgespec.load(model, offload="none", memory=budget, **settings).close()
+        except MemoryLimitError as error:
+            if error.least is None:
+                raise
+            budget = error.least
+        else:
+            return budget
 
 
 @contextmanager

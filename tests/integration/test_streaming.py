@@ -245,15 +245,15 @@ def test_an_exception_in_the_callback_is_not_lost(
     streamed: Engine, resident: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = generate(resident).tokens
-    asked, countdown = LayerSwitch.reached, [2000]
+    stopped, countdown = LayerSwitch.computed, [70]
 
-    def failing(self: LayerSwitch, node: int) -> bool:
+    def failing(self: LayerSwitch, node: int) -> None:
         countdown[0] -= 1
         if countdown[0] == 0:
             raise KeyboardInterrupt
-        return asked(self, node)
+        stopped(self, node)
 
-    monkeypatch.setattr(LayerSwitch, "reached", failing)
+    monkeypatch.setattr(LayerSwitch, "computed", failing)
     streamed.target.rewind(0)
     with pytest.raises(KeyboardInterrupt):
         streamed.generate(PROMPT, GREEDY)
