@@ -8,6 +8,7 @@ does the same, and takes a few milliseconds in each pass for it.
 
 from __future__ import annotations
 
+import ctypes
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -100,11 +101,11 @@ class Gate(Protocol):
     """The eval callback of a context.
 
     Attributes:
-        callback, data: to be given to llama.cpp.
+        callback, data: to be given to llama.cpp: addresses, valid for as long as the gate lives.
     """
 
     @property
-    def callback(self) -> Any: ...
+    def callback(self) -> Address: ...
     @property
     def data(self) -> Address | None: ...
 
@@ -241,7 +242,8 @@ class _PlainGate:
         self._handler = handler
         self._watches: Sequence[_PlainWatch] = ()
         self._failed = False
-        self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
+        self._function = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
+        self.callback: Address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
         self.data: Address | None = None
 
     def set_watches(self, watches: Sequence[_PlainWatch]) -> None:

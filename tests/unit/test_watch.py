@@ -77,9 +77,7 @@ def graph() -> Iterator[Graph]:
 
 def run(gate: Gate, nodes: list[Address]) -> list[Address]:
     """Go through the nodes as llama.cpp does. Returns those that the graph stopped after."""
-    on_node: Any = gate.callback
-    if isinstance(on_node, int):
-        on_node = _ON_NODE(on_node)
+    on_node = _ON_NODE(gate.callback)
     gate.begin()
     stops = []
     for node in nodes:
