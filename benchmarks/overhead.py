@@ -28,6 +28,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig
 from edgespec.kernels.native import gate
+from edgespec.models.llama.runtime.context import Context
 
 
 def main() -> None:
@@ -125,14 +126,14 @@ def callback(rounds: int, tokens: int) -> dict[str, float]:
         waits: dict[str, list[float]] = {name: [] for name in engines}
         for number in range(rounds + 1):
             for name, engine in engines.items():
+                context = engine.target.context
+                context_waited = context.waited_s
                 engine.target.rewind(0)
-                waited = engine.target.context.waited_s
-                with timed_decodes() as decodes:
+                with timed_decodes(context) as decodes:
                     engine.generate(PROMPTS[1], GenerationConfig(max_tokens=tokens))
-                wait = (engine.target.context.waited_s - waited) / len(decodes)
                 if number:  # the first answer learns where the graph has to stop
-                    times[name].append(statistics.median(decodes) - wait)
-                    waits[name].append(wait)
+                    times[name].append(statistics.median(decodes))
+                    waits[name].append((context.waited_s - context_waited) / len(decodes))
         shares = {f"{name}_ms": 1e3 * statistics.median(found) for name, found in times.items()}
         shares |= {f"{name}_wait_ms": 1e3 * statistics.median(waits[name]) for name in ("compiled", "python")}
         for name in ("compiled", "python"):
@@ -155,14 +156,18 @@ def _bytes_needed(model: Path, settings: dict[str, Any]) -> int:
 
 
 @contextmanager
-def timed_decodes() -> Iterator[list[float]]:
+def timed_decodes(context: Context | None = None) -> Iterator[list[float]]:
+    """Seconds in llama_decode, call by call; if there is a context, without its waits for weights."""
     seconds: list[float] = []
     decode = llama_cpp.llama_decode
 
+    def now() -> float:
+        return time.perf_counter() - (context.waited_s if context else 0.0)
+
     def timed(*arguments: Any) -> int:
-        start = time.perf_counter()
+        start = now()
         code: int = decode(*arguments)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(now() - start)
         return code
 
     llama_cpp.llama_decode = timed
