@@ -1,11 +1,13 @@
 """What EdgeSpec costs beside llama.cpp's own work, with the default model in memory.
 
     python -m benchmarks.overhead
+    python -m benchmarks.overhead --pair TARGET DRAFTER [--nodes 8]
 
-Three questions. Plain decoding: tokens per second against llama-cpp-python's own loop, same model and
-settings, alternating. Speculation: the share of a round that is spent outside llama_decode. The graph's
-callback: what a pass of one token takes longer where layers are streamed, without waits for the disk, by the
-compiled callback and by that in Python; --only callback answers this alone.
+Two questions. Plain decoding: tokens per second against llama-cpp-python's own loop, same model and
+settings, alternating. Speculation: the share of a round that is spent outside llama_decode.
+
+With --pair, rounds of trees of a fixed size are taken apart instead: milliseconds of each part, and its share
+of the round without the draft. What the drafter does is counted apart, as its steps are.
 """
 
 from __future__ import annotations
@@ -15,20 +17,16 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import llama_cpp
 
 import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
 from edgespec.engine.engine import Engine
-from edgespec.errors import MemoryLimitError
 from edgespec.generation.config import GenerationConfig
-from edgespec.kernels.native import gate
-from edgespec.models.llama.runtime.context import Context
+from edgespec.generation.decisions import Decisions
 
 
 def main() -> None:
@@ -37,17 +35,17 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--only", choices=("plain", "speculation", "callback"))
+    parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFTER"))
+    parser.add_argument("--nodes", type=int, default=8)
     options = parser.parse_args()
-    result: dict[str, Any] = {}
-    if options.only in (None, "plain"):
-        result["plain"] = plain(options.rounds, options.tokens)
-    if options.only in (None, "speculation"):
-        for name, draft in (("q4_0", q4_0()), ("drop-18-21", dropped())):
-            with edgespec.load(draft=draft, tree_budget=32, exact=False, learn=False) as engine:
-                result[name] = speculation(engine, options.tokens, options.rounds)
-    if options.only in (None, "callback"):
-        result["callback"] = callback(options.rounds, options.tokens)
+    if options.pair:
+        target, drafter = options.pair
+        print_parts(target, drafter, options.nodes, options.tokens, options.rounds)
+        return
+    result: dict[str, Any] = {"plain": plain(options.rounds, options.tokens)}
+    for name, draft in (("q4_0", q4_0()), ("drop-18-21", dropped())):
+        with edgespec.load(draft=draft, tree_budget=32, exact=False, learn=False) as engine:
+            result[name] = speculation(engine, options.tokens, options.rounds)
     for name, figures in result.items():
         print(f"{name:>12}: " + ", ".join(f"{k} {v:.3f}" for k, v in figures.items()))
     print(json.dumps(result))
@@ -111,63 +109,74 @@ def speculation(engine: Engine, tokens: int, rounds: int) -> dict[str, float]:
     return {"share_outside_decode": statistics.median(shares), "tokens_per_pass": statistics.mean(per_pass)}
 
 
-def callback(rounds: int, tokens: int) -> dict[str, float]:
-    """Milliseconds of passes of one token, without waits: medians over alternating answers."""
-    settings: dict[str, Any] = {"draft": "none", "exact": False, "context": 512, "learn": False}
-    model = q4_0()
-    budget = _bytes_needed(model, settings) - (1 << 20)  # nearly everything is in memory
-    with ExitStack() as stack:
-        engines = {"in_memory": stack.enter_context(edgespec.load(model, **settings))}
-        for name, found in (("compiled", True), ("python", False)):
-            with mock.patch.object(gate, "compiled", lambda found=found: found):
-                loaded = edgespec.load(model, offload="stream", memory=budget, **settings)
-            engines[name] = stack.enter_context(loaded)
-        times: dict[str, list[float]] = {name: [] for name in engines}
-        waits: dict[str, list[float]] = {name: [] for name in engines}
-        for number in range(rounds + 1):
-            for name, engine in engines.items():
-                context = engine.target.context
-                context_waited = context.waited_s
-                engine.target.rewind(0)
-                with timed_decodes(context) as decodes:
-                    engine.generate(PROMPTS[1], GenerationConfig(max_tokens=tokens))
-                if number:  # the first answer learns where the graph has to stop
-                    times[name].append(statistics.median(decodes))
-                    waits[name].append((context.waited_s - context_waited) / len(decodes))
-        shares = {f"{name}_ms": 1e3 * statistics.median(found) for name, found in times.items()}
-        shares |= {f"{name}_wait_ms": 1e3 * statistics.median(waits[name]) for name in ("compiled", "python")}
-        for name in ("compiled", "python"):
-            pairs = zip(times[name], times["in_memory"], strict=True)
-            shares[f"{name}_share"] = statistics.median(own / base for own, base in pairs) - 1
-        return shares
+def print_parts(target: str, drafter: str, nodes: int, tokens: int, rounds: int) -> None:
+    """Where the time of rounds goes: medians over answers to so many prompts, of means per round."""
+    found: dict[str, list[float]] = {}
+    with edgespec.load(target, draft=drafter, tree_budget=nodes, learn=False) as engine:
+        engine.decisions = Decisions(drafting=True)
+        for prompt in PROMPTS[:rounds]:
+            engine.target.rewind(0)
+            engine.generate(prompt, GenerationConfig(max_tokens=2))  # reads the prompt on both sides
+            engine.target.rewind(0)
+            for name, seconds in parts(engine, prompt, tokens).items():
+                found.setdefault(name, []).append(seconds)
+    medians = {name: 1e3 * statistics.median(values) for name, values in found.items()}
+    without = medians["round"] - medians["draft: decoding"] - medians["draft: the rest"]
+    for name, ms in medians.items():
+        print(f"{name:32} {ms:8.2f} ms" + (f" {100 * ms / without:6.1f} %" if "draft" not in name else ""))
+    print(json.dumps({"nodes": nodes, **{name: round(ms, 3) for name, ms in medians.items()}}))
 
 
-def _bytes_needed(model: Path, settings: dict[str, Any]) -> int:
-    budget = 1 << 20
-    while True:
-        try:
-            edgespec.load(model, offload="none", memory=budget, **settings).close()
-        except MemoryLimitError as error:
-            if error.least is None:
-                raise
-            budget = error.least
-        else:
-            return budget
+def parts(engine: Engine, prompt: str, tokens: int) -> dict[str, float]:
+    """Seconds of each part of a round, means over the rounds of an answer."""
+    with timed_decodes() as decodes:
+        answer = engine.generate(prompt, GenerationConfig(max_tokens=tokens))
+    records, own = answer.passes, engine.target.context.handle
+    n = len(records)
+    drafting = sum(s for s, context in zip(decodes, decodes.contexts, strict=True) if context != own) / n
+    inside = [s for s, context in zip(decodes, decodes.contexts, strict=True) if context == own]
+    target = sum(inside[-n:]) / n  # those before read the prompt
+    draft_s, verify_s, accept_s, observe_s = (
+        sum(getattr(record, name) for record in records) / n
+        for name in ("draft_s", "verify_s", "accept_s", "observe_s")
+    )
+    steps = sum(record.draft_steps for record in records) / n
+    return {
+        "round": sum(record.seconds for record in records) / n,
+        "draft: decoding": drafting,
+        "draft: the rest": draft_s - drafting,
+        "draft: the rest, a step": (draft_s - drafting) / max(steps, 1),
+        "target: decoding": target,
+        "target: batch and logits": verify_s - target,
+        "observing": observe_s,
+        "choosing, learning, committing": accept_s - observe_s,
+        "between rounds": answer.timings.decode_s / n - draft_s - verify_s - accept_s,
+        "all but decoding": answer.timings.decode_s / n - draft_s - target,
+    }
+
+
+class Decodes(list[float]):
+    """Seconds of calls of llama_decode.
+
+    Attributes:
+        contexts: the context of each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contexts: list[Any] = []
 
 
 @contextmanager
-def timed_decodes(context: Context | None = None) -> Iterator[list[float]]:
-    """Seconds in llama_decode, call by call; if there is a context, without its waits for weights."""
-    seconds: list[float] = []
+def timed_decodes() -> Iterator[Decodes]:
+    seconds = Decodes()
     decode = llama_cpp.llama_decode
 
-    def now() -> float:
-        return time.perf_counter() - (context.waited_s if context else 0.0)
-
     def timed(*arguments: Any) -> int:
-        start = now()
+        start = time.perf_counter()
         code: int = decode(*arguments)
-        seconds.append(now() - start)
+        seconds.append(time.perf_counter() - start)
+        seconds.contexts.append(arguments[0])
         return code
 
     llama_cpp.llama_decode = timed

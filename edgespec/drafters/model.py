@@ -115,10 +115,11 @@ class ModelDrafter(Drafter):
             searches = [TreeSearch(requests[index].text[-1], requests[index].limits) for index in served]
             if len(requests) > 1:
                 limits = replace(limits, width=self._context.n_outputs)
+            # Other texts in the cache may have been drafted for in earlier passes; what they hold stays.
             goes_on = (
                 self.keeps_branches
-                and len(requests) == len(self._texts) == 1
-                and self._texts[0].cache.max_paths > 1
+                and len(requests) == 1
+                and self._drafted[0].cache.max_paths > 1
                 and not searches[0].counts_steps
             )
             if goes_on:
@@ -159,7 +160,7 @@ class ModelDrafter(Drafter):
     def _steps_ahead(self, search: TreeSearch, limits: TreeLimits) -> Iterator[None]:
         """Continue the search for the last tree: its best open nodes are what most likely comes next."""
         text = self._drafted[0]
-        most_cells = self._context.n_cells - ROOM - limits.width
+        most_cells = self._texts.room_for(text) - ROOM - limits.width
         wider = replace(
             limits,
             budget=limits.budget + _NODES_AHEAD,

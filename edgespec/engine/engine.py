@@ -256,7 +256,11 @@ class Engine(ManyAnswers):
         reason: FinishReason = "cancelled"
         try:
             try:
-                self.target.prefill(decoding.tokens[:-1], on_prefill)
+                # A head drafts from hidden states of the whole prompt.
+                most_unread = 0 if self.drafter.reads_target else self.target.most_unread
+                decoding.unread = self.target.prefill(
+                    decoding.tokens[:-1], on_prefill, most_unread=max(most_unread - FIRST_BUDGET, 0)
+                )
             finally:
                 answer.prompt_was_read()
             self._usage.check()  # the progress callback may have closed the engine

@@ -37,6 +37,8 @@ class TreeVerifier(Protocol):
     max_nodes: int
 
     @property
+    def most_unread(self) -> int: ...
+    @property
     def reading_s(self) -> float: ...
     @property
     def n_free_leaves(self) -> int: ...
@@ -60,6 +62,7 @@ class DecodingText:
         end: most tokens that it may have.
         sizer: decides how large its trees are.
         cached: where the target caches it; None for the target's own text.
+        unread: tokens before the last one that the target's cache lacks; the next pass reads them.
         last_round: its latest tree with drafted tokens, and what was accepted of it.
         error: what went wrong with this text alone in its latest round.
         traced: note who proposes its tokens.
@@ -72,6 +75,7 @@ class DecodingText:
     end: int
     sizer: Sizer
     cached: CachedText | None = None
+    unread: int = 0
     last_round: tuple[TokenTree, Acceptance] | None = None
     error: EdgeSpecError | None = None
     traced: bool = False
@@ -158,8 +162,9 @@ class Loop:
             A record for each text. All have the times of the whole pass, and divide its experts among them.
         """
         start, reading_s = time.perf_counter(), self._target.reading_s
-        other_rows = sum(len(chunk.tokens) for chunk in chunks)
         alone = len(texts) == 1 and not chunks
+        unread = texts[0].unread if alone else 0
+        other_rows = unread + sum(len(chunk.tokens) for chunk in chunks)
         if alone:
             drafted, asked = self._draft(texts[0])
         else:
@@ -168,9 +173,14 @@ class Loop:
 
         draft_end, draft_read_s = time.perf_counter(), self._target.reading_s - reading_s
         self._note_proposers(texts, drafted, asked)
-        trees = [TextTree(text.tokens, d.tree, text.cached) for text, d in zip(texts, drafted, strict=True)]
+        trees = [
+            TextTree(text.tokens, d.tree, text.cached, text.unread)
+            for text, d in zip(texts, drafted, strict=True)
+        ]
         meanwhile = self.ahead.begin(self.drafter, resting=not asked) if alone else None
         result = self._target.verify(trees, chunks, meanwhile)
+        for text in texts:
+            text.unread = 0
 
         verify_end = time.perf_counter()
         resting_s = None if asked or not texts else (verify_end - draft_end) / len(texts)
@@ -203,11 +213,12 @@ class Loop:
             ahead_steps=self.ahead.steps if alone else 0,
             ahead_s=self.ahead.seconds if alone else 0.0,
             observe_s=observe_s,
+            prompt_rows=unread,
         )
         if alone:
             self.ahead.end(whole)
-            texts[0].sizer.record(whole)
-            if whole.nodes == 1:
+            texts[0].sizer.record(whole, 1, unread)
+            if whole.nodes == 1 and not unread:
                 self.plain_s = min(whole.target_s, 1.05 * (self.plain_s or math.inf))
             return [whole]
         if texts:
@@ -234,7 +245,8 @@ class Loop:
 
     def _draft(self, text: DecodingText) -> tuple[list[DraftedTree], list[int]]:
         """The tree of a text that has a pass to itself; see `_draft_together`."""
-        limits = text.within(self._limits(text.sizer))
+        room = PassRoom(self._target.most_unread + 1 - text.unread, text.unread) if text.unread else None
+        limits = text.within(self._limits(text.sizer, 1, room))
         if not limits.allows_drafting and not self.drafter.reads_target:
             # Where a pass takes a few milliseconds, it would show what a drafter does to draft nothing.
             return [DraftedTree(TokenTree.root_only(text.tokens[-1]))], []

@@ -33,12 +33,14 @@ class TextTree:
     """A text, and a tree of possible continuations, whose root is the text's last token.
 
     Attributes:
-        cached: where the text is cached, except its last token; None for the target's own text.
+        cached: where the text is cached, except its last tokens; None for the target's own text.
+        unread: tokens before the last one that are not cached either, and are read in the tree's pass.
     """
 
     text: Sequence[int]
     tree: TokenTree
     cached: CachedText | None = None
+    unread: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from edgespec.engine.hidden_states import HiddenReader, HiddenStates
 from edgespec.engine.passes import CachedText, PromptChunk, TargetPass, TextTree, Verified
 from edgespec.models.llama.cache.text_cache import TextCache, decode_together
 from edgespec.models.llama.prefill_chunks import PrefillChunks
-from edgespec.models.llama.row_rule import RowRule
+from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
@@ -26,7 +26,8 @@ class Target(CachedTexts):
     Attributes:
         rule: the row rule in force; None lets the number of rows choose the kernels.
         max_nodes: most rows of a pass in which logits are wanted.
-        pieces: under a row rule, the longer pieces that prompts may be read in; None allows none.
+        pieces: under a row rule with a maximum, the longer pieces that prompts may be read in; None allows
+            none.
     """
 
     def __init__(self, model: Model, context: Context, rule: RowRule | None) -> None:
@@ -43,11 +44,22 @@ class Target(CachedTexts):
         """Give a reader the hidden states of everything that becomes text from now on."""
         self._hidden.connect(states, reader)
 
-    def prefill(self, tokens: Sequence[int], on_progress: Callable[[int, int], None] | None = None) -> int:
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        on_progress: Callable[[int, int], None] | None = None,
+        *,
+        most_unread: int = 0,
+    ) -> int:
         """Make the target's own text exactly `tokens`, reusing what the cache already has of them.
 
+        Args:
+            on_progress: called with the tokens read and to be read.
+            most_unread: tokens at the end that may be left to the pass of the first tree, if one more pass
+                would read them.
+
         Returns:
-            How many tokens had to be decoded.
+            How many tokens are left.
 
         Raises:
             DecodeAborted: stopped from outside; what was read until then is kept, except by models with a
@@ -56,19 +68,35 @@ class Target(CachedTexts):
         missing = len(tokens) - self.recall(tokens)
         read = 0
         while read < missing:
-            if on_progress is not None and read == 0 and self._next_piece(missing)[0] < missing:
+            left = missing - read
+            is_last = self._next_piece(left)[0] == left
+            leaves = is_last and left <= most_unread
+            if on_progress is not None and read == 0 and (leaves or not is_last):
                 on_progress(0, missing)
+            if leaves:
+                return left
             read += self.read_chunk(tokens, self.own)
             if on_progress is not None:
                 on_progress(read, missing)
-        return missing
+        return 0
+
+    @property
+    def most_unread(self) -> int:
+        """Tokens of a prompt that a tree's pass may read: where it saves reading the weights once more.
+
+        A rule that pads passes, and a running state, want a prompt's rows in passes of their own.
+        """
+        streamed = self.model.weights.streamed_bytes > 0 and not self.model.keeps_recurrent_state
+        if not streamed or self.rule not in (None, ANY_ROWS):
+            return 0
+        return min(self.rule.maximum, self.context.n_rows) - 1 if self.rule else self.context.n_rows - 1
 
     def read_chunk(self, tokens: Sequence[int], cached: CachedText) -> int:
         """Read the next tokens of a text whose beginning is cached, in as large a chunk as possible.
 
         Under a row rule, prompts too are read in chunks that it allows. A token's keys and values then do not
         depend on how the text was split into passes, so a reused cache gives the same text as an empty one.
-        Longer chunks are used only where they have been shown to give the same bits.
+        Chunks beyond the rule's maximum are used only where they have been shown to give the same bits.
 
         Returns:
             How many tokens were read.
@@ -94,7 +122,8 @@ class Target(CachedTexts):
         """Most rows of one piece of a prompt."""
         if self.pieces is not None:
             return self.pieces.longest
-        return self.rule.maximum if self.rule else self.context.n_rows
+        most = self.context.n_rows
+        return min(self.rule.maximum, most) if self.rule else most
 
     def reads_at_once(self, rows: int) -> bool:
         """Whether this many tokens of a prompt are certain to be read in one pass."""
@@ -143,7 +172,8 @@ class Target(CachedTexts):
         """One pass over trees, each after its text, and over chunks of prompts.
 
         Args:
-            trees: one for each of different texts. The cache must hold each text except its last token.
+            trees: one for each of different texts. The cache must hold each text except its last token, and
+                what is unread of it if there is only one tree, and `most_unread` allows it.
             chunks: of other texts that are still being read; they are in the cache afterwards.
             meanwhile: what the pass does while it waits for weights.
 
@@ -154,7 +184,9 @@ class Target(CachedTexts):
         waited, experts = self.context.waited_s, self.model.weights.expert_use
         setup = self.context.setup_s
         nodes = [len(text_tree.tree) for text_tree in trees]
-        total = sum(nodes) + sum(len(chunk.tokens) for chunk in chunks)
+        n_unread = sum(text_tree.unread for text_tree in trees)
+        assert not n_unread or (len(trees) == 1 and not chunks)
+        total = sum(nodes) + n_unread + sum(len(chunk.tokens) for chunk in chunks)
         rows = self._padded(total)
         # llama.cpp computes the end of the last layer only for the rows that want logits, and their number
         # must not choose the kernels there either. Padding wants them if any row does; so must some of the
@@ -172,18 +204,25 @@ class Target(CachedTexts):
         for text_tree in trees:
             cache = (text_tree.cached or self.own).cache
             cache.open(len(text_tree.tree.leaves))
-            parts.append((cache, tree_batch(text_tree.tree, cache.length)))
+            batch = tree_batch(text_tree.tree, cache.length + n_unread)
+            if n_unread:
+                before = Batch.run(text_tree.text[-1 - n_unread : -1], cache.length, cache.open_paths)
+                batch = Batch.joined([before, batch])
+            parts.append((cache, batch))
         self.model.weights.use_waits(meanwhile)
         try:
-            decode_together(parts, rows, certain=1)
+            decode_together(parts, rows, certain=n_unread + 1)
         finally:
             self.model.weights.use_waits(None)
         row = 0
-        for chunk in chunks:
-            start, end = chunk.cached.cache.length, row + len(chunk.tokens)
-            chunk.cached.cache.appended(len(chunk.tokens))
-            chunk.cached.tokens.extend(chunk.tokens)
-            self._hidden.show(chunk.cached, start, slice(row, end))
+        read = [(chunk.cached, chunk.tokens) for chunk in chunks]
+        if n_unread:
+            read.append((trees[0].cached or self.own, trees[0].text[-1 - n_unread : -1]))
+        for cached, tokens in read:
+            start, end = cached.cache.length, row + len(tokens)
+            cached.cache.appended(len(tokens))
+            cached.tokens.extend(tokens)
+            self._hidden.show(cached, start, slice(row, end))
             row = end
         self._tree_rows = [row + sum(nodes[:index]) for index in range(len(trees))]
         verified: list[Verified] = []
@@ -214,6 +253,8 @@ class Target(CachedTexts):
             cached.tokens.extend(accepted)
             if path:
                 self._hidden.show(cached, start, [row + node for node in path])
+            if text_tree.unread:
+                self.store_blocks(cached)
         self._guessing = self._changing = False
 
     def _padded(self, rows: int) -> int:

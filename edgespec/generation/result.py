@@ -40,6 +40,7 @@ class PassRecord:
             their seconds, which are part of `verify_s` and not of `wait_s`.
         experts: what the pass needed of a mixture's experts that are read one by one; None if none are.
         observe_s: seconds of `accept_s` in which the drafter looked at what the target said.
+        prompt_rows: tokens of the prompt that the pass read beside the tree.
     """
 
     nodes: int
@@ -57,6 +58,7 @@ class PassRecord:
     experts: ExpertUse | None = None
     setup_s: float = 0.0
     observe_s: float = 0.0
+    prompt_rows: int = 0
 
     __repr__ = short_repr
 

@@ -16,6 +16,7 @@ from edgespec.loading.state import LoadState
 from edgespec.measure.initial_costs import initial_costs
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
+from edgespec.models.llama.row_rule import ANY_ROWS
 from edgespec.models.llama.runtime.abort import DecodeAborted
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.tokenizer.compatibility import differs
@@ -119,7 +120,7 @@ def _open_model_drafter(
             n_cells=state.options.n_cells,
             n_rows=MOST_PROMPT_ROWS,
             n_outputs=limits.width,
-            n_sequences=state.n_sequences(model),
+            n_sequences=state.drafter_sequences(model),
             n_threads=state.n_threads,
             abort=state.abort,
         )
@@ -150,6 +151,14 @@ def pair_costs(
     if target.model.weights.expert_use is not None:
         return None
     try:
-        return initial_costs(target, drafter, limits.width, keys, state.on_progress, notes=state.notes)
+        return initial_costs(
+            target,
+            drafter,
+            limits.width,
+            keys,
+            state.on_progress,
+            notes=state.notes,
+            first_layers=state.first_layers if target.rule == ANY_ROWS else None,
+        )
     except DecodeAborted:
         raise KeyboardInterrupt from None

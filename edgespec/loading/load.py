@@ -12,6 +12,7 @@ from edgespec.arguments import checks_arguments
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import MemoryLimitError
+from edgespec.kernels.layouts import own_in_use
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
 from edgespec.loading.adapters import read_adapters
 from edgespec.loading.devices.finding import ALL, open_cards
@@ -23,11 +24,13 @@ from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
 from edgespec.loading.texts import TextPlan, plan_texts
+from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.loading.workers import connect
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.llama.cache.states import prompt_store
 from edgespec.models.llama.heads.tap import LayerTap
+from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
 from edgespec.profiles.store import Keys
@@ -171,6 +174,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     _connect_workers(target_files, state)
     state.cards = open_cards(target_files, state.card_request)
     drafter_files = find_drafter(target_files, state)
+    state.options = replace(state.options, usual_nodes=usual_nodes(target_files, state))
     texts = plan_texts(target_files, drafter_files, state)
     tap = head_tap(drafter_files)
     memory, target, template = _open_placed(texts, target_files, drafter_files, tap, state)
@@ -260,10 +264,16 @@ def _memory_for(
 
 
 def _try_kernels(state: LoadState) -> None:
-    """Make sure that the kernel layouts in use were tried on this processor."""
+    """Make sure that the kernel layouts in use were tried on this processor.
+
+    Raises:
+        UsageError: exact decoding with large trees was asked for, which takes EdgeSpec's own kernels.
+    """
     if stored_report() is None:
         state.on_progress("Trying the processor's kernels (once)", 0.0)
     state.notes += report_notes(ensure_report())
+    if not own_in_use():
+        state.options.require_exact_budget(MOST_PADDED_ROWS)
 
 
 def _connect_workers(files: ModelFiles, state: LoadState) -> None:

@@ -9,6 +9,7 @@ from platformdirs import user_cache_path
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
+from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.crew_plan import spread_over
 from edgespec.loading.devices.finding import describe
@@ -174,6 +175,8 @@ def _needs(
             options.experts,
             options.kv,
             sum(adapter.header.file_bytes for adapter in state.adapters),
+            own_in_use(),
+            state.drafter_sequences(),
         ),
         budget=memory_room(options.memory) - indexing + lent,
         offload=options.offload,

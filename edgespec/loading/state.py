@@ -15,12 +15,15 @@ from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.footprint import USUAL_NODES
+from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.models.llama.runtime.model import Model
 from edgespec.progress import Progress
 from edgespec.speculation.tree import MAX_LEAVES
 from edgespec.units import readable
 from edgespec.workers.crew import Crew
+
+_BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for texts
 
 
 class Closable(Protocol):
@@ -45,6 +48,7 @@ class LoadState:
         cards: this machine's devices that may hold layers.
         most_on_devices: layers that may be on them, after a load has run out of their memory; None for any.
         warnings: what people should know at once.
+        first_layers: of a streamed target, for passes that cost little; None before it is open.
     """
 
     def __init__(self, options: LoadOptions, on_progress: Progress) -> None:
@@ -59,6 +63,7 @@ class LoadState:
         self.cards: Cards | None = None
         self.most_on_devices: int | None = None
         self.warnings: list[str] = []
+        self.first_layers: FirstLayers | None = None
         self._opened: list[Closable] = []
 
     def keep(self, opened: Opened) -> Opened:
@@ -105,10 +110,16 @@ class LoadState:
         return "".join(f" {part}" for part in parts)
 
     def n_sequences(self, model: Model | None = None) -> int:
-        """Sequence ids for trees; each id costs a row of logits, used or not."""
+        """Sequence ids for texts and the branches of trees; each costs a row of logits, used or not."""
         if model is not None and model.keeps_recurrent_state:
             return 1
-        return MAX_LEAVES if self.options.n_nodes > USUAL_NODES else USUAL_NODES
+        return _sequences(self.options.n_nodes)
+
+    def drafter_sequences(self, model: Model | None = None) -> int:
+        """Sequence ids of a drafter: most leaves of the largest trees are not expanded, and need none."""
+        if model is not None and model.keeps_recurrent_state:
+            return 1
+        return _sequences(self.options.asked_nodes)
 
     @contextmanager
     def undone_on_failure(self) -> Iterator[None]:
@@ -132,3 +143,7 @@ class LoadState:
             f"{readable(available_memory())} are available, unless the process has a lower limit.",
             "Ask for a smaller --context or --tree-budget, close other programs, or take a smaller model.",
         )
+
+
+def _sequences(nodes: int) -> int:
+    return min(nodes + _BESIDE_TREES, MAX_LEAVES) if nodes > USUAL_NODES else USUAL_NODES

@@ -5,7 +5,8 @@ from __future__ import annotations
 from edgespec.costs.pass_time import Costs, even_step, streamed_curve
 from edgespec.engine.target import Target
 from edgespec.measure.draft_steps import quick_steps
-from edgespec.measure.passes import quick_passes
+from edgespec.measure.passes import passes_by_first_layers, quick_passes
+from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.profiles.store import Keys, PassProfile, ProfileStore
 from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import Drafter
@@ -22,6 +23,7 @@ def initial_costs(
     on_progress: Progress,
     store: ProfileStore | None = None,
     notes: list[str] | None = None,
+    first_layers: FirstLayers | None = None,
 ) -> Costs | None:
     """The costs of the pair's passes and draft steps; what is not stored yet is measured and stored.
 
@@ -31,6 +33,8 @@ def initial_costs(
     Args:
         width: most rows of a draft step.
         notes: gets a sentence if the passes were measured on a busy machine.
+        first_layers: of a streamed target whose passes have no rows of padding; these are timed instead of
+            whole passes, which take seconds each.
 
     Raises:
         DecodeAborted: stopped from outside.
@@ -40,7 +44,9 @@ def initial_costs(
     n_bytes = target.model.weights.streamed_bytes
     if passes is None or passes.disturbed or (n_bytes and not passes.read_rate):
         on_progress("Measuring this machine (once per model)", 0.0)
-        measured = quick_passes(target, _PATIENCE_S)
+        measured = None if first_layers is None else passes_by_first_layers(target, first_layers)
+        if measured is None:
+            measured = quick_passes(target, _PATIENCE_S)
         if measured is None and passes is None:
             return None
         passes = better(passes, measured)

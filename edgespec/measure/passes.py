@@ -13,19 +13,21 @@ from dataclasses import replace
 
 import numpy as np
 
+from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import USUAL_OVERLAP, fitted_overlap, read_seconds
 from edgespec.engine.passes import TextTree
 from edgespec.engine.target import Target
 from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.samples import ROUNDS, TimingSamples
-from edgespec.models.llama.row_rule import MOST_ROWS
+from edgespec.models.gguf.footprint import USUAL_NODES
+from edgespec.models.llama.first_layers import FirstLayers
+from edgespec.models.llama.row_rule import FEW_PASSES
 from edgespec.profiles.store import PassProfile
 from edgespec.profiles.stream_rate import StreamRate
 from edgespec.progress import Progress, no_progress
 from edgespec.speculation.tree import TokenTree
 
 _TEXT = 32  # tokens before the rows that are timed
-_QUICK_ROWS = (1, 8, 32, 56)
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512)
 _FEW_ROWS = (1, 4, 8, 16, 32, 56, 128, 512)  # if there is no time for several passes of each size
 _LEAST_SIZES = 2  # of a full profile: one size alone does not say what more rows cost
@@ -37,7 +39,7 @@ def quick_passes(target: Target, seconds: float) -> PassProfile | None:
     Raises:
         DecodeAborted: stopped from outside.
     """
-    rows = [r for r in _QUICK_ROWS if r <= target.max_nodes]
+    rows = [r for r in FEW_PASSES if r <= target.max_nodes]
     timed, whole, arriving = TimingSamples(), TimingSamples(), StreamRate(target.model.weights)
     watch = ContentionWatch(target.context.n_threads)
     _time_passes(target, rows[:1], timed, whole, 1, seconds)
@@ -47,6 +49,31 @@ def quick_passes(target: Target, seconds: float) -> PassProfile | None:
     # Twice if there is time, because the spread shows whether something disturbed them.
     _time_passes(target, rows[1:], timed, whole, 2 if 2 * expected <= seconds else 1, math.inf)
     return replace(_profile(target, timed, whole, arriving.rate), quick=True, busy=watch.pressure)
+
+
+def passes_by_first_layers(target: Target, first_layers: FirstLayers) -> PassProfile | None:
+    """Estimate passes by their first layers; None if the graph does not name these.
+
+    The disk's speed is that of the layers read so far.
+
+    Raises:
+        DecodeAborted: stopped from outside.
+    """
+    watch = ContentionWatch(target.context.n_threads)
+    untimed = [rows for rows in FEW_PASSES if rows not in first_layers.seconds]
+    for rows in [*untimed, 1]:  # the first decode of all is slower
+        if first_layers.decode(rows) is None:
+            return None
+    weights = target.model.weights
+    return PassProfile(
+        Curve.through(first_layers.seconds.items()),
+        streamed=True,
+        read_rate=StreamRate(weights, since_loading=True).rate,
+        weight_bytes=target.model.n_bytes,
+        parameters=target.model.n_parameters,
+        quick=True,
+        busy=watch.pressure,
+    )
 
 
 def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tuple[PassProfile, bool]:
@@ -117,7 +144,7 @@ def _expected(whole: TimingSamples, size: int) -> float:
     if size in whole.seconds:
         return whole.seconds[size][0]
     largest = max(whole.seconds, default=0)
-    rows = size / max(largest, MOST_ROWS)
+    rows = size / max(largest, USUAL_NODES)
     return whole.seconds[largest][0] * max(rows, 1.0) if largest else 0.0
 
 

@@ -20,6 +20,7 @@ from edgespec.costs.planner import (
     predict_prompt,
 )
 from edgespec.errors import MemoryLimitError
+from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import read_adapters, refuse_streaming
 from edgespec.loading.devices.card_plan import placement_here
 from edgespec.loading.devices.cards import Cards
@@ -29,6 +30,7 @@ from edgespec.loading.devices.placed import Placed, Placement
 from edgespec.loading.options import check_cache
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import (
+    LARGE_NODES,
     SPARE_CELLS,
     USUAL_NODES,
     USUAL_TEXT,
@@ -41,7 +43,7 @@ from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.models.llama.prefill_chunks import LENGTHS, lengths_that_differ
-from edgespec.models.llama.row_rule import MOST_ROWS
+from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import memory_room, predict_memory
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows, with_second_copy
@@ -108,6 +110,7 @@ class _Planning:
         self._hits = HitRates()
         self._adapter_bytes = 0
         self._cards = cards
+        self._any_rows = own_in_use()  # whether exact passes may have any number of rows
 
     def plan(self) -> Plan:
         request = self._request
@@ -214,12 +217,13 @@ class _Planning:
             # Beside a drafter, a model may have to be streamed that fits without it.
             streams = placed.holding.streamed_bytes > 0
             exact = streams and placed.holding.experts is None and not model.headers[0].keeps_running_state
-            here, source = pass_costs.of_target(model, streams=streams, exact=exact)
+            padded = exact and not self._any_rows
+            here, source = pass_costs.of_target(model, streams=streams, padded=padded)
             self._notes.append(source)
             if placed.holding.experts is not None:
                 here = replace(here, overlap=_NO_OVERLAP)
             passes = placed.over(here)
-            most = MOST_ROWS if streams else USUAL_NODES
+            most = self._most_nodes(padded=padded, exact=exact)
             sizes = alternatives(placed.holding, passes, drafting, most)
             drawn = sizes if drafting.yields is None else sizes[1:]  # one node is plain decoding
             return _Candidate(drafting, placed, here, passes, most, drafter, tuple(drawn))
@@ -236,6 +240,12 @@ class _Planning:
             else:
                 found.append(candidate(costs.on_device(drafting, drafter, placed), placed, drafter))
         return found
+
+    def _most_nodes(self, *, exact: bool, padded: bool) -> int:
+        """Nodes of the largest tree."""
+        if padded:
+            return MOST_PADDED_ROWS
+        return LARGE_NODES if exact else USUAL_NODES
 
     def _note_packing(self, files: ModelFiles, chosen: Prediction, way: _Candidate) -> None:
         """The bytes of the packed file, and what it gains."""
@@ -254,13 +264,16 @@ class _Planning:
     def _prompt(self, files: ModelFiles, holding: PlannedMemory, passes: Passes) -> dict[str, PromptTime]:
         """The time to read a prompt, bit-exact and not."""
         tokens = min(_PROMPT_TOKENS, self._request.context // 2)
-        exact, longest = MOST_ROWS, MOST_PROMPT_ROWS
+        longest = MOST_PROMPT_ROWS
+        exact = longest if self._any_rows else MOST_PADDED_ROWS
         if holding.streamed_bytes:
             sizes = {n: self._target(files, n).buffers for n in (USUAL_NODES, *LENGTHS)}
             longest = affordable_rows(sizes, holding.budget, exact=False)
             most = affordable_rows(sizes, holding.budget, exact=True)
             differ = lengths_that_differ(user_cache_path("edgespec") / "rows", files.headers[0].fingerprint)
-            exact = max((n for n in LENGTHS if n <= most and n not in differ), default=MOST_ROWS)
+            exact = most
+            if not self._any_rows:
+                exact = max((n for n in LENGTHS if n <= most and n not in differ), default=MOST_PADDED_ROWS)
         return {
             "exact": predict_prompt(holding, passes, tokens, exact),
             "not_exact": predict_prompt(holding, passes, tokens, longest),

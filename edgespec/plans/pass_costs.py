@@ -41,18 +41,18 @@ class PassCosts:
         self._on_progress = on_progress
         self._derived = DerivedPasses(store, threads, on_progress)
 
-    def of_target(self, model: InspectedModel, *, streams: bool, exact: bool) -> tuple[Passes, str]:
+    def of_target(self, model: InspectedModel, *, streams: bool, padded: bool) -> tuple[Passes, str]:
         """The target's passes, and a sentence that says where the figures come from.
 
         Args:
-            exact: whether passes are padded to the rows of exact decoding.
+            padded: whether passes are padded to the rows of exact decoding.
         """
         own = self._store.preferred_passes(model.headers[0].fingerprint, self._threads, streams=streams)
         compute = own.compute if own else self._derived.curve(model.headers)
         streamed = own is not None and own.streamed
         if streams and not streamed:
             compute = compute.scaled(_SLOWDOWN_BESIDE_READS)
-            compute = _padded(compute) if exact else compute
+            compute = _padded(compute) if padded else compute
         rate, rate_source = 0.0, ""
         if streams:
             rate, rate_source = self._read_rate(model, own)

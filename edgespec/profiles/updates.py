@@ -26,6 +26,7 @@ from edgespec.speculation.tree import TokenTree
 
 _ENOUGH_PASSES = 4  # streamed passes that it takes to measure the disk's speed
 _ENOUGH_EXPERTS = 5_000  # that passes needed, to say how often experts are in memory
+_FAR = 1.5  # times the largest size of a profile, from which a size becomes a point of its own
 _PROFILE_WEIGHT = 8  # weight of a quick profile, in passes of a run
 _MOST_PASSES = 1000  # of each size, the latest: a server may run for months
 _UNMARKED = 24  # passes after which a corrected profile no longer counts as disturbed
@@ -87,6 +88,8 @@ def corrected_passes(profile: PassProfile, seconds: Mapping[int, Sequence[float]
     logs = [n * math.log(s / curve.at(rows)) for rows, s, n in medians if s > 0 and curve.at(rows) > 0]
     if not logs:
         return profile
+    if medians[-1][0] >= _FAR * curve.rows[-1]:
+        curve = curve.reaching(medians[-1][0])
     curve = curve.scaled(math.exp(sum(logs) / count * count / (count + _PROFILE_WEIGHT)))
     for rows, s, n in medians:
         curve = curve.moved(rows, s, n / (n + _PROFILE_WEIGHT))
@@ -117,6 +120,8 @@ class ProfileUpdates:
             threads: how many threads computed it.
         """
         self._experts += record.experts or ExpertUse()
+        if record.prompt_rows:
+            return
         if self._watch is None:
             self._watch = ContentionWatch(threads)  # too late for the pass that is already over
             return

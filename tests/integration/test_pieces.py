@@ -25,6 +25,7 @@ CONTEXT = 768
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     path: Path = request.getfixturevalue(request.param)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGESPEC_KERNELS", "plain")  # with EdgeSpec's own, no length need be tried
         # In as little memory as here, layers are worth more than the buffers of long pieces.
         patch.setattr(needs, "_MOST_BUFFERS_EXACT", 1.0)
         loaded = load_streamed(path, context=CONTEXT, threads=1)

@@ -16,6 +16,7 @@ from edgespec.costs.curves import Curve
 from edgespec.costs.pass_time import Costs
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import Children, Frontier, TreeLimits
+from edgespec.speculation.sizing.running_costs import MovingCurve
 from edgespec.speculation.sizing.sizers import AdaptiveSizer, FixedSizer, PassRoom
 from edgespec.speculation.tree_search import grow
 
@@ -359,6 +360,17 @@ def test_a_known_cost_that_was_wrong_is_corrected() -> None:
     machine.decode(sizer, 300)
     records = machine.decode(sizer, 200)
     assert _pace(records, machine) < 1.04
+
+
+def test_large_trees_teach_nothing_wrong_about_small_ones() -> None:
+    """A quick measurement ends at 56 rows; what larger trees take is extrapolated, and corrected by them."""
+    quick = Curve.through([(1, 1.0), (8, 1.0), (32, 1.0), (56, 1.3)])
+    cost = MovingCurve(quick, 128)
+    for _ in range(60):
+        cost.add(128, 6.0)
+    assert cost.nodes_within(1, 0.3) == 56
+    assert cost.slope is not None
+    assert cost.slope > (6.0 - 1.3) / 128
 
 
 @pytest.mark.parametrize("passes", [60, 300, 1000])

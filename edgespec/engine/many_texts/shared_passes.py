@@ -22,9 +22,10 @@ from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.target import Target
 from edgespec.errors import EdgeSpecError
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
+from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.cache.text_cache import common_prefix
-from edgespec.models.llama.row_rule import MOST_ROWS
+from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.models.llama.runtime.abort import DecodeAborted
 
 _SHARED_PREFIX = 16  # tokens that are worth waiting for while another text reads them
@@ -85,10 +86,8 @@ class SharedPasses:
         self._finish = finish
         self._stopped = stopped
         self._on_pass = on_pass
-        # Larger passes take other kernels, so their texts would differ more; and they are hardly faster.
-        rows = target.rule.maximum if target.rule else min(MOST_ROWS, target.context.n_rows)
         texts = min(most_texts, target.max_texts - 1, target.max_nodes)
-        self._limits = PassLimits(max(texts, 1), rows)
+        self._limits = PassLimits(max(texts, 1), _most_rows(target))
         self._most_idle = max(target.max_texts - 1 - self._limits.texts, 0)
         self._cells = CellBudget(target.context.n_cells, spare=4 * target.max_nodes)
         self._in_flight: list[_InFlight] = []
@@ -282,6 +281,16 @@ class SharedPasses:
         for text in self._in_flight:
             text.answer.decoding.cached = None
         self._in_flight, self._idle, self._waiting = [], deque(), deque()
+
+
+def _most_rows(target: Target) -> int:
+    """Most rows of a shared pass."""
+    if target.rule is None:
+        # Larger passes take other kernels, so their texts would differ more; and they are hardly faster.
+        return min(MOST_PADDED_ROWS, target.context.n_rows)
+    # In memory every row takes time, in which the other texts wait for those of a prompt.
+    usual = LARGE_NODES if target.model.weights.streamed_bytes else USUAL_NODES
+    return min(target.rule.maximum, target.context.n_rows, max(usual, target.max_nodes))
 
 
 def _is_being_read(text: _InFlight, others: Sequence[_InFlight]) -> bool:

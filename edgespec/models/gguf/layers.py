@@ -8,7 +8,7 @@ output, rotation factors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,6 +43,21 @@ class Layer:
     def n_bytes(self) -> int:
         """Bytes of its weights in the file."""
         return sum(tensor.n_bytes for tensor in self.tensors)
+
+
+def layers_of_each_kind(layers: Sequence[Layer]) -> int:
+    """The number of first layers among which there is one of every kind: matrices of its shapes and types."""
+
+    def kind(layer: Layer) -> frozenset[tuple[str, int, tuple[int, ...]]]:
+        return frozenset((t.name.split(".", 2)[2], t.type_id, t.shape) for t in layer.tensors)
+
+    seen: set[frozenset[tuple[str, int, tuple[int, ...]]]] = set()
+    needed = 0
+    for count, layer in enumerate(layers, 1):
+        if kind(layer) not in seen:
+            seen.add(kind(layer))
+            needed = count
+    return needed
 
 
 @dataclass(frozen=True)

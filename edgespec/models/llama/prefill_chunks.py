@@ -1,6 +1,7 @@
 """Chunked prefill in exact mode: how many prompt tokens one pass over the weights may read.
 
-Under a row rule a pass has at most 60 rows, and a streamed model is read from disk once for each pass.
+Where passes are padded by a row rule, they have at most 60 rows, and a streamed model is read from disk once
+for each pass.
 Where attention does not depend on the row count (offload.attention), longer chunks may give the same keys and
 values. Whether they do depends on the matrix kernels of this machine, so it is tried: the first time a chunk
 length could be used, that part of the prompt is read in short chunks and then again in one long chunk, and

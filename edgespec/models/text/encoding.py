@@ -12,6 +12,7 @@ from edgespec.errors import TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 from edgespec.models.text.answer_format import AnswerFormat, answer_format
+from edgespec.models.text.calls.gemma import with_results_in_calls
 from edgespec.models.text.calls.syntax import without_tools
 from edgespec.models.text.template import ChatTemplate, Message, Segment, render_segments
 
@@ -160,6 +161,8 @@ class Encoder:
             messages = without_tools(messages, tools)
         elif tools:
             variables["tools"] = [tool.definition for tool in tools]
+        if self.format.calls.results_in_calls:
+            messages = with_results_in_calls(messages)
         if self.format.calls.in_channels:
             messages = [_with_thought_by_its_name(message) for message in messages]
         thought, think = self.format.thought, config.thinking
@@ -167,7 +170,7 @@ class Encoder:
             if thought.switch and think.enabled is not None:
                 variables[thought.switch] = think.enabled
             if thought.knows_effort and think.effort:
-                variables["reasoning_effort"] = think.effort
+                variables["reasoning_effort"] = thought.high if think.effort == "high" else think.effort
             if thought.knows_budget and think.budget is not None:
                 variables["thinking_budget"] = think.budget
         return messages, variables

@@ -48,6 +48,8 @@ class ContextOptions:
         exact, experts: as for loading.
         kv: of the target's context; the drafter's is always f16.
         adapters: bytes of LoRA adapters.
+        own_kernels: whether EdgeSpec's own kernels are in use.
+        drafter_sequences: of the drafter's context, which has as many outputs; None for those of the target.
     """
 
     n_cells: int
@@ -59,6 +61,8 @@ class ContextOptions:
     experts: str = "auto"
     kv: str = "f16"
     adapters: int = 0
+    own_kernels: bool = False
+    drafter_sequences: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,9 @@ def measure_needs(
         row = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
         sizes = {rows: replace(size, buffers=size.buffers + rows * row) for rows, size in sizes.items()}
     elif draft is not None:
-        (small,) = _footprints(draft, replace(options, kv="f16"), [MOST_PROMPT_ROWS])
+        outputs = options.drafter_sequences or options.n_outputs
+        own = replace(options, kv="f16", n_outputs=outputs, n_sequences=outputs)
+        (small,) = _footprints(draft, own, [MOST_PROMPT_ROWS])
         drafter = [with_second_copy(small, draft)]
     headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
     process += options.adapters + _later_bytes(headers, sizes[fewest].cache // options.n_cells)
@@ -113,8 +119,9 @@ def measure_needs(
         return bytes_needed([sizes[rows], *drafter], process)
 
     if offload != "stream" and whole(fewest) <= budget:
-        # In memory, exact passes have few rows, as reading the weights is cheap.
-        rows = fewest if options.exact else next(n for n in counts if whole(n) <= budget)
+        # In memory, exact passes that are padded have few rows, as reading the weights is cheap.
+        padded = options.exact and not options.own_kernels
+        rows = fewest if padded else next(n for n in counts if whole(n) <= budget)
     else:
         # Streamed models decode exactly by default, but for those whose experts are streamed one by one.
         alone = options.experts != "never" and bool(layer_weights(files).experts)

@@ -28,7 +28,7 @@ class MovingCurve:
     """
 
     def __init__(self, curve: Curve, most: int) -> None:
-        self._curve = curve
+        self._curve = curve.reaching(most)
         self._most = most
 
     @property

@@ -1,0 +1,109 @@
+"""The first pass of an answer on a streamed target: the prompt's last rows and the first tree together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgespec
+from edgespec.engine.engine import Engine
+from edgespec.engine.target import Target
+from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
+from edgespec.models.llama.cache.states import BLOCK
+from edgespec.models.llama.row_rule import ANY_ROWS
+from tests.interrupting import Intruder
+from tests.least_memory import load_in_least_memory
+
+PROMPT = "Name the planets."
+CONFIG = GenerationConfig(max_tokens=20)
+
+
+def open_streamed(model: Path, **options: Any) -> Engine:
+    engine = load_in_least_memory(model, context=512, **options)
+    if engine.target.rule not in (None, ANY_ROWS):
+        engine.close()
+        pytest.skip("the row rule here pads passes, so prompts are read alone")
+    return engine
+
+
+def apart(engine: Engine, monkeypatch: pytest.MonkeyPatch, config: GenerationConfig = CONFIG) -> Generation:
+    """The answer if the prompt is read before the first tree."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "most_unread", 0)
+        engine.target.rewind(0)
+        return engine.generate(PROMPT, config)
+
+
+@pytest.fixture(scope="module", params=[{"draft": "none"}, {"draft": "lookup"}, {"tree_budget": 8}, {}])
+def engine(request: pytest.FixtureRequest, smol_path: Path, q4_drafter_path: Path) -> Iterator[Engine]:
+    """Plain, drafted for by lookup, by trees of one size, and by trees sized by cost."""
+    options = {"draft": q4_drafter_path, **request.param}
+    with open_streamed(smol_path, **options) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("config", [CONFIG, GenerationConfig(max_tokens=20, temperature=0.9, seed=4)])
+def test_it_saves_a_pass_and_changes_no_token(
+    engine: Engine, config: GenerationConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = apart(engine, monkeypatch, config)
+    engine.target.rewind(0)
+    answer = engine.generate(PROMPT, config)
+    assert answer.tokens == expected.tokens
+    assert expected.passes[0].prompt_rows == 0
+    assert answer.passes[0].prompt_rows == answer.prompt_tokens - 1
+
+
+def test_a_long_prompt_leaves_its_last_piece(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.integration.test_first_pass.PROMPT", "one two three four five " * 40)
+    expected = apart(engine, monkeypatch)
+    engine.target.rewind(0)
+    seen: list[tuple[int, int]] = []
+    answer = engine.generate(PROMPT, CONFIG, on_prefill=lambda read, missing: seen.append((read, missing)))
+    assert answer.tokens == expected.tokens
+    assert seen[-1][0] + answer.passes[0].prompt_rows == seen[-1][1]
+
+
+def test_an_interrupted_one_changes_no_later_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = apart(engine, monkeypatch)
+    short = GenerationConfig(max_tokens=1)
+    engine.target.rewind(0)
+    counter = Intruder()
+    counter.run(lambda: engine.generate(PROMPT, short))
+    for tenth in range(1, 10):
+        engine.target.rewind(0)
+        assert Intruder(counter.lines * tenth // 10).run(lambda: engine.generate(PROMPT, short))
+        assert engine.generate(PROMPT, CONFIG).tokens == expected.tokens
+
+
+def test_a_later_turn_is_read_with_its_first_tree(engine: Engine) -> None:
+    first = [{"role": "user", "content": PROMPT}]
+    said = engine.generate(first, CONFIG)
+    answered = {"role": "assistant", "content": said.text}
+    turns = [*first, answered, {"role": "user", "content": "And the last?"}]
+    answer = engine.generate(turns, CONFIG)
+    assert 0 < answer.passes[0].prompt_rows < answer.prompt_tokens // 2
+    engine.target.rewind(0)
+    assert engine.generate(turns, CONFIG).tokens == answer.tokens
+
+
+def test_blocks_of_the_prompt_are_saved(smol_path: Path) -> None:
+    prompt = "one two three four five six seven eight nine ten " * 30
+    missing: list[int] = []
+    answers = []
+    for _ in range(2):
+        with open_streamed(smol_path, prompt_cache=True) as engine:
+            answers.append(
+                engine.generate(prompt, CONFIG, raw=True, on_prefill=lambda _read, of: missing.append(of))
+            )
+    assert answers[0].tokens == answers[1].tokens
+    assert missing[-1] < BLOCK < missing[0]
+
+
+def test_nothing_is_left_unread_in_memory(smol_path: Path) -> None:
+    with edgespec.load(smol_path, draft="none", context=256) as engine:
+        assert engine.generate(PROMPT, CONFIG).passes[0].prompt_rows == 0
