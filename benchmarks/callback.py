@@ -3,7 +3,7 @@
     python -m benchmarks.callback
 
 The same model in memory, and with nearly all of it in memory and the rest streamed: by the compiled callback,
-and by that in Python. Milliseconds of a pass without its waits for the disk, medians over alternating answers.
+and by that in Python. Milliseconds of a pass without its waits for the disk, medians of alternating answers.
 """
 
 from __future__ import annotations
