@@ -34,6 +34,7 @@ from edgespec.models.hub import catalog
 from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
+from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
 from edgespec.profiles.store import Keys
@@ -186,6 +187,8 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     target_files = read_model(path)
     options.check_cache(target_files.headers[0])
     state.adapters = read_adapters(options.lora, target_files.headers[0])
+    for adapter in state.adapters:
+        require_loadable([adapter.header], target_files.headers[0])
     _try_kernels(state)
     _connect_workers(target_files, state)
     state.cards = open_cards(target_files, state.card_request)

@@ -15,7 +15,7 @@ from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError
 from edgespec.kernels.attention import measure_attention
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
-from edgespec.kernels.layouts import kernel_layouts, weight_layout
+from edgespec.kernels.layouts import kernel_layouts, measured_products, weight_layout
 from edgespec.kernels.report import ROWS
 from edgespec.kernels.report_store import ensure_report, stored_report
 from edgespec.kernels.setting import PLAIN
@@ -161,11 +161,9 @@ def known_products(store: ProfileStore, threads: int, type_id: int) -> Seconds |
     """
     key = machine_identity() | {"threads": str(threads), "type": str(type_id)}
     stored = store.products(key)
-    report = stored_report()
-    known = report.seconds.get(type_id) if report else None
-    if stored is not None or not known:
+    if stored is not None or (known := measured_products(type_id)) is None:
         return stored
-    within = min(known.values(), key=sum)
+    within, _ = known
     n_bytes = _TRIED_WEIGHTS * BLOCK_SIZES[type_id][1] // BLOCK_SIZES[type_id][0]
     alone = [seconds / n_bytes / threads for seconds in within]
     return tuple(max(seconds, _MEMORY_BYTE_S) for seconds in alone)

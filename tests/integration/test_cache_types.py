@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from edgespec.models.llama.trials.dry_run import Shape, dry_run
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import Plan, PlanRequest
 from edgespec.progress import no_progress
+from tests.desk import EDGESPEC
+from tests.fuzz.headers import UINT32, parse
 from tests.least_memory import least_memory
 from tests.tiny import write_tiny
 from tests.tiny_adapters import write_adapter
@@ -97,6 +100,19 @@ def test_adapters_that_cannot_be_applied_are_refused(tiny: Path, smol_path: Path
         edgespec.load(tiny, draft="none", lora=[f"{lora}:inf"])
     with pytest.raises(ModelFileError, match="does not exist"):
         edgespec.load(tiny, draft="none", lora=[str(tmp_path / "none.gguf")])
+
+
+def test_an_adapter_that_llama_cpp_aborts_on_is_refused(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "adapter.gguf"
+    header = parse(write_adapter(path).read_bytes())
+    header.change("adapter.lora.alpha", 8)  # no number of single precision, which llama.cpp asserts
+    at = header.index("adapter.lora.alpha")
+    header.entries[at] = replace(header.entries[at], type_id=UINT32)
+    path.write_bytes(header.to_bytes())
+    command = [*EDGESPEC, "generate", str(tiny), "-p", "Hi", "--draft", "none", "--lora", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"llama.cpp ends by SIGABRT when it loads {path}." in " ".join(done.stderr.split())
 
 
 def test_adapters_need_all_weights_in_memory(tiny: Path, tmp_path: Path) -> None:
