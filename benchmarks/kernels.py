@@ -6,6 +6,9 @@ Every row's logits are wanted. Each layout has a process of its own, in which th
 processes take turns pass by pass, so that what else the machine does falls on all alike. Printed are medians
 in milliseconds, and how many times as fast own kernels are as the fastest of llama.cpp's. Own kernels
 are measured for every instruction set that the processor has.
+
+Beside the table, each layout's reading of weights in a pass of one row is compared with the bandwidth of
+memory: the model's bytes over the pass's time, and its share of what all threads read per second.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +31,8 @@ from edgespec.kernels.native import library
 from edgespec.kernels.report_store import ensure_report, layouts_in_use
 from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, setting_for, setting_of
 from edgespec.machine.cores import usable_cores
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
@@ -35,6 +41,7 @@ from edgespec.models.llama.runtime.model import Model
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 _WORKER = "--serve"
+_SWEPT = 512 << 20  # bytes
 
 
 def main() -> None:
@@ -64,6 +71,7 @@ def main() -> None:
     print(f"{'':24}" + "".join(f"{rows:>9}" for rows in options.rows))
     for setting in settings:
         print(f"{setting:24}" + "".join(f"{1e3 * found[setting, rows]:9.1f}" for rows in options.rows))
+    print_bandwidth({s: found[s, min(options.rows)] for s in settings}, path, options.threads)
     own = [setting for setting in settings if setting.startswith(str(setting_of(OWN)))]
     others = [setting for setting in settings if setting not in own]
     if own and others:
@@ -72,6 +80,32 @@ def main() -> None:
             for rows in options.rows
         ]
         print(f"{'own, times as fast':24}" + "".join(f"{ratio:9.2f}" for ratio in ratios))
+
+
+def print_bandwidth(seconds: dict[str, float], path: Path, n_threads: int) -> None:
+    """Print how much of the bandwidth of memory passes of the fewest rows reach.
+
+    Args:
+        seconds: of such a pass, by setting.
+    """
+    bandwidth = read_bandwidth(n_threads)
+    n_bytes = ModelFiles.of(read_header(path)).tensor_bytes
+    print(f"memory: {bandwidth / 1e9:.1f} GB/s are read by {n_threads} threads; of that, passes reach")
+    for setting, taken in seconds.items():
+        speed = n_bytes / taken
+        print(f"{setting:24}{speed / 1e9:9.1f} GB/s {100 * speed / bandwidth:5.0f} %")
+
+
+def read_bandwidth(n_threads: int, rounds: int = 7) -> float:
+    """Bytes of memory that threads read per second: the best of several sweeps over more than caches hold."""
+    parts = [np.ones(_SWEPT // 8 // n_threads, dtype=np.int64) for _ in range(n_threads)]
+    best = 0.0
+    with ThreadPoolExecutor(n_threads) as pool:  # NumPy lets go of the lock while it reduces
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            list(pool.map(np.bitwise_or.reduce, parts))
+            best = max(best, sum(part.nbytes for part in parts) / (time.perf_counter() - begun))
+    return best
 
 
 def measure(

@@ -1,9 +1,13 @@
 """What EdgeSpec costs beside llama.cpp's own work, with the default model in memory.
 
     python -m benchmarks.overhead
+    python -m benchmarks.overhead --pair TARGET DRAFTER [--nodes 8]
 
 Two questions. Plain decoding: tokens per second against llama-cpp-python's own loop, same model and
 settings, alternating. Speculation: the share of a round that is spent outside llama_decode.
+
+With --pair, rounds of trees of a fixed size are taken apart instead: milliseconds of each part, and its share
+of the round without the draft. What the drafter does is counted apart, as its steps are.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import edgespec
 from benchmarks.workload import PROMPTS, dropped, q4_0, smollm2
 from edgespec.engine.engine import Engine
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.decisions import Decisions
 
 
 def main() -> None:
@@ -30,7 +35,13 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFTER"))
+    parser.add_argument("--nodes", type=int, default=8)
     options = parser.parse_args()
+    if options.pair:
+        target, drafter = options.pair
+        print_parts(target, drafter, options.nodes, options.tokens, options.rounds)
+        return
     result: dict[str, Any] = {"plain": plain(options.rounds, options.tokens)}
     for name, draft in (("q4_0", q4_0()), ("drop-18-21", dropped())):
         with edgespec.load(draft=draft, tree_budget=32, exact=False, learn=False) as engine:
@@ -98,15 +109,74 @@ def speculation(engine: Engine, tokens: int, rounds: int) -> dict[str, float]:
     return {"share_outside_decode": statistics.median(shares), "tokens_per_pass": statistics.mean(per_pass)}
 
 
+def print_parts(target: str, drafter: str, nodes: int, tokens: int, rounds: int) -> None:
+    """Where the time of rounds goes: medians over answers to so many prompts, of means per round."""
+    found: dict[str, list[float]] = {}
+    with edgespec.load(target, draft=drafter, tree_budget=nodes, learn=False) as engine:
+        engine.decisions = Decisions(drafting=True)
+        for prompt in PROMPTS[:rounds]:
+            engine.target.rewind(0)
+            engine.generate(prompt, GenerationConfig(max_tokens=2))  # reads the prompt on both sides
+            engine.target.rewind(0)
+            for name, seconds in parts(engine, prompt, tokens).items():
+                found.setdefault(name, []).append(seconds)
+    medians = {name: 1e3 * statistics.median(values) for name, values in found.items()}
+    without = medians["round"] - medians["draft: decoding"] - medians["draft: the rest"]
+    for name, ms in medians.items():
+        print(f"{name:32} {ms:8.2f} ms" + (f" {100 * ms / without:6.1f} %" if "draft" not in name else ""))
+    print(json.dumps({"nodes": nodes, **{name: round(ms, 3) for name, ms in medians.items()}}))
+
+
+def parts(engine: Engine, prompt: str, tokens: int) -> dict[str, float]:
+    """Seconds of each part of a round, means over the rounds of an answer."""
+    with timed_decodes() as decodes:
+        answer = engine.generate(prompt, GenerationConfig(max_tokens=tokens))
+    records, own = answer.passes, engine.target.context.handle
+    n = len(records)
+    drafting = sum(s for s, context in zip(decodes, decodes.contexts, strict=True) if context != own) / n
+    inside = [s for s, context in zip(decodes, decodes.contexts, strict=True) if context == own]
+    target = sum(inside[-n:]) / n  # those before read the prompt
+    draft_s, verify_s, accept_s, observe_s = (
+        sum(getattr(record, name) for record in records) / n
+        for name in ("draft_s", "verify_s", "accept_s", "observe_s")
+    )
+    steps = sum(record.draft_steps for record in records) / n
+    return {
+        "round": sum(record.seconds for record in records) / n,
+        "draft: decoding": drafting,
+        "draft: the rest": draft_s - drafting,
+        "draft: the rest, a step": (draft_s - drafting) / max(steps, 1),
+        "target: decoding": target,
+        "target: batch and logits": verify_s - target,
+        "observing": observe_s,
+        "choosing, learning, committing": accept_s - observe_s,
+        "between rounds": answer.timings.decode_s / n - draft_s - verify_s - accept_s,
+        "all but decoding": answer.timings.decode_s / n - draft_s - target,
+    }
+
+
+class Decodes(list[float]):
+    """Seconds of calls of llama_decode.
+
+    Attributes:
+        contexts: the context of each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contexts: list[Any] = []
+
+
 @contextmanager
-def timed_decodes() -> Iterator[list[float]]:
-    seconds: list[float] = []
+def timed_decodes() -> Iterator[Decodes]:
+    seconds = Decodes()
     decode = llama_cpp.llama_decode
 
     def timed(*arguments: Any) -> int:
         start = time.perf_counter()
         code: int = decode(*arguments)
         seconds.append(time.perf_counter() - start)
+        seconds.contexts.append(arguments[0])
         return code
 
     llama_cpp.llama_decode = timed

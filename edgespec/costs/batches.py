@@ -16,7 +16,7 @@ from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import Bound, Passes
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 60)
-"""Numbers of texts that are considered. Exact passes have at most 60 rows."""
+"""Numbers of texts that are considered if none is asked for. Padded exact passes have at most 60 rows."""
 
 _ENOUGH = 0.95  # of the highest speed: more texts than that takes would only wait longer
 

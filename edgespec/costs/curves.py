@@ -65,6 +65,15 @@ class Curve:
         moved = [max(s + off * shares.get(i, 0.0), 0.0) for i, s in enumerate(self.seconds)]
         return Curve(self.rows, tuple(accumulate(moved, max)))
 
+    def reaching(self, rows: int) -> Curve:
+        """The curve with a point at this size, extrapolated if nothing so large was measured.
+
+        Observations of such sizes then move that point, and not the last measured one.
+        """
+        if rows <= self.rows[-1]:
+            return self
+        return Curve((*self.rows, rows), (*self.seconds, self.at(rows)))
+
     def scaled(self, factor: float) -> Curve:
         """The curve with every time multiplied by `factor`."""
         return Curve(self.rows, tuple(s * factor for s in self.seconds))

@@ -97,7 +97,7 @@ class DraftedText:
         Args:
             ranking: how candidates are ranked now; None reads the root in any case.
             count: how many candidates of each node are wanted.
-            alone: there is no other text, so that the branches below the root may be kept, too.
+            alone: no other text is drafted for, so that the branches below the root may be kept, too.
             room: most cells of text and branches.
         """
         text = self._text

@@ -65,8 +65,8 @@ class DraftedTexts(list[DraftedText]):
                 found[index] = best
                 others.remove(best)
                 best.begin(text)
-                alone = len(wanted) == len(self) == 1 and best.cache.max_paths > 1
-                best.keep_accepted(ranking, count, alone=alone, room=self._context.n_cells - ROOM)
+                alone = len(wanted) == 1 and best.cache.max_paths > 1
+                best.keep_accepted(ranking, count, alone=alone, room=self.room_for(best) - ROOM)
         # Sequence ids are needed for texts that are new, so no branches may be left.
         for known in others:
             known.unused += 1
@@ -78,6 +78,10 @@ class DraftedTexts(list[DraftedText]):
                 found[index].begin(text)
                 found[index].keep_accepted(ranking, count)
         return [found[index] for index in range(len(wanted))]
+
+    def room_for(self, text: DraftedText) -> int:
+        """Cells that a text and its branches may take beside what was read of the others."""
+        return self._context.n_cells - sum(len(other.read) for other in self if other is not text)
 
     def close(self, text: DraftedText) -> None:
         """Forget a text, and give its cells back."""

@@ -26,7 +26,9 @@ class Target(CachedTexts):
     Attributes:
         rule: the row rule in force; None lets the number of rows choose the kernels.
         max_nodes: most rows of a pass in which logits are wanted.
-        pieces: under a row rule, the longer pieces that prompts may be read in; None allows none.
+        recalled: tokens of the last prompt that `prefill` did not have to read.
+        pieces: under a row rule with a maximum, the longer pieces that prompts may be read in; None allows
+            none.
     """
 
     def __init__(self, model: Model, context: Context, rule: RowRule | None) -> None:
@@ -37,6 +39,7 @@ class Target(CachedTexts):
         most = min(context.n_rows, context.n_outputs)
         self.max_nodes = min(most, rule.maximum) if rule else most
         self.pieces: PrefillChunks | None = None
+        self.recalled = 0
         self._tree_rows: list[int] = []  # the first row of each tree in the last pass
 
     def show_hidden(self, states: HiddenStates, reader: HiddenReader) -> None:
@@ -64,7 +67,9 @@ class Target(CachedTexts):
             DecodeAborted: stopped from outside; what was read until then is kept, except by models with a
                 recurrent state.
         """
-        missing = len(tokens) - self.recall(tokens)
+        self.recalled = 0
+        self.recalled = self.recall(tokens)
+        missing = len(tokens) - self.recalled
         read = 0
         while read < missing:
             left = missing - read
@@ -75,6 +80,7 @@ class Target(CachedTexts):
             if leaves:
                 return left
             read += self.read_chunk(tokens, self.own)
+            self.store_blocks(self.own)
             if on_progress is not None:
                 on_progress(read, missing)
         return 0
@@ -88,14 +94,14 @@ class Target(CachedTexts):
         streamed = self.model.weights.streamed_bytes > 0 and not self.model.keeps_recurrent_state
         if not streamed or self.rule not in (None, ANY_ROWS):
             return 0
-        return (self.rule.maximum if self.rule else self.context.n_rows) - 1
+        return min(self.rule.maximum, self.context.n_rows) - 1 if self.rule else self.context.n_rows - 1
 
     def read_chunk(self, tokens: Sequence[int], cached: CachedText) -> int:
         """Read the next tokens of a text whose beginning is cached, in as large a chunk as possible.
 
         Under a row rule, prompts too are read in chunks that it allows. A token's keys and values then do not
         depend on how the text was split into passes, so a reused cache gives the same text as an empty one.
-        Longer chunks are used only where they have been shown to give the same bits.
+        Chunks beyond the rule's maximum are used only where they have been shown to give the same bits.
 
         Returns:
             How many tokens were read.
@@ -107,11 +113,10 @@ class Target(CachedTexts):
         start = cached.cache.length
         n_tokens, rows = self._next_piece(len(tokens) - start)
         piece = tokens[start : start + n_tokens]
-        if self.pieces is None or self.rule is None or self.pieces.is_proven(rows):
+        if self.pieces is None or self.pieces.is_proven(rows):
             self._read(cached, piece, rows)
         else:
-            self._try_long(cached, piece, rows, self.pieces, self.rule)
-        self.store_blocks(cached)
+            self._try_long(cached, piece, rows, self.pieces)
         self._changing = False
         self._hidden.digest()
         return n_tokens
@@ -121,11 +126,24 @@ class Target(CachedTexts):
         """Most rows of one piece of a prompt."""
         if self.pieces is not None:
             return self.pieces.longest
-        return self.rule.maximum if self.rule else self.context.n_rows
+        most = self.context.n_rows
+        return min(self.rule.maximum, most) if self.rule else most
 
     def reads_at_once(self, rows: int) -> bool:
         """Whether this many tokens of a prompt are certain to be read in one pass."""
         return self._next_piece(rows)[0] == rows and (self.pieces is None or self.pieces.is_proven(rows))
+
+    def must_try(self, missing: int) -> bool:
+        """Whether the next piece of a prompt shows whether pieces of its length are exact."""
+        if self.pieces is None:
+            return False
+        return not self.pieces.is_proven(self.pieces.next(missing)[1])
+
+    def shared_rows(self, wanted: int) -> int:
+        """Most rows, of as many as are wanted, of a pass that texts share."""
+        if self.pieces is not None:
+            return self.pieces.proven(wanted)
+        return min(wanted, self.prompt_rows)
 
     def _next_piece(self, missing: int) -> tuple[int, int]:
         """Tokens of the next piece of a prompt, and the rows they are padded to."""
@@ -142,15 +160,15 @@ class Target(CachedTexts):
         cached.tokens.extend(piece)
         self._hidden.show(cached, start, slice(len(piece)))
 
-    def _try_long(
-        self, cached: CachedText, piece: Sequence[int], rows: int, pieces: PrefillChunks, rule: RowRule
-    ) -> None:
-        """Read a piece in short pieces and then as a whole, and record whether both gave the same bits."""
+    def _try_long(self, cached: CachedText, piece: Sequence[int], rows: int, pieces: PrefillChunks) -> None:
+        """Read a piece in proven pieces and then as a whole, and record whether both gave the same bits."""
         cache = cached.cache
         start = cache.length
-        for at in range(0, len(piece), rule.maximum):
-            short = piece[at : at + rule.maximum]
-            self._read(cached, short, rule.padded(len(short)))
+        at = 0
+        while at < len(piece):
+            size = pieces.proven(len(piece) - at)
+            self._read(cached, piece[at : at + size], pieces.padded(size))
+            at += size
         expected = cache.save(start, cache.length)
         cached.rewind(start)
         self._read(cached, piece, rows)
@@ -256,6 +274,8 @@ class Target(CachedTexts):
         self._guessing = self._changing = False
 
     def _padded(self, rows: int) -> int:
+        if self.pieces is not None:
+            return self.pieces.padded(rows)
         return self.rule.padded(rows) if self.rule else rows
 
     @property

@@ -307,6 +307,15 @@ def offer_to_loader() -> bool:
     return bool(layouts)
 
 
+def own_in_use() -> bool:
+    """Whether EdgeSpec's own kernels compute what they can hold.
+
+    Raises:
+        UsageError, BackendError: as kernel_layouts.
+    """
+    return any(layout.name == OWN for layout in kernel_layouts())
+
+
 def watch_own() -> Callable[[], bool]:
     """Begin to watch who computes products and attention.
 

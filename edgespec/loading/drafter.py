@@ -120,7 +120,7 @@ def _open_model_drafter(
             n_cells=state.options.n_cells,
             n_rows=MOST_PROMPT_ROWS,
             n_outputs=limits.width,
-            n_sequences=state.n_sequences(model),
+            n_sequences=state.drafter_sequences(model),
             n_threads=state.n_threads,
             abort=state.abort,
         )

@@ -9,11 +9,13 @@ from platformdirs import user_cache_path
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
+from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.crew_plan import spread_over
 from edgespec.loading.devices.finding import describe
 from edgespec.loading.devices.on_cards import NO_CARDS, OnCards, place_models
 from edgespec.loading.devices.spreading import Spread, read_rate
+from edgespec.loading.pass_costs import expected_prefill
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.model import Model
@@ -174,8 +176,11 @@ def _needs(
             options.experts,
             options.kv,
             sum(adapter.header.file_bytes for adapter in state.adapters),
+            own_in_use(),
+            state.drafter_sequences(),
         ),
         budget=memory_room(options.memory) - indexing + lent,
         offload=options.offload,
+        prefill=expected_prefill(target, options.context, state.n_threads),
     )
     return replace(needs, process=needs.process + indexing)

@@ -10,7 +10,6 @@ from edgespec.drafters.kinds import DRAFTER_KINDS, NO_DRAFTER
 from edgespec.errors import UsageError
 from edgespec.models.gguf.footprint import CACHE_BLOCK, CACHE_TYPES, SPARE_CELLS, USUAL_NODES, head_sizes
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.models.llama.row_rule import MOST_ROWS
 from edgespec.offload.planning.budget import MemoryOptions
 from edgespec.offload.planning.stream_plan import EXPERT_MODES
 from edgespec.speculation.policies import tree_policy
@@ -30,6 +29,7 @@ class LoadOptions:
         leave_out_missing: of the workers, use those that answer.
         device: names of the devices that may hold layers; empty for all.
         draft_device: "auto", "none" or the name of a device.
+        usual_nodes: nodes that trees may have if no other number is asked for; planned while loading.
     """
 
     draft: str
@@ -58,6 +58,7 @@ class LoadOptions:
     leave_out_missing: bool = False
     device: tuple[str, ...] = ()
     draft_device: str = "auto"
+    usual_nodes: int = USUAL_NODES
 
     @property
     def for_memory(self) -> MemoryOptions:
@@ -66,8 +67,14 @@ class LoadOptions:
 
     @property
     def n_nodes(self) -> int:
-        """Nodes of the largest tree."""
-        return max(self.tree_budget or 0, USUAL_NODES)
+        """Most rows of a pass that want logits: the nodes of the largest tree, or one for each text."""
+        return max(self.asked_nodes, self.usual_nodes)
+
+    @property
+    def asked_nodes(self) -> int:
+        """The same, but for what memory and measurements allow beyond the usual."""
+        texts = self.parallel if isinstance(self.parallel, int) else 0
+        return max(self.tree_budget or 0, texts, USUAL_NODES)
 
     @property
     def n_cells(self) -> int:
@@ -123,10 +130,21 @@ class LoadOptions:
         fine = tokens is None or 1 <= tokens <= most
         _require(fine, "number of tokens of a text", tokens, f"from 1 to {most}")
         self._check_workers()
-        if self.exact and budget is not None and budget > MOST_ROWS:
+
+    def require_exact_budget(self, most: int) -> None:
+        """Refuse larger trees than exact decoding allows, if both were asked for.
+
+        Args:
+            most: rows of an exact pass.
+
+        Raises:
+            UsageError: that is the case.
+        """
+        if self.exact and self.tree_budget is not None and self.tree_budget > most:
             raise UsageError(
-                f"The tree budget is {budget}, and exact decoding allows {MOST_ROWS}.",
-                f"Ask for --tree-budget {MOST_ROWS} or less, or for --no-exact.",
+                f"The tree budget is {self.tree_budget}, and exact decoding allows {most} with this model "
+                "here.",
+                f"Ask for --tree-budget {most} or less, or for --no-exact.",
             )
 
     def _check_workers(self) -> None:

@@ -23,6 +23,8 @@ from edgespec.speculation.tree import MAX_LEAVES
 from edgespec.units import readable
 from edgespec.workers.crew import Crew
 
+_BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for texts
+
 
 class Closable(Protocol):
     """A model, a context, or a process that renders templates."""
@@ -108,10 +110,16 @@ class LoadState:
         return "".join(f" {part}" for part in parts)
 
     def n_sequences(self, model: Model | None = None) -> int:
-        """Sequence ids for trees; each id costs a row of logits, used or not."""
+        """Sequence ids for texts and the branches of trees; each costs a row of logits, used or not."""
         if model is not None and model.keeps_recurrent_state:
             return 1
-        return MAX_LEAVES if self.options.n_nodes > USUAL_NODES else USUAL_NODES
+        return _sequences(self.options.n_nodes)
+
+    def drafter_sequences(self, model: Model | None = None) -> int:
+        """Sequence ids of a drafter: most leaves of the largest trees are not expanded, and need none."""
+        if model is not None and model.keeps_recurrent_state:
+            return 1
+        return _sequences(self.options.asked_nodes)
 
     @contextmanager
     def undone_on_failure(self) -> Iterator[None]:
@@ -135,3 +143,7 @@ class LoadState:
             f"{readable(available_memory())} are available, unless the process has a lower limit.",
             "Ask for a smaller --context or --tree-budget, close other programs, or take a smaller model.",
         )
+
+
+def _sequences(nodes: int) -> int:
+    return min(nodes + _BESIDE_TREES, MAX_LEAVES) if nodes > USUAL_NODES else USUAL_NODES

@@ -7,8 +7,7 @@ from platformdirs import user_cache_path
 from edgespec.engine.target import Target
 from edgespec.errors import BackendError
 from edgespec.files.state import FileState
-from edgespec.kernels.layouts import kernel_layouts
-from edgespec.kernels.setting import OWN
+from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import refuse_streaming
 from edgespec.loading.heads import require_hidden_states
 from edgespec.loading.memory import MemoryDecision
@@ -56,7 +55,8 @@ def open_target(
 
     Raises:
         BackendError: exact decoding was asked for, and is not possible with this model here.
-        UsageError: there are LoRA adapters, and not all weights are in memory.
+        UsageError: there are LoRA adapters, and not all weights are in memory; or exact decoding was asked
+            for, with larger trees than it allows here.
         ModelFileError, MemoryLimitError, StreamError: its weights cannot be loaded.
     """
     options, header = state.options, files.headers[0]
@@ -206,10 +206,9 @@ def _free_rule(
     """The rule that adds no rows, if it holds for a model in memory and exact decoding was not declined."""
     options, plan = state.options, memory.plan
     in_memory = plan.stream is None and not plan.paged and _alone(memory, state)
-    fits = options.tree_budget is None or options.tree_budget <= ANY_ROWS.maximum
-    if options.exact is not None or not (in_memory and fits) or context.model.keeps_recurrent_state:
+    if options.exact is not None or not in_memory or context.model.keeps_recurrent_state:
         return None
-    if all(layout.name != OWN for layout in kernel_layouts()):
+    if not own_in_use():
         return None
     held = f"{memory.kernels}{state.variant}{memory.places}"
     return RowRuleStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context, FREE)
@@ -230,6 +229,7 @@ def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state:
     for search in searches if _alone(memory, state) else searches[1:]:
         rule = rules.get(fingerprint, held, context, search, state.first_layers)
         if rule is not None:
+            state.options.require_exact_budget(rule.maximum)
             return rule
     if exact is not None:
         raise BackendError(
@@ -244,12 +244,11 @@ def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state:
 def _allow_long_chunks(target: Target, fingerprint: str) -> None:
     """Let a target read prompts in long chunks, if these turn out to be exact.
 
-    Trying costs a streamed target nothing. Where no number of rows changes a bit, longer ones hold as well.
+    Trying costs a streamed target little. Where no number of rows changes a bit, nothing need be tried.
     """
-    if target.rule is None:
+    if target.rule is None or target.rule == ANY_ROWS:
         return
-    streamed = target.model.weights.streamed_bytes and keep_row_attention(target.context)
-    if streamed or target.rule == ANY_ROWS:
+    if target.model.weights.streamed_bytes and keep_row_attention(target.context):
         path = outcomes_path(user_cache_path("edgespec") / "rows", fingerprint, target.identity)
         target.pieces = PrefillChunks(target.rule, target.context.n_rows, path)
 

@@ -92,11 +92,18 @@ def _top_of_row(row: FloatArray, count: int) -> NDArray[np.intp]:
     if groups < 2 * count:
         return np.argsort(-row, kind="stable")[:count]
     # `count` groups have a maximum of at least `least`, so at least `count` entries are that large.
-    maxima = row[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
+    body = row[: groups * _GROUP].reshape(_GROUP, groups)
+    maxima = body.max(axis=0)
     least = np.partition(maxima, groups - count)[groups - count]
-    found = np.flatnonzero(row > least)
-    if len(found) < count:
-        found = np.concatenate([found, np.flatnonzero(row == least)[: count - len(found)]])
+    large = np.flatnonzero(~(maxima < least))  # not numbers are looked at, too
+    if len(large) <= 2 * count:
+        members, which = np.nonzero(body[:, large] >= least)
+        rest = np.flatnonzero(row[groups * _GROUP :] >= least) + groups * _GROUP
+        found = np.concatenate([members * groups + large[which], rest])
+    else:  # equal maxima: with most of the row -inf, all of it would be sorted
+        found = np.flatnonzero(row > least)
+        if len(found) < count:
+            found = np.concatenate([found, np.flatnonzero(row == least)[: count - len(found)]])
     if len(found) < count:  # there are NaNs, which compare false with everything
         return np.argsort(-row, kind="stable")[:count]
     return found[np.argsort(-row[found], kind="stable")[:count]]

@@ -182,7 +182,6 @@ def test_what_is_forced_is_done(side: str, engine: Engine, monkeypatch: pytest.M
     engine.decisions = forced = SIDES[side]
     engine.forget_texts()
     assert isinstance(engine.drafter, ModelDrafter)
-    engine.drafter.forget()  # with sequences of earlier answers beside it, a sequence is not read ahead
     engine.target.rewind(0)
     passes = engine.generate(QUOTED, QUOTING, raw=True).passes
     assert (max(record.nodes for record in passes) > 1) is forced.drafting

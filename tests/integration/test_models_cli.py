@@ -17,6 +17,7 @@ from edgespec.drafting.pair_check import examine_pair
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.same_vocabulary import same_vocabulary
 from edgespec.models.gguf.widen import widen
+from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import inspect_model
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.hub.removal import packs_folder
@@ -291,3 +292,13 @@ def test_pairing_says_in_words_what_was_compared_and_how_far_it_is(
     assert details["tokenizer"] == "byte-pair encoding"
     assert details["special tokens"] == "begin <|im_start|>, end <|im_end|>"
     assert "<|im_end|>" in details["end tokens"]
+
+
+def test_what_the_catalog_knows_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "models", "show", catalog.DEFAULT)
+    assert code == 0
+    licence = catalog.entries()[catalog.DEFAULT].licence
+    assert any(line.split() == ["licence", licence] for line in out.splitlines())
+    code, out, _ = run(capsys, "models", "show", catalog.DEFAULT, "--json")
+    assert code == 0
+    assert json.loads(out)["catalog"]["licence"] == licence

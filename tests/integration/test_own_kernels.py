@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import edgespec
 from edgespec.engine.engine import Engine
+from edgespec.engine.passes import TargetPass, TextTree
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.decisions import Decisions
 from edgespec.kernels import products
 from edgespec.kernels.layouts import KernelLayout, kernel_layouts, looks_up_rows, watch_own
 from edgespec.kernels.native import library
@@ -30,6 +33,7 @@ from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.stream_plan import open_streamed_model, plan_stream, tied_bytes
 from edgespec.offload.weights import StreamedWeights
+from tests.integration.test_streaming import load_streamed
 from tests.least_memory import load_in_least_memory
 from tests.tiny import write_tiny
 
@@ -195,12 +199,86 @@ def test_in_memory_decoding_is_exact_by_itself(own: library.Library, smol_path: 
         assert engine.target.rule is None
 
 
+@pytest.mark.parametrize(("draft", "budget"), [("q4_drafter_path", 96), ("dropped_drafter_path", 128)])
+def test_trees_of_any_size_give_the_text_of_plain_decoding(
+    draft: str, budget: int, own: library.Library, smol_path: Path, request: pytest.FixtureRequest
+) -> None:
+    config = GenerationConfig(max_tokens=40, temperature=0.9, seed=5)
+    with edgespec.load(smol_path, draft="none", exact=True, context=512) as engine:
+        expected = engine.generate(PROMPT, config, raw=True)
+        saved = engine.target.cache.save(0, engine.target.cache.length)
+    drafter = request.getfixturevalue(draft)
+    with edgespec.load(smol_path, draft=drafter, tree_budget=budget, exact=True, context=512) as engine:
+        engine.decisions = Decisions(drafting=True)
+        answer = engine.generate(PROMPT, config, raw=True)
+        assert engine.target.max_nodes >= budget
+        assert max(record.nodes for record in answer.passes) > 64
+        assert answer.tokens == expected.tokens
+        cache = engine.target.cache
+        state = bytes(cache.save(0, cache.length))
+        # A state names the sequence that it was saved from, whose number depends on how many there are.
+        length = cache.length
+        engine.target.rewind(0)
+        cache.restore(saved, length)
+        assert bytes(cache.save(0, length)) == state
+
+
+def test_prompts_are_read_in_the_largest_pieces_and_have_the_same_bits(
+    own: library.Library, smol_path: Path
+) -> None:
+    tokens = np.random.default_rng(0).integers(1000, 40_000, 700).tolist()
+    with edgespec.load(smol_path, draft="none", exact=True, context=1024) as engine:
+        target = engine.target
+        assert target.prompt_rows == target.context.n_rows > 64
+        pieces: list[int] = []
+        target.prefill(tokens, lambda read, _: pieces.append(read))
+        assert len(pieces) == 1 + -(-len(tokens) // target.prompt_rows)
+        whole = bytes(target.cache.save(0, len(tokens)))
+        target.rewind(0)
+        for end in range(50, len(tokens) + 1, 50):
+            target.prefill(tokens[:end])
+        assert bytes(target.cache.save(0, len(tokens))) == whole
+
+
+@pytest.mark.parametrize("n_texts", [16, 48])
+def test_many_texts_in_a_streamed_pass_are_those_of_each_alone(
+    n_texts: int, own: library.Library, smol_path: Path
+) -> None:
+    prompts = [f"{PROMPT} there were {n} ships," for n in range(n_texts)]
+    config = GenerationConfig(max_tokens=6)
+    with load_streamed(smol_path, context=256, parallel=n_texts, text_tokens=32) as engine:
+        assert engine.target.rule == ANY_ROWS
+        together = [
+            answer.tokens for answer in engine.generate_many(prompts, config, raw=True, parallel=n_texts)
+        ]
+        alone = [engine.generate(prompts[n], config, raw=True).tokens for n in (0, n_texts - 1)]
+    assert [together[0], together[-1]] == alone
+
+
+def test_more_texts_than_a_padded_pass_has_rows_share_one(own: library.Library, smol_path: Path) -> None:
+    prompts = [f"{n}, {n + 1}," for n in range(80)]
+    config = GenerationConfig(max_tokens=24)
+    with edgespec.load(smol_path, draft="none", context=256, parallel=80, text_tokens=64) as engine:
+        rows: list[int] = []
+        verify = engine.target.verify
+
+        def counted(trees: Sequence[TextTree], *others: Any) -> TargetPass:
+            rows.append(len(trees))
+            return verify(trees, *others)
+
+        engine.target.verify = counted  # type: ignore[method-assign]
+        answers = list(engine.generate_many(prompts, config, raw=True, parallel=80))
+        assert max(rows) > 64
+        for n in (0, 79):
+            assert answers[n].tokens == engine.generate(prompts[n], config, raw=True).tokens
+
+
 def test_first_layers_show_the_rule_of_a_streamed_model(own: library.Library, gemma_path: Path) -> None:
     with load_in_least_memory(gemma_path, context=256) as engine:
         context, files = engine.target.context, ModelFiles.of(read_header(gemma_path))
         first = FirstLayers(context, files)
         assert find_row_rule(context, FREE_SPARING, first) == ANY_ROWS
-        assert sorted(first.seconds) == list(FEW_PASSES)
+        assert set(first.seconds) >= set(FEW_PASSES)
         assert all(seconds > 0 for seconds in first.seconds.values())
         assert find_row_rule(context, FREE_SPARING) == engine.target.rule == ANY_ROWS
 

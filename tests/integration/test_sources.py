@@ -120,6 +120,32 @@ def test_what_a_source_is_sure_of_saves_draft_steps(
     assert passes[0] <= passes[1] + 2, "rows that are read together round a little otherwise"
 
 
+def test_a_text_alone_in_its_pass_is_read_ahead_beside_what_earlier_answers_left(
+    smol_path: Path, dropped_drafter_path: Path, texts: list[list[int]]
+) -> None:
+    with edgespec.load(
+        smol_path, draft=dropped_drafter_path, exact=True, tree_budget=24, context=256, learn=False
+    ) as engine:
+        drafter = engine.drafter
+        assert isinstance(drafter, ModelDrafter)
+        engine.decisions = Decisions(cascade=True)
+
+        def steps() -> int:
+            engine.forget_texts()
+            engine.policy = tree_policy()
+            answer = engine.generate(PROMPT, CONFIGS[0])
+            assert answer.tokens == texts[0]
+            return sum(record.draft_steps for record in answer.passes)
+
+        drafter.forget()
+        alone = steps()
+        drafter.forget()
+        engine.generate_many(["Bees", "Otters"], CONFIGS[0].with_(max_tokens=4), parallel=2)
+        assert len(drafter._texts) > 1
+        beside = steps()
+    assert beside < 1.3 * alone
+
+
 def test_many_texts_share_what_passes_said(engine: Engine, texts: list[list[int]]) -> None:
     """Texts that share passes are drafted for by their own sources, and are what they are alone."""
     engine.drafter = ProposingDrafter([TextSource(), RecycledSource()])

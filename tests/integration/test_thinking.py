@@ -149,6 +149,7 @@ def test_a_form_holds_after_the_thought(loaded: Engine) -> None:
         (templates.QWEN_CODER, "get_weather"),
         (templates.GLM, "get_weather"),
         (templates.GPT_OSS, "get_weather"),
+        (templates.GEMMA_4, "get_weather"),
     ],
 )
 def test_calls_have_valid_arguments(loaded: Engine, template: str, choice: str) -> None:
@@ -222,6 +223,11 @@ def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:
         (templates.QWEN_CODER, "<parameter=city>\nOslo\n</parameter>"),
         (templates.GLM, "<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>"),
         (templates.GPT_OSS, in_json),
+        (
+            templates.GEMMA_4,
+            '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,unit:<|"|>C<|"|>}<tool_call|>'
+            '<|tool_response>response:get_weather{value:<|"|>Snow',
+        ),
     ):
         with speaking(loaded, template) as engine:
             text = rendered(engine, told, tools=(WEATHER,))
@@ -232,6 +238,21 @@ def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:
             end = engine.target.model.vocabulary.tokenize("<|im_end|>", control=True)
             harmless = engine.encoder.encode([*told[:2], {**told[2], "content": "Snow"}])
             assert engine.encoder.encode(told).count(end[0]) == harmless.count(end[0])
+
+
+def test_a_high_effort_is_asked_for_by_the_word_of_the_template(loaded: Engine) -> None:
+    with speaking(loaded, templates.QWEN_38) as engine:
+        for think, word in (("high", "xhigh"), ("low", "low"), ("medium", "medium"), ("on", "xhigh")):
+            assert f"set to {word}<" in rendered(engine, ASKED, think=think)
+        assert "effort" not in rendered(engine, ASKED, think="off")
+
+
+def test_gemma_thinks_in_a_channel(loaded: Engine) -> None:
+    with speaking(loaded, templates.GEMMA_4) as engine:
+        assert rendered(engine, ASKED).endswith("<|channel>thought\n<channel|>")
+        assert rendered(engine, ASKED, think="on").endswith("<|turn>model\n")
+        answer = engine.generate(ASKED, GenerationConfig(max_tokens=24, think="5", tools=(WEATHER,)))  # type: ignore[arg-type]
+        assert not answer.text.startswith("<|channel>")
 
 
 def test_what_cannot_be_done_is_said(loaded: Engine) -> None:

@@ -228,3 +228,61 @@ GPT_OSS = """\
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
+# The same family as QWEN_CODER, thinking: efforts by other names, and anything else is refused.
+QWEN_38 = (
+    QWEN_CODER.replace(
+        "{%- for message in messages %}",
+        """{%- set effort = reasoning_effort | default('xhigh') %}
+{%- if enable_thinking is undefined or enable_thinking %}
+{%- if effort not in ('xhigh', 'medium', 'low') %}{{- raise_exception('effort ' + effort) }}{%- endif %}
+{{- '<|im_start|>system\\nReasoning effort is set to ' + effort + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}""",
+        1,
+    )
+    + "{%- if add_generation_prompt %}{{- '<think>\\n' if enable_thinking is undefined or enable_thinking"
+    " else '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+)
+
+# Thoughts in a channel, off unless they are switched on; calls in braces, with results in the same message.
+GEMMA_4 = """\
+{%- macro spelled(item) -%}
+{%- if item is string -%}{{- '<|"|>' + item + '<|"|>' -}}
+{%- elif item is boolean -%}{{- 'true' if item else 'false' -}}
+{%- elif item is mapping -%}
+{{- '{' -}}
+{%- for key, value in item | dictsort -%}
+{{- key }}:{{ spelled(value) }}{{ ',' if not loop.last -}}
+{%- endfor -%}
+{{- '}' -}}
+{%- elif item is sequence -%}
+{{- '[' -}}{%- for value in item -%}{{- spelled(value) }}{{ ',' if not loop.last -}}{%- endfor -%}{{- ']' -}}
+{%- else -%}{{- item -}}{%- endif -%}
+{%- endmacro -%}
+{{- bos_token -}}
+{%- if enable_thinking or tools -%}
+{{- '<|turn>system\\n' + ('<|think|>\\n' if enable_thinking else '') -}}
+{%- for tool in tools or [] -%}
+{{- '<|tool>declaration:' + tool.function.name + '{description:' + spelled(tool.function.description) -}}
+{{- ',parameters:' + spelled(tool.function.parameters) + '}<tool|>' -}}
+{%- endfor -%}
+{{- '<turn|>\\n' -}}
+{%- endif -%}
+{%- set last = namespace(results=false) -%}
+{%- for message in messages -%}
+{{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<|tool_call>call:' + call.function.name + spelled(call.function.arguments) + '<tool_call|>' -}}
+{%- endfor -%}
+{%- for result in message.tool_responses or [] -%}
+{{- '<|tool_response>response:' + result.name + '{value:' + spelled(result.response) + '}<tool_response|>' -}}
+{%- endfor -%}
+{%- set last.results = message.tool_responses is defined -%}
+{{- (message.content or '').split('<channel|>')[-1] -}}
+{%- if not last.results -%}{{- '<turn|>\\n' -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '' if last.results else '<|turn>model\\n' -}}
+{{- '' if enable_thinking else '<|channel>thought\\n<channel|>' -}}
+{%- endif -%}"""

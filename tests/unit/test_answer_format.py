@@ -21,6 +21,8 @@ from tests.unit import templates
         (templates.HARMONY, ("<|channel|>analysis<|message|>", "<|end|>"), ""),
         (templates.GPT_OSS, ("<|channel|>analysis<|message|>", "<|end|>"), ""),
         (templates.GLM, ("<think>", "</think>"), "enable_thinking"),
+        (templates.QWEN_38, ("<think>", "</think>"), "enable_thinking"),
+        (templates.GEMMA_4, ("<|channel>thought", "<channel|>"), "enable_thinking"),
     ],
 )
 def test_thoughts_are_recognized(template: str, marks: tuple[str, str], switch: str) -> None:
@@ -28,7 +30,9 @@ def test_thoughts_are_recognized(template: str, marks: tuple[str, str], switch: 
     assert thought is not None
     assert (thought.opens, thought.closes) == marks
     assert thought.switch == switch
-    assert thought.knows_effort == (template in (templates.HARMONY, templates.GPT_OSS))
+    assert thought.knows_effort == (template in (templates.HARMONY, templates.GPT_OSS, templates.QWEN_38))
+    assert thought.high == ("xhigh" if template is templates.QWEN_38 else "high")
+    assert thought.between == ("" if template is templates.GEMMA_4 else thought.between)
     assert thought.knows_budget == (template is templates.SEED)
 
 
@@ -48,6 +52,8 @@ def test_most_models_do_not_think(template: str) -> None:
         (templates.QWEN_CODER, "Qwen3-Coder"),
         (templates.GLM, "GLM"),
         (templates.GPT_OSS, "gpt-oss"),
+        (templates.GEMMA_4, "Gemma 4"),
+        (templates.QWEN_38, "Qwen3-Coder"),
         (templates.HARMONY, "generic"),
         (templates.PLAIN, "generic"),
         (templates.R1, "generic"),
@@ -57,6 +63,12 @@ def test_call_syntaxes_are_recognized(template: str, name: str) -> None:
     calls = answer_format(template).calls
     assert calls.name == name
     assert calls.in_fences == (template is templates.QWEN_25)
+    assert calls.results_in_calls == (template is templates.GEMMA_4)
+
+
+def test_a_template_that_finds_results_itself_gets_them_as_messages() -> None:
+    later = templates.GEMMA_4 + "{#- by tool_call_id -#}"
+    assert not answer_format(later).calls.results_in_calls
 
 
 @pytest.mark.parametrize("part", ["{{", "{%", "{{ '", '{{ "\\', "{% x %}{{ 'a' }}", "<think></think>"])

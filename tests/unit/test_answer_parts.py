@@ -14,6 +14,7 @@ from edgespec.models.text.answer_format import ThoughtFormat
 from edgespec.models.text.answer_parts import AnswerParts, PartsReader, call_id
 from edgespec.models.text.calls.fenced import FenceReader
 from edgespec.models.text.calls.syntax import (
+    GEMMA,
     GENERIC,
     GLM,
     HARMONY,
@@ -194,6 +195,28 @@ ANSWERS = [
         "",
         [("f", '{"city": "Par')],
     ),
+    (
+        GEMMA,
+        'Sure.\n<|tool_call>call:f{city:<|"|>New "York"\n<|"|>,deep:{a:[{},[],-1.5e3,<|"|>]}<|"|>],b:null},'
+        "n:7,yes:true}<tool_call|><|tool_call>call:g{}<tool_call|>",
+        "Sure.",
+        [
+            (
+                "f",
+                r'{"city": "New \"York\"\n", "deep": {"a": [{}, [], -1.5e3, "]}"], "b": null}, '
+                '"n": 7, "yes": true}',
+            ),
+            ("g", "{}"),
+        ],
+    ),
+    # Not as it was taught, and yet understood.
+    (
+        GEMMA,
+        '<|tool_call> call: f {"city" : "a, {b}", <|"|>n<|"|>: [1 , 2], u:None } <tool_call|> Done.',
+        "Done.",
+        [("f", '{"city": "a, {b}", "n": [1, 2], "u": "None"}')],
+    ),
+    (GEMMA, '<|tool_call>call:f{city:<|"|>Par<|', "", [("f", '{"city": "Par')]),
     (HERMES, f'<tool_call>\n{{"name": "f", "arguments": {PARIS[:9]}', "", [("f", PARIS[:9])]),
     (HERMES, fenced(CALL_F), None, []),
     (HERMES_OR_FENCES, fenced(CALL_F), "", [("f", PARIS)]),

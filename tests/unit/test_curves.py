@@ -60,6 +60,21 @@ def test_observing_a_point_again_and_again_brings_the_curve_there(
         assert curve.at(rows) == pytest.approx(seconds, rel=0.05) or curve.at(rows) > seconds
 
 
+@given(_CURVES, _ROWS, st.floats(1.0, 3.0))
+def test_what_is_observed_beyond_the_measured_sizes_leaves_them_alone(
+    curve: Curve, rows: int, factor: float
+) -> None:
+    reaching = curve.reaching(rows)
+    assert [reaching.at(n) for n in curve.rows] == list(curve.seconds)
+    assert reaching.at(rows) == pytest.approx(curve.at(rows))
+    if rows > curve.rows[-1]:
+        seconds = factor * curve.at(rows)
+        for _ in range(50):
+            reaching = reaching.moved(rows, seconds, 0.2)
+        assert [reaching.at(n) for n in curve.rows] == list(curve.seconds)
+        assert reaching.at(rows) == pytest.approx(seconds, rel=0.01)
+
+
 @pytest.mark.parametrize("points", [[], [(0, 1.0)], [(1, math.nan)], [(1, -1.0)]])
 def test_what_is_no_curve_is_refused(points: list[tuple[int, float]]) -> None:
     with pytest.raises(ValueError, match="points"):

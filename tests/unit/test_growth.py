@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.speculation.growth import Children, Frontier, Growth, TreeLimits
@@ -94,7 +94,12 @@ _DRAFTERS = st.builds(
 )
 
 
-@given(_DRAFTERS, st.integers(1, 80), st.integers(0, 4), st.sampled_from([1, 2, 5, 1000]))
+@given(
+    _DRAFTERS,
+    st.one_of(st.integers(1, 80), st.just(128)),
+    st.integers(0, 4),
+    st.sampled_from([1, 2, 5, 1000]),
+)
 def test_grows_the_likeliest_nodes_whatever_the_budget(
     drafter: _Drafter, budget: int, depth: int, width: int
 ) -> None:
@@ -104,6 +109,28 @@ def test_grows_the_likeliest_nodes_whatever_the_budget(
     assert sorted(tree.logprobs.tolist()) == sorted(everything.values())[-budget:]
     assert texts_of(tree).items() <= everything.items()
     assert_well_formed(tree)
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(0, 2**32 - 1), st.integers(96, 256), st.sampled_from([16, 32]), st.sampled_from([40, 64, 256])
+)
+def test_large_trees_are_the_likeliest_nodes_within_their_leaves(
+    seed: int, budget: int, width: int, leaves: int
+) -> None:
+    drafter = _Drafter(seed, "smooth", vocabulary=8, branching=8)
+    limits = TreeLimits(budget, depth=16, leaves=leaves, width=width)
+    tree = grow(_ROOT, drafter.expand, limits)
+    assert_well_formed(tree)
+    assert len(tree.leaves) <= leaves
+    best = sorted(drafter.everything(3).values())
+    if leaves >= budget:
+        assert len(tree) == budget
+        worst = float(tree.logprobs.min())
+        better = [score for score in best if score > worst]
+        shallow = [score for score, depth in zip(tree.logprobs, tree.depths, strict=True) if depth <= 3]
+        assert sorted(float(score) for score in shallow if score > worst) == better
+    assert max(len(step) for step in drafter.steps) <= width
 
 
 @given(_DRAFTERS, st.integers(1, 60), st.integers(1, 4), st.floats(-6, 0))

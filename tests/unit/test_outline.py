@@ -18,7 +18,9 @@ from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.models.text.answer_parts import AnswerParts
 from edgespec.models.text.calls.closed_arguments import closed
+from edgespec.models.text.calls.gemma import spelled as spelled_by_gemma
 from edgespec.models.text.calls.syntax import (
+    GEMMA,
     GENERIC,
     GLM,
     HARMONY,
@@ -63,7 +65,7 @@ CITY = Tool(
     ),
 )
 TIME = Tool("time", parameters='{"type": "object", "properties": {}, "additionalProperties": false}')
-SYNTAXES = (HERMES, GENERIC, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, GLM, HARMONY)
+SYNTAXES = (HERMES, GENERIC, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN_CODER, GLM, HARMONY, GEMMA)
 
 
 class Words:
@@ -362,7 +364,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-MARKS = (b"\n</parameter>", b"</arg_value>", b"a/b", b"}", b"]", b'"')
+MARKS = (b"\n</parameter>", b"</arg_value>", b'<|"|>', b"<tool_call|>", b"a/b", b"}", b"]", b'"')
 
 
 def fits(value: object, name: str) -> bool:
@@ -385,7 +387,7 @@ def fits(value: object, name: str) -> bool:
     return bool(checks[name](value))
 
 
-@pytest.mark.parametrize("syntax", [QWEN_CODER, GLM])
+@pytest.mark.parametrize("syntax", [QWEN_CODER, GLM, GEMMA])
 @settings(max_examples=40, deadline=None)
 @given(
     names=st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=4),
@@ -419,6 +421,90 @@ def test_what_cannot_stand_between_tags_is_said() -> None:
     odd = Tool("f", parameters='{"type": "object", "properties": {"a>b": {}}}')
     with pytest.raises(UsageError, match="is named 'a>b'"):
         GLM.steps([odd], several=False)
+    with pytest.raises(UsageError, match="does not list its arguments"):
+        GEMMA.steps([listed], several=False)
+    deep = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b:c": {}}}}}
+    with pytest.raises(UsageError, match="is named 'b:c'"):
+        GEMMA.steps([Tool("f", parameters=json.dumps(deep))], several=False)
+
+
+NESTED: dict[str, Any] = {
+    "tree": {"$ref": "#/$defs/node"},
+    "pairs": {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 2,
+        "items": {
+            "type": "object",
+            "properties": {"a": {"type": "boolean"}, "b": {"const": "x"}},
+            "required": ["b"],
+            "additionalProperties": False,
+        },
+    },
+    "counts": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "none": {"type": "array", "maxItems": 0},
+    "any": {},
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    names=st.lists(st.sampled_from(sorted(NESTED)), unique=True, min_size=1, max_size=3),
+    optional=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_what_gemma_nests_fits_its_schema(names: list[str], optional: bool, seed: int) -> None:
+    import jsonschema
+
+    schema = {
+        "type": "object",
+        "properties": {name: NESTED[name] for name in names},
+        "required": [] if optional else names,
+        "additionalProperties": False,
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"v": {"type": "null"}, "next": {"$ref": "#/$defs/node"}},
+                "required": ["v"],
+                "additionalProperties": False,
+            }
+        },
+    }
+    tool = Tool("f", parameters=json.dumps(schema))
+    form = outline(calls=calls(GEMMA, tool, required=True, several=False))
+    said = spelled(walk(form, seed, most=3000, marks=MARKS))
+    (call,) = taken_apart(GEMMA, said, [tool])[1].calls
+    arguments = json.loads(call.arguments)
+    jsonschema.validate(arguments, schema)
+    again = taken_apart(GEMMA, f"<|tool_call>call:f{spelled_by_gemma(arguments)}<tool_call|>", [tool])[
+        1
+    ].calls
+    assert json.loads(again[0].arguments) == arguments
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z_]{1,4}", fullmatch=True),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.from_regex(r"[a-z_]{1,4}", fullmatch=True), inner, max_size=3)
+            ),
+            max_leaves=8,
+        ),
+    ),
+    st.data(),
+)
+def test_what_gemma_writes_is_read_back_in_any_pieces(arguments: dict[str, Any], data: st.DataObject) -> None:
+    said = f"<|tool_call>call:f{spelled_by_gemma(arguments)}<tool_call|>"
+    parts = AnswerParts(None, syntax=GEMMA, tools=[TIME])
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(said)), max_size=6)))
+    for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True):
+        parts.push(said[start:end])
+    parts.flush()
+    (call,) = parts.calls
+    assert json.loads(call.arguments) == arguments
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from edgespec.plans.derived_passes import known_products
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +25,6 @@ from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
 from edgespec.offload.planning.needs import Needs
-from edgespec.plans.derived_passes import known_products
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import Keys, ProfileStore
 

@@ -38,6 +38,8 @@ def header(architecture: str, name: str = "", template: str = "", **sampling: An
         ("llama", "Llama-3.2-1B-Instruct", "", (0.6, 0.9, 0)),
         ("gemma3", "Gemma 3 4b It", "", (1.0, 0.95, 64)),
         ("gemma3n", "Gemma 3n E4B It", "", (1.0, 0.95, 64)),
+        ("qwen35", "Qwen3.8 27B", "{% if enable_thinking %}", (1.0, 0.95, 20)),
+        ("gemma4", "Gemma 4 31B It", "", (1.0, 0.95, 64)),
         ("glm4moe", "GLM 4.5 Air", "", (0.6, 0.95, 0)),
         ("glm4moe", "GLM 4.6", "", (1.0, 0.95, 0)),
         ("qwen3next", "Qwen3 Coder Next", "", (1.0, 0.95, 40)),

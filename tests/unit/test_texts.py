@@ -18,7 +18,7 @@ from edgespec.loading.options import LoadOptions
 from edgespec.loading.state import LoadState
 from edgespec.loading.texts import TextPlan, plan_texts
 from edgespec.measure.threads import known_threads
-from edgespec.models.gguf.footprint import SPARE_CELLS, cell_bytes
+from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, cell_bytes
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.profiles.device_profile import DeviceProfile
@@ -46,6 +46,7 @@ def planned(
     """The plan, where passes were measured to take so long."""
     options: dict[str, Any] = dict.fromkeys(LoadOptions.__dataclass_fields__)
     options |= {"draft": "none", "context": 512, "tree": "calibrated", "gpu_layers": 0, "more_cells": 0}
+    options["usual_nodes"] = USUAL_NODES
     options |= {"offload": "auto", "pack": "auto", "kv": "f16", "experts": "auto"}
     options |= {"lora": (), "learn": True, "parallel": parallel} | more
     state = LoadState(LoadOptions(**options), no_progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from edgespec.cli.screen.terminal import Terminal, is_terminal
 from edgespec.errors import UsageError
 from edgespec.progress import no_progress
 from edgespec.units import parse_size
+
+if TYPE_CHECKING:
+    from edgespec.models.hub.catalog import Entry
 
 app = typer.Typer(
     name="models",
@@ -119,6 +122,7 @@ def list_models(
 def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     """Describe a model and how it would run here; models on the Hub are not downloaded."""
     from edgespec.models.gguf.summary import as_lines, describe
+    from edgespec.models.hub.catalog import entry_for
     from edgespec.models.hub.inspection import drafters_of, inspect_model
     from edgespec.offload.planning.fit import fit_report
 
@@ -135,11 +139,16 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         "drafters": drafters_of(inspected),
         "plan": _plan(model, inspected.headers[0].fingerprint),
     }
+    entry = entry_for(model)
+    if entry is not None:
+        facts["catalog"] = entry.to_json()
     if as_json:
         results().record(facts)
         return
     where = facts["path"] or f"on the Hub, not here; edgespec models pull {model}"
     rows = [("model", model), ("path", where), *as_lines(facts)]
+    if entry is not None:
+        rows += _catalog_rows(entry)
     for number, drafter in enumerate(facts["drafters"]):
         rows.append(("drafters" if number == 0 else "", f"{drafter['name']}: {drafter['why']}"))
     if not facts["drafters"]:
@@ -149,6 +158,19 @@ def show(model: Model, as_json: Json = False, quiet: Quiet = False) -> None:
         how = "plain" if drafter == "none" else f"with {drafter}"
         rows.append(("speed", f"about {speed:.1f} tokens/s {how}; more: edgespec plan {model}"))
     results().text(table((), rows))
+
+
+def _catalog_rows(entry: Entry) -> list[tuple[str, str]]:
+    """The catalog's facts that are not in the model's file."""
+    rows = [("licence", entry.licence)]
+    if entry.repo:
+        rows.append(("repository", f"https://huggingface.co/{entry.repo}"))
+    if entry.mtp:
+        where = "inside the file" if entry.mtp == "inside" else "in a file of its own"
+        rows.append(("MTP layer", f"{where}; not used yet"))
+    if not entry.verified:
+        rows.append(("facts from", f"{entry.source} (not all verified)"))
+    return rows
 
 
 def _plan(model: str, fingerprint: str) -> dict[str, Any] | None:

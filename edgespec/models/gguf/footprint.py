@@ -10,6 +10,7 @@ from edgespec.models.gguf.types import ArrayInfo, GGUFHeader
 
 SPARE_CELLS = 512  # for trees after the text, and for rejected cells until the next compaction
 USUAL_NODES = 64  # of the largest tree, by default
+LARGE_NODES = 128  # the same, where weights are streamed and exact passes may have any number of rows
 USUAL_TEXT = 512  # tokens of one of many texts, prompt and answer together, where nothing else is known
 
 _HALF, _FLOAT = 2, 4  # bytes of an element of the mask, and of an activation
@@ -77,6 +78,11 @@ def head_sizes(header: GGUFHeader) -> tuple[int, int]:
     usual = _number(header, "embedding_length", 0) // _heads(header)
     key = _number(header, "attention.key_length", usual)
     return key, _number(header, "attention.value_length", usual)
+
+
+def query_elements(header: GGUFHeader) -> int:
+    """Elements of a row's queries, in all heads of all layers."""
+    return (header.block_count or 0) * _heads(header) * head_sizes(header)[0]
 
 
 def cell_bytes(header: GGUFHeader, kv: str = "f16") -> int:

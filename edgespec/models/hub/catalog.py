@@ -43,6 +43,9 @@ class Entry:
         heads: repositories with an EAGLE-3 head that was trained for it, best first.
         package, file: the Python package it comes in, and the file in it.
         suggested: whether it is among those that newcomers are shown.
+        mtp: where its multi-token-prediction layer is: "inside" the file, in a "separate" one, or empty.
+        source: where the facts are from; empty for entries that were made with the files at hand.
+        verified: whether all of them were found in that source.
     """
 
     name: str
@@ -57,6 +60,9 @@ class Entry:
     file: str = ""
     suggested: bool = False
     heads: tuple[str, ...] = ()
+    mtp: str = ""
+    source: str = ""
+    verified: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, for scripts."""

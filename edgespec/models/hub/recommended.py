@@ -99,6 +99,10 @@ def _hybrid_thinks(text: str, template: str, thinks: bool | None) -> bool:
     return _is_hybrid(text, template, thinks) and thinks is not False
 
 
+def _told_not(_text: str, _template: str, thinks: bool | None) -> bool:
+    return thinks is False
+
+
 def _only_thinks(text: str, _template: str, _thinks: bool | None) -> bool:
     return "thinking" in text
 
@@ -135,6 +139,10 @@ FAMILIES = (
     Family("Qwen 3 Coder", r"qwen.?3.?coder", _values(0.7, 0.8, 20, repeat_penalty=1.05)),
     Family("Qwen 3, told to think", _QWEN3, _values(0.6, 0.95, 20, presence_penalty=1.5), _hybrid_thinks),
     Family("Qwen 3, told not to think", _QWEN3, _values(0.7, 0.8, 20, presence_penalty=1.5), _is_hybrid),
+    Family(
+        "Qwen 3.8, told not to think", r"qwen.?3\.8", _values(0.7, 0.8, 20, presence_penalty=1.5), _told_not
+    ),
+    Family("Qwen 3.8", r"qwen.?3\.8", _values(1.0, 0.95, 20)),
     Family("Qwen 3 Thinking", _QWEN3, _values(0.6, 0.95, 20), _only_thinks),
     Family("Qwen 3 Instruct", _QWEN3, _values(0.7, 0.8, 20)),
     Family("Qwen 2.5 Coder 32B", r"qwen.?2\.5.?coder.?32b", _values(0.7, 0.8, 20, repeat_penalty=1.05)),

@@ -24,12 +24,15 @@ from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 
-# From 64 rows on, attention works on tiles of keys, whose rounding depends on the cells' positions.
-MOST_ROWS = 60
+# From 64 rows on, ggml's attention works on tiles of keys, whose rounding depends on the cells' positions.
+MOST_PADDED_ROWS = 60
+
+_ANY = 1 << 20  # more rows than any context has
 
 _ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 47, 59)
 _FEW_ROW_COUNTS = (1, 5, 13, 32, 47)
 FEW_PASSES = (1, 8, 32, 56)  # those whose time is measured
+_LONG_PASS = 120
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class RowRule:
 
     multiple: int
     minimum: int
-    maximum: int = MOST_ROWS
+    maximum: int = MOST_PADDED_ROWS
 
     def padded(self, rows: int) -> int:
         """Rows to decode for a tree of `rows` nodes."""
@@ -57,10 +60,10 @@ class Search:
     batches: int
 
 
-# With kernels whose results do not depend on the number of rows there is nothing to pad. Where ggml computes
-# the attention, no rule allows a single row: beyond 512 cells it takes a kernel that splits the keys between
-# threads.
-ANY_ROWS = RowRule(1, 1)
+# With kernels whose results do not depend on the number of rows there is nothing to pad, and no limit. Where
+# ggml computes the attention, no rule allows a single row: beyond 512 cells it takes a kernel that splits the
+# keys between threads.
+ANY_ROWS = RowRule(1, 1, _ANY)
 FREE = Search((ANY_ROWS,), _FEW_ROW_COUNTS, 3)
 FREE_SPARING = Search((ANY_ROWS,), (1, 13, 47), 1)  # where passes are slow
 
@@ -90,8 +93,13 @@ def find_row_rule(
         return None
     rng = np.random.default_rng(0)
     n_vocab = context.model.vocabulary.n_tokens
-    tokens = rng.integers(0, n_vocab, MOST_ROWS).astype(np.int32)
+    tokens = rng.integers(0, n_vocab, _rows_with_logits(context)).astype(np.int32)
     return next((rule for rule in search.rules if _holds(context, rule, search, tokens)), None)
+
+
+def _rows_with_logits(context: Context) -> int:
+    """Most rows of a pass in which all logits are wanted."""
+    return min(context.n_rows, context.n_outputs)
 
 
 def _computed_by_own(context: Context) -> bool:
@@ -109,7 +117,9 @@ def _own_kernels_agree(first_layers: FirstLayers) -> bool:
     if not first_layers.all_own:
         return False
     all_own = watch_own()
-    found = [first_layers.decode(rows) for rows in FEW_PASSES]
+    found = [
+        first_layers.decode(rows) for rows in (*FEW_PASSES, _LONG_PASS) if rows <= first_layers.most_rows
+    ]
     states = [rows for rows in found if rows is not None]
     if len(states) < len(found) or not all_own():
         return False
@@ -118,9 +128,10 @@ def _own_kernels_agree(first_layers: FirstLayers) -> bool:
 
 def _holds(context: Context, rule: RowRule, search: Search, tokens: np.ndarray) -> bool:
     """Whether a chain decoded in batches of any row count gives the logits of one large batch."""
-    (reference,) = _digests(context, tokens[: rule.maximum], rule.maximum, rule)
+    tokens = tokens[: rule.maximum]
+    (reference,) = _digests(context, tokens, len(tokens), rule)
     for rows in distinct_counts(rule, search.row_counts):
-        chain = tokens[: min(rows * search.batches, rule.maximum)]
+        chain = tokens[: rows * search.batches]
         start = 0
         for digests in _digests(context, chain, rows, rule):
             if digests != reference[start : start + len(digests)]:
@@ -181,7 +192,7 @@ class RowRuleStore:
             held: what else determines its kernels: the layout of its weights, layers on a GPU.
             first_layers: as for find_row_rule.
         """
-        path = self.path(fingerprint, held, search)
+        path = self.path(fingerprint, f"{held} {_rows_with_logits(context)}", search)
         try:
             stored = json.loads(path.read_text())
             return RowRule(**stored["rule"]) if stored["rule"] else None

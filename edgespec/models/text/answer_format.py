@@ -24,6 +24,7 @@ class ThoughtFormat:
         again: what begins the next message, where thoughts, calls and answers are messages of their own.
         switch: the template's variable that turns thinking on and off; empty if it has none.
         knows_effort: whether it has a variable `reasoning_effort`.
+        high: its word for a high effort.
         knows_budget: whether it has a variable `thinking_budget`.
     """
 
@@ -35,6 +36,7 @@ class ThoughtFormat:
     switch: str = ""
     knows_effort: bool = False
     knows_budget: bool = False
+    high: str = "high"
 
     def behind(self, *, calls: bool) -> str:
         """What stands between a thought and what follows it, a call perhaps."""
@@ -72,12 +74,15 @@ _MARKS = (
     ("<seed:think>", "</seed:think>"),  # Seed-OSS
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A and R
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
     ("◁think▷", "◁/think▷"),  # Kimi
     ("<think>", "</think>"),  # DeepSeek R1, Qwen, GLM, SmolLM3, EXAONE, Hunyuan, and most others
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
     ("<reasoning>", "</reasoning>"),
 )
+_HIGH = ("high", "xhigh")  # Qwen 3.8 knows only the latter
+_NOTHING_BETWEEN = ("<channel|>",)
 _SWITCHES = ("enable_thinking", "thinking")
 _NEXT_FINAL = f"{harmony.ASSISTANT}{harmony.FINAL}"
 _OPENS, _CLOSES = re.compile(r"\{[{%]"), re.compile(r"[%}]\}")
@@ -92,6 +97,7 @@ def answer_format(template: str) -> AnswerFormat:
 
 def _thought(template: str, code: str) -> ThoughtFormat | None:
     effort, budget = _uses(code, "reasoning_effort"), _uses(code, "thinking_budget")
+    high = next((word for word in _HIGH if re.search(rf"['\"]{word}['\"]", template)), _HIGH[0])
     switch = next((name for name in _SWITCHES if _uses(code, name)), "")
     if harmony.is_harmony(template):
         return ThoughtFormat(
@@ -107,7 +113,10 @@ def _thought(template: str, code: str) -> ThoughtFormat | None:
     for opens, closes in _MARKS:
         # Some templates know only the closing mark, by which they cut earlier thoughts off.
         if closes in template:
-            return ThoughtFormat(opens, closes, switch=switch, knows_effort=effort, knows_budget=budget)
+            between = "" if closes in _NOTHING_BETWEEN else ThoughtFormat.between
+            return ThoughtFormat(
+                opens, closes, between, switch=switch, knows_effort=effort, knows_budget=budget, high=high
+            )
     return None
 
 

@@ -7,8 +7,8 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -118,9 +118,21 @@ class _PackWriter:
         self._at = self._synced = BLOCK
         self._kernels: dict[str, str] = {}
         self._hashing = ThreadPoolExecutor(1)
-        matrices = [tensor for layer in layers for tensor in layer.tensors]
-        matrices += [part for found in experts for part in found.parts(0)]
-        self._weights = _TensorReader(files, max(tensor.n_bytes for tensor in matrices))
+        self._flusher = _Flusher(file)
+        self._weights = _ReadAhead(files, list(self._in_order()))
+
+    def _in_order(self) -> Iterator[FileTensor]:
+        """The matrices in the order in which they are written."""
+        for number in self._numbers:
+            if number in self._layers:
+                yield from self._layers[number].tensors
+            if number in self._experts:
+                for expert in range(self._experts[number].n_experts):
+                    yield from self._experts[number].parts(expert)
+
+    @property
+    def _numbers(self) -> list[int]:
+        return sorted({*self._layers, *self._experts})
 
     def write(self) -> dict[str, Any]:
         """Write everything; returns the index."""
@@ -128,7 +140,7 @@ class _PackWriter:
         records: list[dict[str, Any]] = []
         hashes: dict[int, str] = {}
         self._file.write(bytes(BLOCK))
-        for number in sorted({*self._layers, *self._experts}):
+        for number in self._numbers:
             source = LayerHash(self._hashing)
             if number in self._layers:
                 stored.append({"index": number, **self._write_layer(self._layers[number], source)})
@@ -168,7 +180,7 @@ class _PackWriter:
         writer = _PieceWriter(self._file, piece_bytes)
         for tensor in tensors:
             layout = layouts[tensor.name]
-            address, view = self._weights.read(tensor)
+            address, view = self._weights.next()
             source.add(view)
             writer.pad_to(places[tensor.name])
             if layout:
@@ -177,14 +189,14 @@ class _PackWriter:
                     writer.write(rearranged)
             else:
                 writer.write(view)
-            source.wait()
+            source.wait()  # the memory is filled anew when the next one is asked for
             view.release()
             self._done += tensor.n_bytes
             self._on_progress(self._done / self._total)
         writer.pad_to(n_bytes)
         self._at += n_bytes
         if self._at - self._synced > _SYNC_EVERY:
-            _flush(self._file)
+            self._flusher.flush()
             self._synced = self._at
         return writer.finish()
 
@@ -194,6 +206,7 @@ class _PackWriter:
     def __exit__(self, *_: object) -> None:
         self._hashing.shutdown()
         self._weights.close()
+        self._flusher.close()
 
 
 def _write_index(file: IO[bytes], index: dict[str, Any]) -> None:
@@ -209,9 +222,13 @@ def _write_index(file: IO[bytes], index: dict[str, Any]) -> None:
 def _flush(file: IO[bytes]) -> None:
     """Write everything to the disk, and free the pages it took in the page cache."""
     file.flush()
-    os.fsync(file.fileno())
+    _sync(file.fileno())
+
+
+def _sync(descriptor: int) -> None:
+    os.fsync(descriptor)
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -258,28 +275,74 @@ class _PieceWriter:
         self._checksum = 0
 
 
-class _TensorReader:
-    """Reads single tensors from a model's files."""
+class _Flusher:
+    """Writes a file to the disk in a thread, while more is written to it."""
 
-    def __init__(self, files: ModelFiles, largest: int) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._pool = ThreadPoolExecutor(1)
+        self._job: Future[None] | None = None
+
+    def flush(self) -> None:
+        """Begin to write what the file has, when what was begun earlier has been written.
+
+        Raises:
+            OSError: that could not be written.
+        """
+        if self._job is not None:
+            self._job.result()
+        self._file.flush()
+        self._job = self._pool.submit(_sync, self._file.fileno())
+
+    def close(self) -> None:
+        """Wait for the thread; what failed shows again when the file is synced at last."""
+        self._pool.shutdown()
+
+
+class _ReadAhead:
+    """Reads tensors from a model's files in a given order, each while the one before is in use."""
+
+    def __init__(self, files: ModelFiles, tensors: Sequence[FileTensor]) -> None:
         self._readers = [FileReader(path) for path in files.paths]
-        self._memory = mmap.mmap(-1, round_up(largest, BLOCK) + 2 * BLOCK)
-        self._address = address_of_map(self._memory)
+        size = round_up(max(tensor.n_bytes for tensor in tensors), BLOCK) + 2 * BLOCK
+        self._memory = [mmap.mmap(-1, size) for _ in range(2)]
+        self._pool = ThreadPoolExecutor(1)
+        self._left = iter(tensors)
+        self._coming: Future[tuple[int, memoryview]] | None = None
+        self._read_next()
 
-    def read(self, tensor: FileTensor) -> tuple[int, memoryview]:
-        """The address and a view of the tensor's bytes, valid until the next call."""
+    def next(self) -> tuple[int, memoryview]:
+        """The address and a view of the next tensor's bytes, valid until the next call.
+
+        Raises:
+            StreamError: it cannot be read.
+        """
+        assert self._coming is not None, "there are no more tensors"
+        found = self._coming.result()
+        self._read_next()
+        return found
+
+    def _read_next(self) -> None:
+        """Begin to read the next tensor into the memory of the one before the last."""
+        tensor = next(self._left, None)
+        self._memory.reverse()
+        self._coming = None if tensor is None else self._pool.submit(self._read, tensor, self._memory[0])
+
+    def _read(self, tensor: FileTensor, memory: mmap.mmap) -> tuple[int, memoryview]:
         start = tensor.offset // BLOCK * BLOCK
         lead = tensor.offset - start
-        with memoryview(self._memory) as memory:
+        with memoryview(memory) as view:
             size = round_up(lead + tensor.n_bytes, BLOCK)
             for piece in pieces(tensor.file, start, 0, size):
-                with memory[piece.at : piece.at + piece.n_bytes] as part:
+                with view[piece.at : piece.at + piece.n_bytes] as part:
                     self._readers[tensor.file].read_into([part], piece.offset)
-            return self._address + lead, memory[lead : lead + tensor.n_bytes]
+            return address_of_map(memory) + lead, view[lead : lead + tensor.n_bytes]
 
     def close(self) -> None:
         """Close the files, and free the memory."""
+        self._pool.shutdown()
         for reader in self._readers:
             reader.close()
-        with contextlib.suppress(BufferError):  # an exception's traceback may still hold a view
-            self._memory.close()
+        for memory in self._memory:
+            with contextlib.suppress(BufferError):  # an exception's traceback may still hold a view
+                memory.close()

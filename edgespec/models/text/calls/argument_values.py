@@ -67,7 +67,16 @@ class Value:
 
 
 def parameters_of(tool: Tool) -> dict[str, Value]:
-    """What each argument of a tool may be, in the order in which they are written.
+    """The values that each argument of a tool may have, in the order in which they are written.
+
+    Raises:
+        UsageError: its schema does not list them.
+    """
+    return {name: _value_of(value, tool.schema) for name, value in listed_parameters(tool).items()}
+
+
+def listed_parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of each argument of a tool.
 
     Raises:
         UsageError: its schema does not list them.
@@ -78,10 +87,7 @@ def parameters_of(tool: Tool) -> dict[str, Value]:
             f"The schema of the tool {tool.name} does not list its arguments as 'properties'.",
             "This model writes them one by one, so write them out there.",
         )
-    listed: dict[str, Any] = {name: {} for name in schema.get("required", ())} | dict(
-        schema.get("properties", {})
-    )
-    return {name: _value_of(value, schema) for name, value in listed.items()}
+    return {name: {} for name in schema.get("required", ())} | dict(schema.get("properties", {}))
 
 
 def _value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Value:
@@ -99,15 +105,15 @@ def _value_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Value:
         return Value({item if isinstance(item, str) else json.dumps(item): item for item in listed})
     kind = schema.get("type")
     if kind is None and not any(key in schema for key in ("properties", "items", "$ref", "allOf")):
-        return Value({}, (_text(schema),), types=ANYTHING_BUT_TEXT)
+        return Value({}, (text_pattern(schema),), types=ANYTHING_BUT_TEXT)
     kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
     others = [name for name in kinds if name != "string"]
     if not others and kinds:
-        return Value({}, (_text(schema),))
+        return Value({}, (text_pattern(schema),))
     rest = {key: value for key, value in schema.items() if key not in _ABOUT_TEXTS} | definitions
     if others:
         rest["type"] = others if len(others) > 1 else others[0]
-    texts = (_text(schema),) if "string" in kinds else ()
+    texts = (text_pattern(schema),) if "string" in kinds else ()
     bound = any(key in schema for key in _ABOUT_TEXTS)
     plain = bound or set(schema) <= _PLAIN
     return Value({}, texts, (rest,), frozenset(others or _TYPES) if plain else frozenset())
@@ -121,7 +127,7 @@ def _joined(values: Sequence[Value]) -> Value:
     return Value(words, texts, forms, frozenset().union(*(value.types for value in values)))
 
 
-def _text(schema: Mapping[str, Any]) -> str:
+def text_pattern(schema: Mapping[str, Any]) -> str:
     """The regular expression of a text; as in JSON schemas, a pattern may match anywhere unless anchored."""
     pattern = schema.get("pattern")
     if isinstance(pattern, str):

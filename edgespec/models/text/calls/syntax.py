@@ -9,15 +9,32 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
-from edgespec.models.text.calls import harmony, tagged
+from edgespec.models.text.calls import gemma, harmony, tagged
 from edgespec.models.text.calls.closed_arguments import closed
 from edgespec.models.text.calls.reader import CallReader, JsonCallReader
-from edgespec.models.text.calls.tagged import TaggedCallReader, Tags
 from edgespec.models.text.outline.steps import Choice, Fixed, Form, Step
+
+
+class Spelling(Protocol):
+    """Spells calls whose arguments are not JSON as a whole, by a grammar of their own."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts in it that may be control tokens."""
+
+    def grammar(self, tools: Sequence[Tool]) -> str:
+        """The grammar of a call of one of these tools, behind the trigger.
+
+        Raises:
+            UsageError: the arguments of one cannot be spelled.
+        """
+
+    def reader(self, tools: Sequence[Tool]) -> CallReader:
+        """Returns what reads a call behind the trigger."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +52,10 @@ class CallSyntax:
         name_mark: where the name stands before the arguments instead of within JSON, what is between them.
         arguments: what JSON calls the arguments.
         in_template: the template shows the tools and earlier calls itself.
-        tags: what stands around names and values, where arguments are not JSON as a whole.
+        spelling: of calls whose arguments are not JSON as a whole.
         in_channels: a call is a message of its own, with its name in the header (`harmony`).
         in_fences: models of the family also write calls as JSON in a code fence (`fenced`).
+        results_in_calls: the template wants results in the message of the calls (`gemma`).
     """
 
     name: str
@@ -50,14 +68,15 @@ class CallSyntax:
     name_mark: str = ""
     arguments: str = "arguments"
     in_template: bool = True
-    tags: Tags | None = None
+    spelling: Spelling | None = None
     in_channels: bool = False
     in_fences: bool = False
+    results_in_calls: bool = False
 
     @property
     def repeats(self) -> bool:
-        """Whether another call may follow, with a trigger of its own."""
-        return bool(self.ends or self.name_mark or self.tags)
+        """True if another call may follow, with a trigger of its own."""
+        return bool(self.ends or self.name_mark or self.spelling)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -65,7 +84,7 @@ class CallSyntax:
         if self.in_channels:
             return harmony.MARKS
         own = (self.trigger, self.ends, self.name_mark)
-        return tuple(mark for mark in (*own, *(self.tags.marks if self.tags else ())) if mark)
+        return tuple(mark for mark in (*own, *(self.spelling.marks if self.spelling else ())) if mark)
 
     def steps(self, tools: Sequence[Tool], *, several: bool) -> tuple[Step, ...]:
         """What has to follow the trigger.
@@ -79,8 +98,8 @@ class CallSyntax:
         tools = [closed(tool) for tool in tools]
         if self.in_channels:
             return (harmony.step_of({tool.name: tool.parameters for tool in tools}, self.trigger),)
-        if self.tags is not None:
-            return (Form(self.tags.grammar(tools), "grammar"),)
+        if self.spelling is not None:
+            return (Form(self.spelling.grammar(tools), "grammar"),)
         if self.name_mark:
             return (
                 Choice(tuple((Fixed(tool.name + self.name_mark), Form(tool.parameters)) for tool in tools)),
@@ -106,8 +125,8 @@ class CallSyntax:
 
     def reader(self, tools: Sequence[Tool]) -> CallReader:
         """What reads the calls behind a trigger."""
-        if self.tags is not None:
-            return TaggedCallReader(self.tags, tools)
+        if self.spelling is not None:
+            return self.spelling.reader(tools)
         return JsonCallReader(self._head, self.ends, repeats=self.repeats)
 
     @property
@@ -137,8 +156,9 @@ MISTRAL = CallSyntax("Mistral", "[TOOL_CALLS]", is_list=True)
 MISTRAL_NAMED = CallSyntax("Mistral with [ARGS]", "[TOOL_CALLS]", name_mark="[ARGS]")
 # Qwen2.5 and what was tuned from it. Their successors, which think, keep to the marks.
 HERMES_OR_FENCES = replace(HERMES, name="Hermes or fences", in_fences=True)
-QWEN_CODER = CallSyntax("Qwen3-Coder", "<tool_call>", tags=tagged.QWEN_CODER)
-GLM = CallSyntax("GLM", "<tool_call>", tags=tagged.GLM)
+QWEN_CODER = CallSyntax("Qwen3-Coder", "<tool_call>", spelling=tagged.QWEN_CODER)
+GLM = CallSyntax("GLM", "<tool_call>", spelling=tagged.GLM)
+GEMMA = CallSyntax("Gemma 4", gemma.TRIGGER, spelling=gemma.BRACES)
 HARMONY = CallSyntax("gpt-oss", harmony.TRIGGER, in_channels=True)
 GENERIC = CallSyntax("generic", "<tool_call>", lead="\n", ends="\n</tool_call>", in_template=False)
 
@@ -151,6 +171,8 @@ def syntax_of(template: str, *, knows_tools: bool) -> CallSyntax:
         return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
     if harmony.is_harmony(template) and "functions." in template:
         return HARMONY
+    if gemma.TRIGGER in template and gemma.QUOTE in template:
+        return replace(GEMMA, results_in_calls="tool_call_id" not in template)
     if "<tool_call>" in template:
         if "<arg_key>" in template and "<arg_value>" in template:
             return GLM

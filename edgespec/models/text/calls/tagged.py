@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from edgespec.errors import UsageError
 from edgespec.generation.tools import Tool
 from edgespec.models.text.calls.argument_values import ANYTHING_BUT_TEXT, Value, parameters_of
-from edgespec.models.text.calls.reader import CallName, CallOver
+from edgespec.models.text.calls.reader import CallName, CallOver, CallReader
 
 _SPACE = {"x-guidance": {"whitespace_pattern": r"[ \n]{0,20}"}}
 _OPTIONAL = r"\n?"
@@ -23,7 +23,7 @@ _BREAK = f"/{_OPTIONAL}/"
 
 @dataclass(frozen=True)
 class Tags:
-    """What stands around names and values.
+    """The tags around names and values; see `syntax.Spelling`.
 
     Attributes:
         name: around the function's name.
@@ -65,6 +65,10 @@ class Tags:
                 lines.append(f"arg_{n}_{m}: {opens} value_{n}_{m} {_BREAK}")
                 lines += self._value(f"value_{n}_{m}", value)
         return "\n".join(lines)
+
+    def reader(self, tools: Sequence[Tool]) -> CallReader:
+        """Returns what reads a call behind the trigger."""
+        return TaggedCallReader(self, tools)
 
     @property
     def breaks(self) -> tuple[bool, bool]:
