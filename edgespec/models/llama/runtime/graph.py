@@ -6,12 +6,14 @@ true, it computes up to and including that node, calls again, and goes on. A con
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import llama_cpp
 
 from edgespec.kernels.ggml import Address
+from edgespec.kernels.native.library import Branching
 
 
 class GraphObserver(Protocol):
@@ -46,22 +48,52 @@ class GraphObserver(Protocol):
         ...
 
 
+class _MarksBranches:
+    """Shows the nodes to what computes branches of running states, among other observers."""
+
+    def __init__(self, branching: Branching) -> None:
+        self._branching = branching
+
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
+        """A decode begins."""
+
+    def reached(self, node: Address) -> bool:
+        """Show a node."""
+        self._branching.reached(node)
+        return False
+
+    def computed(self) -> None:
+        """Nothing to do: the graph is never stopped for this."""
+
+    def end(self, *, completed: bool) -> None:
+        """The decode has returned."""
+
+
 class GraphCallback:
     """The eval callback of one context.
 
-    Each call takes about a microsecond, so a context without observers has no callback.
+    Each call takes about a microsecond, so a context without observers has no callback in Python.
+
+    Args:
+        branching: computes branches of running states, and has to know all nodes, too.
     """
 
-    def __init__(self, observers: Iterable[GraphObserver]) -> None:
+    def __init__(self, observers: Iterable[GraphObserver], branching: Branching | None = None) -> None:
         self._observers = list(observers)
+        self._branching = branching
         self._error: BaseException | None = None
         self._callback: Any = None
 
     def install(self, params: Any) -> None:
         """Set the callback in the parameters of a context, if there are observers."""
         if self._observers:
+            if self._branching is not None:
+                self._observers.append(_MarksBranches(self._branching))
             self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
             params.cb_eval = self._callback
+        elif self._branching is not None:
+            params.cb_eval = ctypes.cast(self._branching.callback, llama_cpp.ggml_backend_sched_eval_callback)
+            params.cb_eval_user_data = self._branching.handle
 
     @property
     def installed(self) -> bool:
