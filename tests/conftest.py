@@ -41,8 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def tried_kernels() -> Path:
-    """The folder of what is known of the processor's kernels: tried once, as that takes seconds."""
-    ensure_report()
+    """The folder of what is known of the processor's kernels: tried once, as that takes seconds.
+
+    All are tried, even if the suite runs with the plain layout: some tests choose another one themselves.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(kernels_setting.VARIABLE, raising=False)
+        ensure_report()
     return reports_folder()
 
 

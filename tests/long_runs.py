@@ -2,6 +2,7 @@
 
     python -m tests.long_runs --chars 100000 1000000
     python -m tests.long_runs --only qwen2 llama-bpe
+    python -m tests.long_runs --minutes 30 --results results.json    # continues where it stopped
 
 Most pre-tokenizers split texts by std::regex, which recurses for every character. A process of its own
 tokenizes each text on its main thread, whose stack has the usual 8 MiB. The tokens must spell the text, or it
@@ -11,6 +12,7 @@ must be refused with a message; a death, another text, or too much processor tim
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import resource
@@ -18,14 +20,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from edgespec.files.writing import atomic_write
 from tests.fuzz.headers import ARRAY, Entry, Header, small_model
-
-if TYPE_CHECKING:
-    from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
 
 TEXTS = {
     "a letter": "a",
@@ -65,19 +66,21 @@ def pre_tokenizers() -> list[str]:
 
     library = next((Path(llama_cpp.__file__).parent / "lib").glob("*llama.*")).read_bytes()
     words = set(re.findall(rb"(?<=\0)[A-Za-z0-9][A-Za-z0-9_.-]{1,24}(?=\0)", library))
-    return sorted(word.decode() for word in words if not refusal(byte_pair(word.decode())))
+    names = sorted(word.decode() for word in words)
+    found = in_forks(names, lambda name, path: _spelled(byte_pair(name), "", path))
+    return [name for name in names if not found[name]]
 
 
 def byte_pair(words: str) -> Header:
     """A byte-pair vocabulary with this pre-tokenizer, and no weights."""
-    header = _vocabulary()
+    header = _vocabulary().copy()
     header.change("tokenizer.ggml.pre", words.encode())
     return header
 
 
 def of_kind(kind: str) -> Header:
     """A vocabulary of another kind, whose tokens are bytes and letters."""
-    header = _vocabulary()
+    header = _vocabulary().copy()
     header.change("tokenizer.ggml.model", kind.encode())
     if kind == "gemma4":
         return header
@@ -94,6 +97,7 @@ def of_kind(kind: str) -> Header:
     return header
 
 
+@cache
 def _vocabulary() -> Header:
     from edgespec.models.hub import catalog
 
@@ -105,65 +109,98 @@ def _vocabulary() -> Header:
     return header
 
 
-def refusal(header: Header) -> str:
-    """Why a file's vocabulary cannot be loaded, found out in a fork; empty if it can."""
-    return outcomes(header, {"": ""})[""]
+def in_forks(items: Iterable[str], answer: Callable[[str, Path], str]) -> dict[str, str]:
+    """What `answer` says about each item, or how it ended the process.
 
-
-def outcomes(header: Header, texts: Mapping[str, str]) -> dict[str, str]:
-    """What becomes of texts: nothing of those that tokens spell, and otherwise what went wrong.
-
-    A fork tokenizes one after another; if it dies, that is what became of the text, and another one does the
+    A fork does one item after another; if it dies, that is what became of the item, and another one does the
     rest.
+
+    Args:
+        answer: is given an item and a file that it may write.
     """
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.gguf"
-        path.write_bytes(header.to_bytes())
-        while left := {name: text for name, text in texts.items() if name not in found}:
+        while left := [item for item in items if item not in found]:
             read, write = os.pipe()
             child = os.fork()
             if not child:
-                _answer(path, left, write)
+                _answer_all(left, answer, Path(folder) / "model.gguf", write)
             os.close(write)
             with os.fdopen(read, encoding="utf-8", errors="replace") as answers:
                 found |= dict(zip(left, answers.read().splitlines(), strict=False))
             _, status = os.waitpid(child, 0)
             if os.WIFSIGNALED(status):
-                died_at = next(name for name in left if name not in found)
+                died_at = next(item for item in left if item not in found)
                 found[died_at] = signal.Signals(os.WTERMSIG(status)).name
     return found
 
 
-def _answer(path: Path, texts: Mapping[str, str], out: int) -> None:
-    """The fork's part: a line for each text."""
-    from edgespec.errors import EdgeSpecError
-    from edgespec.models.llama.runtime.model import Model
-
+def _answer_all(items: Iterable[str], answer: Callable[[str, Path], str], path: Path, out: int) -> None:
+    """The fork's part: a line for each item."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for text in texts.values():
+    for item in items:
         used = resource.getrusage(resource.RUSAGE_SELF)
         seconds = int(used.ru_utime + used.ru_stime) + _MOST_S
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
         try:
-            with Model(path, vocabulary_only=True, vetted=False) as model:
-                said = _spelled(model.vocabulary, text)
-        except EdgeSpecError as error:
-            said = f"refused: {error.what}"
+            said = answer(item, path)
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         os.write(out, f"{' '.join(said.split())[:300]}\n".encode())
     os._exit(0)
 
 
-def _spelled(vocabulary: Vocabulary, text: str) -> str:
-    """Tokenize a text, and say if its tokens are those of another one."""
-    tokens = vocabulary.tokenize(text, control=False)
-    if vocabulary.kind != _BYTE_PAIR:  # those have no tokens for some characters
-        return ""
-    same = b"".join(map(vocabulary.piece, tokens)) == text.encode()
+def _spelled(header: Header, text: str, path: Path) -> str:
+    """Tokenize a text with this vocabulary: why that is impossible, or that the tokens spell another text."""
+    from edgespec.errors import EdgeSpecError
+    from edgespec.models.llama.runtime.model import Model
+
+    path.write_bytes(header.to_bytes())
+    try:
+        with Model(path, vocabulary_only=True, vetted=False) as model:
+            tokens = model.vocabulary.tokenize(text, control=False)
+            if model.vocabulary.kind != _BYTE_PAIR:  # the others have no tokens for some characters
+                return ""
+            same = b"".join(map(model.vocabulary.piece, tokens)) == text.encode()
+    except EdgeSpecError as error:
+        return f"refused: {error.what}"
     return "" if same else f"other text, of {len(tokens)} tokens"
+
+
+@dataclass
+class _Sums:
+    tried: int = 0
+    refused: int = 0
+    failed: int = 0
+    slowest_s: float = 0.0
+    slowest: str = ""
+
+
+def _through(name: str, sizes: Iterable[int], sums: _Sums) -> str:
+    """Put all texts through a pre-tokenizer or kind of vocabulary: in words, how that went."""
+    header = of_kind(name) if name in _KINDS else byte_pair(name)
+    if why := in_forks([""], lambda text, path: _spelled(header, text, path))[""]:
+        return f"not made: {why[:160]}"
+    start = time.perf_counter()
+    for chars in sizes:
+        texts = {what: (part * (chars // len(part) + 1))[:chars] for what, part in TEXTS.items()}
+
+        def answer(what: str, path: Path, texts: Mapping[str, str] = texts) -> str:
+            began = time.process_time()
+            said = _spelled(header, texts[what], path)
+            return f"{time.process_time() - began:.1f} {said}"
+
+        for what, said in in_forks(texts, answer).items():
+            seconds, _, outcome = said.partition(" ") if said[0].isdigit() else ("0", "", said)
+            sums.tried += 1
+            sums.refused += outcome.startswith("refused")
+            if float(seconds) > sums.slowest_s:
+                sums.slowest_s, sums.slowest = float(seconds), f"{name}, {chars} characters of {what}"
+            if outcome and not outcome.startswith("refused"):
+                sums.failed += 1
+                print(f"{name}: {chars} characters of {what}: {outcome}", flush=True)
+    return f"{time.perf_counter() - start:.0f} s"
 
 
 def main() -> int:
@@ -172,6 +209,8 @@ def main() -> int:
     )
     parser.add_argument("--chars", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--only", nargs="+", help="names of pre-tokenizers or kinds of vocabularies")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no other after that")
+    parser.add_argument("--results", type=Path, help="keep the results there, and do the others next time")
     options = parser.parse_args()
     from edgespec.models.llama.runtime.backend import start_backend
 
@@ -179,25 +218,25 @@ def main() -> int:
     start_backend()
     known = options.only or [*pre_tokenizers(), *_KINDS]
     print(f"{len(known)} pre-tokenizers and kinds of vocabularies", flush=True)
-    failed = tried = refused = 0
-    slowest = (0.0, "")
+    results: dict[str, str] = {}
+    sums = _Sums()
+    if options.results and options.results.exists():
+        before = json.loads(options.results.read_text())
+        results, sums = before["results"], _Sums(**before["sums"])
+    deadline = time.monotonic() + 60 * options.minutes
     for name in known:
-        header = of_kind(name) if name in _KINDS else byte_pair(name)
-        if why := refusal(header):
-            print(f"{name}: not made: {why[:160]}", flush=True)
+        if name in results or time.monotonic() > deadline:
             continue
-        for chars in options.chars:
-            texts = {what: (part * (chars // len(part) + 1))[:chars] for what, part in TEXTS.items()}
-            start = time.perf_counter()
-            for what, said in outcomes(header, texts).items():
-                tried += 1
-                refused += said.startswith("refused")
-                if said and not said.startswith("refused"):
-                    failed += 1
-                    print(f"{name}: {chars} characters of {what}: {said}", flush=True)
-            slowest = max(slowest, (time.perf_counter() - start, f"{name}, {chars} characters"))
-    print(f"{tried} texts: {refused} refused, {failed} failed; {slowest[0]:.0f} s for {slowest[1]}")
-    return 1 if failed else 0
+        results[name] = _through(name, options.chars, sums)
+        print(f"{len(results)} of {len(known)} {name}: {results[name]}", flush=True)
+        if options.results:
+            with atomic_write(options.results) as file:
+                file.write(json.dumps({"results": results, "sums": asdict(sums)}).encode())
+    print(
+        f"{len(results)} of {len(known)}, {sums.tried} texts: {sums.refused} refused, {sums.failed} failed; "
+        f"at most {sums.slowest_s:.1f} s of processor time, for {sums.slowest}"
+    )
+    return 1 if sums.failed else 0
 
 
 if __name__ == "__main__":

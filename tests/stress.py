@@ -31,7 +31,9 @@ import psutil
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgeSpecError
+from edgespec.files.direct_reader import BLOCK
 from edgespec.generation.config import GenerationConfig
+from edgespec.offload.packing.pack import HEAD
 
 _QUESTION = "Write a Python function that merges two sorted lists."
 _GROUPS = Path("/sys/fs/cgroup/memory")
@@ -64,24 +66,33 @@ def _with_flip(
 ) -> str:
     """What becomes of answers when this bit is another one."""
 
-    def flip() -> None:
+    def byte() -> int:
+        with pack.open("rb") as file:
+            file.seek(at)
+            return file.read(1)[0]
+
+    def flip() -> int:
+        flipped = byte() ^ 1 << bit
         with pack.open("r+b") as file:
             file.seek(at)
-            byte = file.read(1)[0]
-            file.seek(at)
-            file.write(bytes([byte ^ 1 << bit]))
+            file.write(bytes([flipped]))
+        return flipped
 
     try:
-        if not open_first:
-            flip()
+        flipped = None if open_first else flip()
         with _load(options) as engine:
             if open_first:
                 _tokens(engine)
-                flip()
+                flipped = flip()
             same = _tokens(engine) == expected
     except EdgeSpecError as error:
         return f"refused: {error.what}"
-    return "the same text" if same else "WRONG: another text"
+    if not same:
+        return "WRONG: another text"
+    if byte() != flipped:  # a layer that stays in memory is read while loading
+        return "packed again: the same text"
+    unread = HEAD.size <= at < BLOCK
+    return "not read: the same text" if unread else "WRONG: not noticed"
 
 
 def stops(options: argparse.Namespace) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from edgespec.costs.curves import Curve
 
 USUAL_OVERLAP = 4.0  # where it was not measured
+SLOWDOWN_BESIDE_READS = 1.05  # how much longer arithmetic takes while layers are read
 _OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 
 

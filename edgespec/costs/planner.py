@@ -158,62 +158,6 @@ def predict(holding: PlannedMemory, passes: Passes, drafting: Drafting, nodes: i
     )
 
 
-@dataclass(frozen=True)
-class PromptTime:
-    """The time to read a prompt.
-
-    Attributes:
-        tokens: tokens in the prompt.
-        rows: most tokens read in one pass.
-        passes: how many passes that takes; each sweeps over the streamed weights once.
-        compute_s, read_s: seconds of arithmetic and of reading, which overlap.
-        seconds: the whole time.
-    """
-
-    tokens: int
-    rows: int
-    passes: int
-    compute_s: float
-    read_s: float
-    seconds: float
-
-    @property
-    def bound(self) -> Bound:
-        """The part that takes longer."""
-        return "disk" if self.read_s > self.compute_s else "compute"
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON, for scripts."""
-        return {
-            "tokens": self.tokens,
-            "rows": self.rows,
-            "passes": self.passes,
-            "compute_s": round(self.compute_s, 4),
-            "read_s": round(self.read_s, 4),
-            "seconds": round(self.seconds, 4),
-            "bound": self.bound,
-        }
-
-
-def predict_prompt(holding: PlannedMemory, passes: Passes, tokens: int, rows: int) -> PromptTime:
-    """The time to read a prompt of this many tokens in pieces of so many rows."""
-    whole, rest = divmod(tokens, rows)
-    pieces = [rows] * whole + ([rest] if rest else [])
-    compute = [passes.compute.at(piece) for piece in pieces]
-    sweeps = [read_seconds(holding.pass_bytes(piece), passes.read_rate) for piece in pieces]
-    return PromptTime(
-        tokens,
-        rows,
-        len(pieces),
-        sum(compute),
-        sum(sweeps),
-        sum(
-            pass_seconds(read_s, compute_s, passes.overlap)
-            for read_s, compute_s in zip(sweeps, compute, strict=True)
-        ),
-    )
-
-
 def alternatives(
     holding: PlannedMemory, passes: Passes, drafting: Drafting, most: int, budgets: Sequence[int] = BUDGETS
 ) -> list[Prediction]:

@@ -18,6 +18,7 @@ import numpy as np
 from edgespec.drafters.drafted_text import DraftedText, DraftStep
 from edgespec.drafters.head_text import HeadText
 from edgespec.drafters.model import ModelDrafter
+from edgespec.files.checked import CheckedFiles
 from edgespec.models.llama.cache.text_cache import TextCache
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.model import Model
@@ -134,6 +135,9 @@ class HeadDrafter(ModelDrafter):
 
     def save_to(self, folder: Path) -> None:
         """Nothing is saved: without the features that belong to it, what was read is of no use."""
+
+    def keep_prompts(self, files: CheckedFiles) -> None:
+        """Nothing is kept, as in `save_to`."""
 
     def _digest(self) -> None:
         for owner in self._closed:

@@ -15,11 +15,13 @@ from edgespec.drafters.cascade import rows_are_cheap
 from edgespec.drafters.drafted_text import DraftedText, DraftStep
 from edgespec.drafters.drafted_texts import ROOM, DraftedTexts
 from edgespec.errors import EdgeSpecError
+from edgespec.files.checked import CheckedFiles
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.cache.identity import cache_identity
 from edgespec.models.llama.cache.states import BLOCK, StateStore
 from edgespec.models.llama.cache.text_cache import (
     TextCache,
+    common_prefix,
     decode_together,
 )
 from edgespec.models.llama.runtime.abort import DecodeAborted
@@ -40,6 +42,8 @@ _TRIAL_TEXT = 32  # tokens before the rows that are timed
 _NODES_AHEAD = 128  # nodes beyond a tree that it is extended by
 _LEAST_AHEAD = math.log(0.01)  # score of a node that is worth reading before its time has come
 
+_USUAL_PENDING = 4  # tokens up to the root that are read in a usual round
+
 _NO_LOGITS = np.empty((0, 0), dtype=np.float32)
 _NO_STEP = object()
 
@@ -55,6 +59,7 @@ class ModelDrafter(Drafter):
 
     Attributes:
         steps, rows: draft steps of the last trees, and nodes read in them.
+        text_s: seconds of the decodes of those that read text which was new, beside the root.
         keeps_branches: whether what was read below the target's choice is of use for the next tree.
     """
 
@@ -77,6 +82,7 @@ class ModelDrafter(Drafter):
         self._drafted: list[DraftedText] = []  # those of the last trees, in order
         self._places: dict[int, int] = {}  # where each request of the last call is in there
         self._store: StateStore | None = None
+        self._prompts: StateStore | None = None
         self.steps = self.rows = 0
         self._ahead: Iterator[None] | None = None  # draft steps below the last tree
         self._reads_ahead = False  # whether the steps of the last tree read what sources are sure of
@@ -171,6 +177,7 @@ class ModelDrafter(Drafter):
             min_gain=0.0,
             row_gain=0.0,
             hidden_gain=0.0,
+            most_gain=math.inf,
         )
         steps = draft_steps([search], wider, self._known)
         try:
@@ -256,11 +263,7 @@ class ModelDrafter(Drafter):
 
     def save_to(self, folder: Path) -> None:
         """Save the cache's state to a folder from now on, and restore it from there."""
-        header = read_header(self._model.path)
-        identity = cache_identity(
-            header, self._model, context=self._context.n_cells, rows=self._context.n_rows
-        )
-        self._store = StateStore(folder, repr(sorted(identity.items())))
+        self._store = self._store_in(CheckedFiles(folder))
 
     def save(self) -> None:
         """Write the state of the text that was drafted for last; the last tree is forgotten."""
@@ -276,6 +279,31 @@ class ModelDrafter(Drafter):
         """Undo `save_to`."""
         self._store = None
 
+    def keep_prompts(self, files: CheckedFiles) -> None:
+        """Find the states of texts in these files from now on; `store_block` writes them."""
+        self._prompts = self._store_in(files)
+
+    def store_block(self, text: Sequence[int]) -> bool:
+        if self._prompts is None:
+            return False
+        self._begin()
+        for known in self._texts:  # their branches take the sequence ids
+            known.forget_tree()
+        best = max(self._texts, key=lambda known: common_prefix(known.read, text))
+        read = best.read[: common_prefix(best.read, text)]
+        stored = next(self._prompts.keeping(best.cache, read, tail=False), _NO_STEP) is not _NO_STEP
+        self._changing = False
+        return stored
+
+    def _store_in(self, files: CheckedFiles) -> StateStore:
+        identity = cache_identity(
+            read_header(self._model.path),
+            self._model,
+            context=self._context.n_cells,
+            rows=self._context.n_rows,
+        )
+        return StateStore(files, repr(sorted(identity.items())))
+
     def _begin(self) -> None:
         """Begin a call that changes the cache."""
         if self._changing:
@@ -284,6 +312,7 @@ class ModelDrafter(Drafter):
         self._places = {}
         self._ahead = None
         self.steps = self.rows = 0
+        self.text_s = 0.0
 
     def _recover(self) -> None:
         """Return to the texts that were certainly read, and forget the last trees."""
@@ -313,10 +342,11 @@ class ModelDrafter(Drafter):
             drafted.take_up(limits, request.ranking, proposals)
 
     def _recall(self, drafted: DraftedText, text: Sequence[int]) -> None:
-        """Restore as much of a long text as the saved state holds."""
-        if self._store is not None and len(drafted.pending) > BLOCK:
-            drafted.read[:] = text[: self._store.restore(drafted.cache, text[:-1])]
-            drafted.pending = list(text[len(drafted.read) :])
+        """Restore as much of a long text as the saved states hold."""
+        for store in (self._store, self._prompts):
+            if store is not None and len(drafted.pending) > BLOCK:
+                drafted.read[:] = text[: store.restore(drafted.cache, text[:-1])]
+                drafted.pending = list(text[len(drafted.read) :])
 
     def _expand(self, frontiers: Sequence[tuple[int, Frontier]]) -> list[Children]:
         """One draft step of several trees."""
@@ -346,6 +376,10 @@ class ModelDrafter(Drafter):
 
     def _read(self, steps: Sequence[DraftStep]) -> list[FloatArray]:
         """Decode the rows of draft steps together; their logits are valid until the next decode."""
+        start, reads_text = (
+            time.perf_counter(),
+            any(len(step.text.pending) > _USUAL_PENDING for step in steps),
+        )
         share = self._most_pending(steps)
         for step in steps:
             step.prepare(share)
@@ -362,6 +396,8 @@ class ModelDrafter(Drafter):
         self.steps += bool(parts)
         self.rows += sum(step.n_nodes for step in steps)
         logits = self._context.logits() if parts else np.empty((0, self._n_vocab), dtype=np.float32)
+        if reads_text:
+            self.text_s += time.perf_counter() - start
         ends = np.cumsum([step.n_outputs for step in steps]).tolist()
         wanted = [slice(end - step.n_nodes, end) for step, end in zip(steps, ends, strict=True)]
         self._was_read(steps, wanted)

@@ -107,10 +107,12 @@ class AnswerInProgress:
         """Tokens of the text that plain decoding has read by the end of the answer."""
         return self._prompt_tokens + self.builder.tokens_to_cache
 
-    def prompt_was_read(self) -> None:
-        """Note that everything before the answer is in the cache."""
+    def prompt_was_read(self, n_tokens: int) -> None:
+        """Note that everything before the answer is in the cache, after reading so many tokens of it."""
         if not self.generation.passes:
             self.generation.timings.prefill_s = time.perf_counter() - self._start
+            # The last token is read by the first pass, whatever is in the cache.
+            self.generation.cached_tokens = max(self._prompt_tokens - 1 - n_tokens, 0)
 
     def add(self, record: PassRecord) -> Chunk:
         """Add what a pass has appended to the text; whatever follows the end of the answer is not counted."""

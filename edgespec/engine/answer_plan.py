@@ -64,8 +64,9 @@ class AnswerPlanner:
         if form is None:
             return AnswerPlan(self._constraint(len(prompt), config.grammar))
         syntax = form.calls if config.offers_tools else None
+        shown_only = bool(config.tools) and syntax is None and config.grammar is None
         thought = form.thought
-        if thought is None and syntax is None:
+        if thought is None and syntax is None and not shown_only:
             return AnswerPlan(self._constraint(len(prompt), config.grammar))
         shown = self._shown(form)
         opened = encoder.begins_in_thought(prompt)
@@ -74,11 +75,18 @@ class AnswerPlanner:
         parts = _parts(form, opened=opened, tools=tools, fences=fences, prompt=prompt)
         # A model that is not to think gets a closed thought, or is told by its template.
         thinks = thought is not None and (opened or config.thinking.enabled is not False)
-        if not thinks and syntax is None:
+        if not thinks and syntax is None and not shown_only:
             return AnswerPlan(self._constraint(len(prompt), config.grammar), parts, shown)
-        if config.thinking.budget is None and syntax is None and config.grammar is None:
+        free = syntax is None and config.grammar is None and not shown_only
+        if config.thinking.budget is None and free:
             return AnswerPlan(None, parts, shown)
-        outline = self._outline(config, thought if thinks else None, syntax, shown, opened=opened)
+        calls = None
+        if syntax is not None:
+            calls = _calls(syntax, config)
+        elif shown_only:
+            calls = _no_calls(form.calls, config.tools)
+        thinking = None if thought is None or not thinks else _thought(thought, syntax, config, opened=opened)
+        outline = self._outline(config, thinking, calls, shown)
         return AnswerPlan(self._constrained(len(prompt), outline, config), parts, shown)
 
     def _constraint(self, prompt_tokens: int, grammar: Grammar | None) -> Constraint | None:
@@ -106,11 +114,9 @@ class AnswerPlanner:
     def _outline(
         self,
         config: GenerationConfig,
-        thought: ThoughtFormat | None,
-        syntax: CallSyntax | None,
+        thought: Thought | None,
+        calls: Calls | None,
         shown: frozenset[int],
-        *,
-        opened: bool,
     ) -> Outline:
         grammar = config.grammar
         whole = None if grammar is None else partial(self._grammars.matcher, grammar)
@@ -118,8 +124,8 @@ class AnswerPlanner:
             self._pieces.setdefault(shown, Pieces(self._vocabulary, shown)),
             self._tokens,
             self._matcher,
-            thought=None if thought is None else _thought(thought, syntax, config, opened=opened),
-            calls=None if syntax is None else _calls(syntax, config),
+            thought=thought,
+            calls=calls,
             whole=whole,
         )
 
@@ -207,6 +213,18 @@ def _calls(syntax: CallSyntax, config: GenerationConfig) -> Calls:
         required=required,
         more=tuple((trigger.encode(), steps) for trigger, steps in more.items()),
         before=harmony.ASSISTANT.encode() if syntax.in_channels else b"",
+    )
+
+
+def _no_calls(syntax: CallSyntax, tools: Sequence[Tool]) -> Calls:
+    """Nothing but text, although the prompt shows tools."""
+    return Calls(
+        trigger=syntax.trigger.encode(),
+        steps=(),
+        first_only=syntax.first_only,
+        more=tuple((trigger.encode(), ()) for trigger in syntax.more_triggers(tools)),
+        before=harmony.ASSISTANT.encode() if syntax.in_channels else b"",
+        forbidden=True,
     )
 
 

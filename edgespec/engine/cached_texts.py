@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from edgespec.engine.hidden_states import HiddenFeed
 from edgespec.engine.passes import CachedText
@@ -94,8 +94,8 @@ class CachedTexts:
         self._begin()
         cached = CachedText(open_beside(self.cache))
         self._texts.append(cached)
-        source, shared = self._longest_prefix(cached, tokens)
-        if shared:
+        source, shared = self.longest_prefix(tokens, but=cached)
+        if source is not None:
             inherit(cached.cache, source.cache, shared)
             cached.tokens[:] = tokens[:shared]
         self._changing = False
@@ -112,17 +112,16 @@ class CachedTexts:
         self._changing = False
         self._hidden.closed(cached)
 
-    def shared_prefix(self, cached: CachedText, tokens: Sequence[int]) -> int:
-        """The longest beginning of `tokens` that another text in the cache has."""
-        return self._longest_prefix(cached, tokens)[1]
-
-    def _longest_prefix(self, cached: CachedText, tokens: Sequence[int]) -> tuple[CachedText, int]:
-        others = [other for other in self._texts if other is not cached]
-        if not others:
-            return cached, 0
-        lengths = [common_prefix(other.tokens, tokens) for other in others]
-        best = max(range(len(others)), key=lengths.__getitem__)
-        return others[best], lengths[best]
+    def longest_prefix(
+        self, tokens: Sequence[int], but: CachedText | None = None
+    ) -> tuple[CachedText | None, int]:
+        """The text in the cache with the longest beginning of `tokens`, but for one, and its length."""
+        longest: tuple[CachedText | None, int] = (None, 0)
+        for other in self._texts:
+            length = 0 if other is but else common_prefix(other.tokens, tokens)
+            if length > longest[1]:
+                longest = other, length
+        return longest
 
     def recall(
         self, tokens: Sequence[int], cached: CachedText | None = None, stores: Sequence[StateStore] = ()
@@ -178,6 +177,24 @@ class CachedTexts:
         """Write the whole blocks of a text that are not on disk yet to the stores."""
         for store in self.stores:
             store.keep(cached.cache, cached.tokens, tail=False)
+
+    def storing(self, cached: CachedText) -> Iterator[None]:
+        """Write what is not on disk yet of a text to the stores, with a step for each block.
+
+        The steps end early when the cache no longer has the text as it is now.
+        """
+        return self._storing(cached, list(cached.tokens))
+
+    def _storing(self, cached: CachedText, text: list[int]) -> Iterator[None]:
+        for store in self.stores:
+            blocks = store.keeping(cached.cache, text, tail=True)
+            while cached.tokens == text:
+                self._begin()
+                wrote = next(blocks, self) is not self
+                self._changing = False
+                if not wrote:
+                    break
+                yield
 
     def rewind(self, length: int) -> None:
         """Forget the target's own text from `length` on."""

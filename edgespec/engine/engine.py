@@ -23,6 +23,7 @@ from edgespec.engine.target import Target
 from edgespec.engine.tree_limits import limits_for
 from edgespec.engine.usage import Usage
 from edgespec.errors import ContextLengthError, EdgeSpecError, UsageError
+from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.generation.result import Chunk, FinishReason, Generation, MemoryUse, PassRecord
@@ -65,6 +66,7 @@ class Engine(ManyAnswers):
         loop: draft, verify, accept, commit.
         memory: what the loaded models take, and where layers are.
         texts: how many texts `stream_many` answers at once, where it is not told.
+        prompt_files: where the states of prompts are kept for later runs; None if they are not.
         watch: makes what sees an answer from the tokens of its prompt, for each answer that begins; None for
             nothing. A request's own `on_accept` takes its place.
     """
@@ -96,6 +98,7 @@ class Engine(ManyAnswers):
         self.notes = list(notes)
         self.warnings = list(warnings)
         self.last_generation: Generation | None = None
+        self.prompt_files: CheckedFiles | None = None
         self.watch: Callable[[Sequence[int]], Watcher] | None = None
         self.limits = limits_for(target, limits, tree_budget)
         self.policy = policy or tree_policy()
@@ -262,7 +265,7 @@ class Engine(ManyAnswers):
                     decoding.tokens[:-1], on_prefill, most_unread=max(most_unread - FIRST_BUDGET, 0)
                 )
             finally:
-                answer.prompt_was_read()
+                answer.prompt_was_read(len(prompt) - 1 - self.target.recalled)
             self._usage.check()  # the progress callback may have closed the engine
             while not answer.is_full:
                 yield self._add_pass(answer, self.loop.next_pass(decoding))
@@ -324,7 +327,7 @@ class Engine(ManyAnswers):
             assert self.last_round is not None
             tree, accepted = self.last_round
             path = accepted.path[: chunk.record.accepted + 1]
-            self.profile_updates.add_tree(tree, path, record.draft_steps, config.temperature)
+            self.profile_updates.add_tree(tree, path, record, config.temperature)
         self.profile_updates.add_pass(record, self.target.context.n_threads)
         return chunk
 

@@ -212,6 +212,7 @@ class Loop:
             experts=result.experts,
             draft_steps=self.drafter.steps if asked else 0,
             draft_rows=self.drafter.rows if asked else 0,
+            draft_text_s=self.drafter.text_s if asked else 0.0,
             ahead_steps=self.ahead.steps if alone else 0,
             ahead_s=self.ahead.seconds if alone else 0.0,
             observe_s=observe_s,

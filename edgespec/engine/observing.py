@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from edgespec.speculation.drafters.base import Drafter
 from edgespec.speculation.tree import FloatArray, TokenTree
 
-_RESTING_SHARE = 0.01  # of the time of passes, that looks at them may take while the drafter rests
+_RESTING_SHARE = 0.002  # of the time of passes, that looks at them may take while the drafter rests
 
 
 class Observing:

@@ -29,6 +29,8 @@ class Request:
         traced: its chunks show the trees of its passes.
         on_accept: see `DecodingText`; called for tokens behind the end of the answer too. It takes the place
             of recording logprobs.
+        on_prefill: called with (tokens read, tokens to read) while the prompt is read, in the thread
+            that answers.
     """
 
     prompt: Prompt
@@ -38,6 +40,7 @@ class Request:
     cancelled: bool = False
     traced: bool = False
     on_accept: Callable[[FloatArray, TokenTree, Acceptance], None] | None = None
+    on_prefill: Callable[[int, int], None] | None = None
 
 
 @dataclass(frozen=True)

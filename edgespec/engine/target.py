@@ -27,6 +27,7 @@ class Target(CachedTexts):
     Attributes:
         rule: the row rule in force; None lets the number of rows choose the kernels.
         max_nodes: most rows of a pass in which logits are wanted.
+        recalled: tokens of the last prompt that `prefill` did not have to read.
         pieces: under a row rule with a maximum, the longer pieces that prompts may be read in; None allows
             none.
     """
@@ -39,6 +40,7 @@ class Target(CachedTexts):
         most = min(context.n_rows, context.n_outputs)
         self.max_nodes = min(most, rule.maximum) if rule else most
         self.pieces: PrefillChunks | None = None
+        self.recalled = 0
         self._tree_rows: list[IntArray] = []  # the rows of each tree's nodes in the last pass
 
     def show_hidden(self, states: HiddenStates, reader: HiddenReader) -> None:
@@ -66,7 +68,9 @@ class Target(CachedTexts):
             DecodeAborted: stopped from outside; what was read until then is kept, except by models with a
                 recurrent state.
         """
-        missing = len(tokens) - self.recall(tokens)
+        self.recalled = 0
+        self.recalled = self.recall(tokens)
+        missing = len(tokens) - self.recalled
         read = 0
         while read < missing:
             left = missing - read
@@ -77,6 +81,7 @@ class Target(CachedTexts):
             if leaves:
                 return left
             read += self.read_chunk(tokens, self.own)
+            self.store_blocks(self.own)
             if on_progress is not None:
                 on_progress(read, missing)
         return 0
@@ -109,11 +114,10 @@ class Target(CachedTexts):
         start = cached.cache.length
         n_tokens, rows = self._next_piece(len(tokens) - start)
         piece = tokens[start : start + n_tokens]
-        if self.pieces is None or self.rule is None or self.pieces.is_proven(rows):
+        if self.pieces is None or self.pieces.is_proven(rows):
             self._read(cached, piece, rows)
         else:
-            self._try_long(cached, piece, rows, self.pieces, self.rule)
-        self.store_blocks(cached)
+            self._try_long(cached, piece, rows, self.pieces)
         self._changing = False
         self._hidden.digest()
         return n_tokens
@@ -130,6 +134,18 @@ class Target(CachedTexts):
         """Whether this many tokens of a prompt are certain to be read in one pass."""
         return self._next_piece(rows)[0] == rows and (self.pieces is None or self.pieces.is_proven(rows))
 
+    def must_try(self, missing: int) -> bool:
+        """Whether the next piece of a prompt shows whether pieces of its length are exact."""
+        if self.pieces is None:
+            return False
+        return not self.pieces.is_proven(self.pieces.next(missing)[1])
+
+    def shared_rows(self, wanted: int) -> int:
+        """Most rows, of as many as are wanted, of a pass that texts share."""
+        if self.pieces is not None:
+            return self.pieces.proven(wanted)
+        return min(wanted, self.prompt_rows)
+
     def _next_piece(self, missing: int) -> tuple[int, int]:
         """Tokens of the next piece of a prompt, and the rows they are padded to."""
         if self.pieces is not None:
@@ -145,18 +161,18 @@ class Target(CachedTexts):
         cached.tokens.extend(piece)
         self._hidden.show(cached, start, slice(len(piece)))
 
-    def _try_long(
-        self, cached: CachedText, piece: Sequence[int], rows: int, pieces: PrefillChunks, rule: RowRule
-    ) -> None:
-        """Read a piece in short pieces and then as a whole, and record whether both gave the same bits."""
+    def _try_long(self, cached: CachedText, piece: Sequence[int], rows: int, pieces: PrefillChunks) -> None:
+        """Read a piece in proven pieces and then as a whole, and record whether both gave the same bits."""
         cache = cached.cache
         start = cache.length
         # A running state has no parts: the whole text is saved and restored.
         first = start if cache.saves_parts else 0
         before = cache.save(0, start) if start > first else None
-        for at in range(0, len(piece), rule.maximum):
-            short = piece[at : at + rule.maximum]
-            self._read(cached, short, rule.padded(len(short)))
+        at = 0
+        while at < len(piece):
+            size = pieces.proven(len(piece) - at)
+            self._read(cached, piece[at : at + size], pieces.padded(size))
+            at += size
         expected = cache.save(first, cache.length)
         held = list(cached.tokens)
         cached.rewind(start)
@@ -273,6 +289,8 @@ class Target(CachedTexts):
         self._guessing = self._changing = False
 
     def _padded(self, rows: int) -> int:
+        if self.pieces is not None:
+            return self.pieces.padded(rows)
         return self.rule.padded(rows) if self.rule else rows
 
     @property

@@ -36,6 +36,8 @@ class PassRecord:
             probabilities; 0 if unknown.
         draft_steps: decodes that the drafter took.
         draft_rows: nodes that it read in them.
+        draft_text_s: seconds of `draft_s` in a decode that read text which was new to the drafter, such as
+            the prompt, beside the root; 0 if there was none.
         ahead_steps, ahead_s: decodes that it took for the next tree while this pass waited for the disk, and
             their seconds, which are part of `verify_s` and not of `wait_s`.
         experts: what the pass needed of a mixture's experts that are read one by one; None if none are.
@@ -53,6 +55,7 @@ class PassRecord:
     promised: float = 0.0
     draft_steps: int = 0
     draft_rows: int = 0
+    draft_text_s: float = 0.0
     ahead_steps: int = 0
     ahead_s: float = 0.0
     experts: ExpertUse | None = None
@@ -151,6 +154,7 @@ class Generation:
         finish_reason: "stop" (end token or stop string), "tool_calls" (it calls tools), "length" (max_tokens,
             or the context is full), "cancelled", or "error".
         stop_string: the stop string that ended the answer; empty if none did.
+        cached_tokens: tokens of the prompt that were not read, because their state was known.
         context_full: the answer ended because the context had no room left.
         exact: passes followed one row rule, so the logits, and with them the text, are bit for bit the same
             with any drafter and tree.
@@ -171,6 +175,7 @@ class Generation:
     stop_string: str = ""
     context_full: bool = False
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     exact: bool = False
     verify: str = "auto"
     lossy: bool = False

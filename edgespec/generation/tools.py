@@ -87,6 +87,15 @@ class ToolCall:
         except ValueError:
             return {}
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether its arguments are JSON, so that the answer was not cut off within it."""
+        try:
+            json.loads(self.arguments)
+        except ValueError:
+            return False
+        return True
+
     def to_json(self) -> dict[str, Any]:
         """The call in the form of the API."""
         return {

@@ -1,10 +1,12 @@
 """Attention over random keys and values, computed by ggml or by EdgeSpec's own kernels.
 
-To be used only in a process of its own (measure.kernel_worker), as a kernel may crash.
+To be computed only in a process of its own (measure.kernel_worker, or `attempt`), as a kernel may crash.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +16,17 @@ from numpy.typing import NDArray
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
+from edgespec.kernels.layouts import kernel_layouts, use_own
+from edgespec.kernels.native import library
 from edgespec.kernels.native.library import Library
 from edgespec.kernels.products import FloatArray, Processor
+from edgespec.kernels.setting import OWN
+from edgespec.processes.trial import attempt_in_child
 
 _PAGE = 4096
 _NODES = 8
+_TRIES = 3
+_CPU_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,16 @@ class Attention:
         Args:
             own: what computes it; None for ggml.
         """
+        return self._computed(processor, rows, own)[0]
+
+    def seconds(self, processor: Processor, own: Library | None) -> float:
+        """Seconds in which a row attends to a cell, for each element of all heads of queries."""
+        pairs = self.cells * (self.cells + 1) / 2
+        taken = min(self._computed(processor, self.cells, own)[1] for _ in range(_TRIES))
+        return taken / (pairs * self.heads * self.size)
+
+    def _computed(self, processor: Processor, rows: int, own: Library | None) -> tuple[FloatArray, float]:
+        """The result, and the seconds that it took."""
         rng = np.random.default_rng(0)
         queries = rng.standard_normal((self.heads, self.cells, self.size), dtype=np.float32)[:, :rows]
         kept = (self.shared, self.cells, self.size)
@@ -63,10 +81,12 @@ class Attention:
             if own is not None:
                 own.use_attention(True)
                 stack.callback(own.use_attention, False)
+            begun = time.perf_counter()
             f["ggml_backend_graph_compute"](processor.handle, graph)
+            taken = time.perf_counter() - begun
             result = np.empty((rows, self.heads * self.size), np.float32)
             f["ggml_backend_tensor_get"](node, result.ctypes.data, 0, result.nbytes)
-            return result
+            return result, taken
 
 
 def _placed(stack: ExitStack, tensor: Address, values: NDArray[Any] | None) -> Address:
@@ -84,3 +104,24 @@ def _placed(stack: ExitStack, tensor: Address, values: NDArray[Any] | None) -> A
         dense = np.ascontiguousarray(values)
         f["ggml_backend_tensor_set"](tensor, dense.ctypes.data, 0, dense.nbytes)
     return tensor
+
+
+def measure_attention(n_threads: int) -> float | None:
+    """Seconds in which a row attends to a cell, for each element of all heads of queries, as a child finds.
+
+    Returns:
+        None if the child fails.
+    """
+    own = any(layout.name == OWN for layout in kernel_layouts())
+    verdict = attempt_in_child(__name__, {"own": own, "threads": n_threads}, cpu_s=_CPU_S)
+    return None if verdict.answer is None else float(verdict.answer["seconds"])
+
+
+def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The child's side."""
+    own = None
+    if request["own"]:
+        own = library.load()
+        use_own()
+    with Processor(request["threads"]) as processor:
+        return {"seconds": Attention(128, 8, 2, 1024).seconds(processor, own)}

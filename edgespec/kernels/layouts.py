@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -82,10 +82,15 @@ def available_layouts() -> tuple[KernelLayout, ...]:
     known = stored_report()
     if known is None or OWN not in known.problems:
         library.loaded()
-    return tuple(
+    layouts = tuple(
         KernelLayout(ggml.functions()["ggml_backend_buft_name"](address).decode(), address)
         for address in ggml.extra_buffer_types()
     )
+    if any(layout.name == OWN for layout in layouts):
+        # Whoever else loads models in this process would have ggml call into kernels that are not in use.
+        with suppress(ggml.UnsupportedBuild):
+            ggml.offer_buffer_types([layout.address for layout in layouts if layout.name != OWN])
+    return layouts
 
 
 def supporting_layouts(type_id: int, shape: tuple[int, ...]) -> tuple[KernelLayout, ...]:
@@ -201,6 +206,24 @@ def weight_layout(name: str, type_id: int, shape: tuple[int, ...]) -> KernelLayo
     if len(shape) == 3 and not _EXPERTS.search(name):
         return None
     return kernel_layout(type_id, shape)
+
+
+def measured_products(type_id: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Seconds of products with weights of a quantization, for each of `report.ROWS`, as they were tried.
+
+    Returns:
+        Those in the layout that such weights get, and those with weights as they are in files; None if the
+        trial has none.
+
+    Raises:
+        UsageError, BackendError: as kernel_layouts.
+    """
+    report = stored_report()
+    by_layout = report.seconds.get(type_id, {}) if report is not None else {}
+    if PLAIN not in by_layout:
+        return None
+    able = tuple(layout.name for layout in kernel_layouts() if layout.name in by_layout)
+    return by_layout[_preferred(type_id, able)], by_layout[PLAIN]
 
 
 def kernels_identity() -> str:

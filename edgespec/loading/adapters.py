@@ -56,8 +56,7 @@ def file_and_scale(name: str) -> tuple[Path, float]:
 
 def _read(path: Path, scale: float, target: GGUFHeader) -> Adapter:
     header = read_header(path)
-    kind = header.metadata.get("adapter.type")
-    if header.metadata.get("general.type") != "adapter" or kind != "lora":
+    if not header.is_adapter:
         raise ModelFileError(f"{path} is no LoRA adapter.", "Give a GGUF file that was made as one.")
     if header.architecture != target.architecture:
         raise ModelFileError(

@@ -9,9 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.arguments import checks_arguments
+from edgespec.drafters.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.target import Target
 from edgespec.errors import MemoryLimitError
+from edgespec.files.checked import CheckedFiles
+from edgespec.files.kept import Kept
 from edgespec.kernels.layouts import own_in_use
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
 from edgespec.loading.adapters import read_adapters
@@ -28,9 +31,10 @@ from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.loading.workers import connect
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.hub import catalog
-from edgespec.models.llama.cache.states import prompt_store
+from edgespec.models.llama.cache.states import StateStore
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
+from edgespec.models.llama.runtime.vetting import require_loadable
 from edgespec.models.text.encoding import Encoder
 from edgespec.models.text.template import ChatTemplate
 from edgespec.profiles.store import Keys
@@ -39,6 +43,7 @@ from edgespec.speculation.drafters.base import Drafter
 from edgespec.units import parse_size
 
 DEFAULT_CONTEXT = 4096
+DEFAULT_PROMPT_CACHE = "8GiB"
 
 
 @checks_arguments
@@ -67,6 +72,7 @@ def load(
     text_tokens: int | None = None,
     experts: str = "auto",
     prompt_cache: bool = False,
+    prompt_cache_size: int | str = DEFAULT_PROMPT_CACHE,
     draft_from: str | os.PathLike[str] | None = None,
     learn: bool = True,
     workers: Sequence[str] = (),
@@ -114,6 +120,8 @@ def load(
         experts: how a mixture of experts is streamed: "auto" reads the experts that a pass needs and does not
             find in memory, "never" reads whole layers.
         prompt_cache: save the states of prompts on disk, so that equal beginnings are read only once.
+        prompt_cache_size: most bytes that states and answers take there, those of all models together, or a
+            size such as "8GiB"; what was of no use for the longest time makes room.
         draft_from: a folder with text files, or a file, whose passages are proposed where the text goes on
             like one of them. An index of it is kept in the cache folder.
         learn: use what earlier runs learned about this pair of models, and keep what this one learns; see
@@ -154,13 +162,22 @@ def load(
         leave_out_missing=leave_out_missing,
     )
     options.check()
+    limit = prompt_cache_size if isinstance(prompt_cache_size, int) else parse_size(prompt_cache_size)
     path = catalog.find(model, on_progress)
     state = LoadState(options, on_progress or no_progress)
     with state.undone_on_failure():
         engine = _open_engine(path, state)
     if prompt_cache:
-        engine.target.stores.append(prompt_store(engine.target.identity))
+        _keep_prompts(engine, CheckedFiles(Kept.PROMPTS.folder, limit))
     return engine
+
+
+def _keep_prompts(engine: Engine, files: CheckedFiles) -> None:
+    """Have the states of texts kept in files, those of the drafter too."""
+    engine.prompt_files = files
+    engine.target.stores.append(StateStore(files, repr(sorted(engine.target.identity.items()))))
+    if isinstance(engine.drafter, ModelDrafter):
+        engine.drafter.keep_prompts(files)
 
 
 def _open_engine(path: Path, state: LoadState) -> Engine:
@@ -170,6 +187,8 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     target_files = read_model(path)
     options.check_cache(target_files.headers[0])
     state.adapters = read_adapters(options.lora, target_files.headers[0])
+    for adapter in state.adapters:
+        require_loadable([adapter.header], target_files.headers[0])
     _try_kernels(state)
     _connect_workers(target_files, state)
     state.cards = open_cards(target_files, state.card_request)

@@ -15,6 +15,7 @@ from edgespec.loading.devices.crew_plan import spread_over
 from edgespec.loading.devices.finding import describe
 from edgespec.loading.devices.on_cards import NO_CARDS, OnCards, place_models
 from edgespec.loading.devices.spreading import Spread, read_rate
+from edgespec.loading.pass_costs import expected_prefill
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.model import Model
@@ -180,5 +181,6 @@ def _needs(
         ),
         budget=memory_room(options.memory) - indexing + lent,
         offload=options.offload,
+        prefill=expected_prefill(target, options.context, state.n_threads),
     )
     return replace(needs, process=needs.process + indexing)

@@ -275,7 +275,7 @@ def _row_rule(context: Context, fingerprint: str, memory: MemoryDecision, state:
 def _allow_long_chunks(target: Target, fingerprint: str) -> None:
     """Let a target read prompts in long chunks, if these turn out to be exact.
 
-    Trying costs a streamed target nothing. Where no number of rows changes a bit, nothing need be tried.
+    Trying costs a streamed target little. Where no number of rows changes a bit, nothing need be tried.
     """
     if target.rule is None or target.rule == ANY_ROWS:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgespec.costs.curves import Curve
 from edgespec.drafters.model import ModelDrafter
+from edgespec.machine.contention import ContentionWatch
 from edgespec.measure.samples import ROUNDS, TimingSamples
 from edgespec.profiles.store import DraftProfile
 from edgespec.progress import Progress
@@ -12,16 +13,20 @@ from edgespec.speculation.drafters.base import Drafter
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
-def quick_steps(drafter: Drafter, width: int) -> DraftProfile | None:
-    """Measure a draft step of one row and one of most rows; None where steps take next to no time."""
+def quick_steps(drafter: Drafter, width: int, threads: int) -> DraftProfile | None:
+    """Measure a draft step of one row and one of most rows; None where steps take next to no time.
+
+    Args:
+        threads: that the drafter computes with.
+    """
     if not isinstance(drafter, ModelDrafter):
         return None
-    timed = TimingSamples()
+    timed, watch = TimingSamples(), ContentionWatch(threads)
     for _ in range(2):
         for rows in (1, width):
             timed.add(rows, drafter.step_seconds(rows))
     best = {rows: min(times) for rows, times in timed.seconds.items()}
-    return DraftProfile(Curve.through(best.items()), quick=True)
+    return DraftProfile(Curve.through(best.items()), quick=True, busy=watch.pressure)
 
 
 def measure_steps(drafter: Drafter, width: int, on_progress: Progress) -> DraftProfile | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from edgespec.costs.pass_time import Costs, even_step, streamed_curve
+from edgespec.costs.curves import Curve
+from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, Costs, even_step, streamed_curve
 from edgespec.engine.target import Target
+from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.draft_steps import quick_steps
 from edgespec.measure.passes import passes_by_first_layers, quick_passes
+from edgespec.models.gguf.header import read_header
+from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.first_layers import FirstLayers
-from edgespec.profiles.store import Keys, PassProfile, ProfileStore
+from edgespec.profiles.store import DraftProfile, Keys, PassProfile, ProfileStore
 from edgespec.progress import Progress
 from edgespec.speculation.drafters.base import Drafter
 
@@ -24,11 +28,12 @@ def initial_costs(
     store: ProfileStore | None = None,
     notes: list[str] | None = None,
     first_layers: FirstLayers | None = None,
-) -> Costs | None:
+) -> Costs:
     """The costs of the pair's passes and draft steps; what is not stored yet is measured and stored.
 
-    None if a pass takes so long that they are better learned while answering. Passes that were measured while
-    other programs kept the processor busy are used until the next start, which measures them again.
+    Where a pass takes so long that a person would wait for the measurement, the sizes that were not measured
+    are derived from how fast the processor multiplies. What was measured while other programs kept the
+    processor busy is used until the next start, which measures it again.
 
     Args:
         width: most rows of a draft step.
@@ -38,26 +43,31 @@ def initial_costs(
 
     Raises:
         DecodeAborted: stopped from outside.
+        BackendError: llama.cpp cannot multiply here.
     """
     store = store or ProfileStore()
     passes, drafts = store.passes(keys.passes), store.drafts(keys.drafts)
     n_bytes = target.model.weights.streamed_bytes
     if passes is None or passes.disturbed or (n_bytes and not passes.read_rate):
         on_progress("Measuring this machine (once per model)", 0.0)
+
+        def derived(known: PassProfile | None = passes) -> Curve:
+            if known is not None:
+                return known.compute
+            headers = ModelFiles.of(read_header(target.model.path)).headers
+            curve = DerivedPasses(store, target.context.n_threads, on_progress).curve(headers)
+            return curve.scaled(SLOWDOWN_BESIDE_READS) if n_bytes else curve
+
         measured = None if first_layers is None else passes_by_first_layers(target, first_layers)
-        if measured is None:
-            measured = quick_passes(target, _PATIENCE_S)
-        if measured is None and passes is None:
-            return None
-        passes = better(passes, measured)
+        passes = better(passes, measured or quick_passes(target, _PATIENCE_S, derived))
         store.put(keys.passes, passes)
         if passes.disturbed and notes is not None:
             notes.append(
                 "Other programs kept the processor busy while passes were measured, so the first trees may "
                 "have the wrong size. Passes are measured again at the next start."
             )
-    if drafts is None:
-        drafts = quick_steps(drafter, width)
+    if drafts is None or drafts.disturbed:
+        drafts = quicker(drafts, quick_steps(drafter, width, target.context.n_threads))
         if drafts is not None:
             store.put(keys.drafts, drafts)
     verify = streamed_curve(passes.compute, n_bytes, passes.read_rate)
@@ -66,17 +76,15 @@ def initial_costs(
     return Costs(verify, *even_step(drafts.step, width, drafts.overhead))
 
 
-def better(known: PassProfile | None, measured: PassProfile | None) -> PassProfile:
-    """The better of two profiles: the undisturbed one, or else the faster one, which was disturbed less.
-
-    Raises:
-        ValueError: there is neither.
-    """
-    if known is None or measured is None:
-        found = known or measured
-        if found is None:
-            raise ValueError("there is nothing to choose from")
-        return found
-    if not measured.disturbed or (measured.read_rate and not known.read_rate):
+def better(known: PassProfile | None, measured: PassProfile) -> PassProfile:
+    """The better of two profiles: the undisturbed one, or else the faster one, which was disturbed less."""
+    if known is None or not measured.disturbed or (measured.read_rate and not known.read_rate):
         return measured
     return min(known, measured, key=lambda profile: profile.compute.at(1) + profile.compute.at(_ROWS))
+
+
+def quicker(known: DraftProfile | None, measured: DraftProfile | None) -> DraftProfile | None:
+    """The better of two profiles of draft steps, if there are any, by the same rules."""
+    if known is None or measured is None or not measured.disturbed:
+        return measured or known
+    return min(known, measured, key=lambda profile: profile.step.at(1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,11 +33,17 @@ _FEW_ROWS = (1, 4, 8, 16, 32, 56, 128, 512)  # if there is no time for several p
 _LEAST_SIZES = 2  # of a full profile: one size alone does not say what more rows cost
 
 
-def quick_passes(target: Target, seconds: float) -> PassProfile | None:
-    """Measure a few passes, one or two of each size; None if that would take longer than `seconds`.
+def quick_passes(target: Target, seconds: float, derived: Callable[[], Curve]) -> PassProfile:
+    """Measure a few passes, one or two of each size.
+
+    Where that would take longer than `seconds`, only how fast weights arrive is measured, in a pass or two.
+
+    Args:
+        derived: gives seconds of arithmetic by rows, if passes take too long to be measured.
 
     Raises:
         DecodeAborted: stopped from outside.
+        BackendError: as `derived`.
     """
     rows = [r for r in FEW_PASSES if r <= target.max_nodes]
     timed, whole, arriving = TimingSamples(), TimingSamples(), StreamRate(target.model.weights)
@@ -45,10 +51,11 @@ def quick_passes(target: Target, seconds: float) -> PassProfile | None:
     _time_passes(target, rows[:1], timed, whole, 1, seconds)
     expected = whole.seconds[1][0] * 2 * len(rows)
     if expected > seconds:
-        return None
+        rate, busy = arriving.rate, watch.pressure  # deriving takes all the processor for a moment
+        return replace(_profile(target, derived(), (), rate), quick=True, busy=busy)
     # Twice if there is time, because the spread shows whether something disturbed them.
     _time_passes(target, rows[1:], timed, whole, 2 if 2 * expected <= seconds else 1, math.inf)
-    return replace(_profile(target, timed, whole, arriving.rate), quick=True, busy=watch.pressure)
+    return replace(_timed_profile(target, timed, whole, arriving.rate), quick=True, busy=watch.pressure)
 
 
 def passes_by_first_layers(target: Target, first_layers: FirstLayers) -> PassProfile | None:
@@ -92,7 +99,7 @@ def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tup
         timed, whole, arriving = TimingSamples(), TimingSamples(), StreamRate(target.model.weights)
         watch = ContentionWatch(target.context.n_threads)
         _time_passes(target, rows, timed, whole, ROUNDS, seconds, on_progress, least=_LEAST_SIZES)
-        profile = replace(_profile(target, timed, whole, arriving.rate), busy=watch.pressure)
+        profile = replace(_timed_profile(target, timed, whole, arriving.rate), busy=watch.pressure)
         if not profile.disturbed:
             break
         if attempt == 0:
@@ -173,18 +180,24 @@ def time_pass(target: Target, tokens: list[int], rows: int) -> tuple[float, floa
     return taken - setup, waited
 
 
-def _profile(target: Target, timed: TimingSamples, whole: TimingSamples, read_rate: float) -> PassProfile:
+def _timed_profile(
+    target: Target, timed: TimingSamples, whole: TimingSamples, read_rate: float
+) -> PassProfile:
     """The profile that these passes give."""
-    n_bytes = target.model.weights.streamed_bytes
-    overlap = USUAL_OVERLAP
-    if read_rate:
-        overlap = fitted_overlap(timed.curve(), whole.curve(), read_seconds(n_bytes, read_rate))
+    profile = _profile(target, timed.curve(), timed.spread, read_rate)
+    if not read_rate:
+        return profile
+    read_s = read_seconds(target.model.weights.streamed_bytes, read_rate)
+    return replace(profile, overlap=fitted_overlap(timed.curve(), whole.curve(), read_s))
+
+
+def _profile(target: Target, compute: Curve, spread: tuple[float, ...], read_rate: float) -> PassProfile:
     return PassProfile(
-        timed.curve(),
-        timed.spread,
-        streamed=n_bytes > 0,
+        compute,
+        spread,
+        streamed=target.model.weights.streamed_bytes > 0,
         read_rate=read_rate,
-        overlap=overlap,
+        overlap=USUAL_OVERLAP,
         weight_bytes=target.model.n_bytes,
         parameters=target.model.n_parameters,
     )

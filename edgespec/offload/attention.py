@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Shape
+from edgespec.kernels.watch import new_watch
 from edgespec.models.llama.runtime.context import Context
 
 MOST_ROWS = 60  # of a stream; ggml uses tiles from 64 on
@@ -29,18 +30,19 @@ class RowAttention:
 
     def __init__(self) -> None:
         self.changed = 0
-        self._operation = ggml.attention_operation()
+        self.watch = new_watch()
+        self.watch.ask_about_operation(ggml.attention_operation(), MOST_ROWS + 1)
         self._before: dict[Address, Shape] = {}
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A pass begins."""
 
     def reached(self, node: Address) -> bool:
-        """Change a node that is about to be computed, if it is attention over many rows."""
+        """Change a node that is about to be computed: attention over many rows."""
         self._divide(node)
         return False
 
-    def computed(self) -> None:
+    def computed(self, node: Address) -> None:
         """Nothing to do: the graph is never stopped for this."""
 
     def end(self, *, completed: bool) -> None:
@@ -50,15 +52,11 @@ class RowAttention:
             ggml.set_shape(tensor, shape)
 
     def _divide(self, node: Address) -> None:
-        if ggml.operation_of(node) != self._operation:
-            return
         sources = ggml.read_node(node)
         queries, mask = sources[_QUERIES], sources[_MASK]
         # The queries' second dimension is that of their rows, the result's is that of the heads.
         parts = [(queries, 1), (node, 2), *([(mask, 1)] if mask else [])]
         rows = ggml.shape_of(queries).sizes[1]
-        if rows <= MOST_ROWS:
-            return
         per_stream = _most_that_divides(rows)
         shapes = {tensor: self._before.get(tensor) or ggml.shape_of(tensor) for tensor, _ in parts}
         if any(shapes[t].sizes[3] != 1 or shapes[t].sizes[dimension] != rows for t, dimension in parts):

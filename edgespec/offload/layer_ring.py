@@ -6,10 +6,10 @@ drafter works.
 
 `LayerSwitch` hands layers over while a graph is computed. This needs no names of any architecture: a node
 belongs to the layer whose weights it reads. The first time a graph of some shape is computed, it stops after
-the first node that reads a layer's weights, so these must be in memory before that node. From then on it
-stops one node earlier, so that the earlier layer is finished before the next one is waited for. No node is
-ever computed without its weights: a stop that was learned from a different graph costs time, but never
-correctness.
+every node that reads weights of streamed layers, so that a layer can leave whenever a node reads another one.
+From then on it stops once for each layer, after the last of its readers, and Python is entered nowhere else.
+No node is ever computed without its weights: a node whose layer is not the current one is always asked about,
+so what was learned from a different graph costs time, but never correctness.
 """
 
 from __future__ import annotations
@@ -17,26 +17,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
+from edgespec.kernels.watch import new_watch
 from edgespec.models.llama.runtime.residency import Meanwhile
 from edgespec.offload.layout import Read
 from edgespec.offload.slot_filler import Load, SlotFiller
 from edgespec.offload.store_reader import StoreReader
 
-_VIEW, _VIEW_OFFSET, _NAME = 10, 11, 13  # after the ten sources
+_VIEW, _VIEW_OFFSET = 10, 11  # after the ten sources
 _FAR = 8  # nodes between a layer's last use and the next streamed layer that justify a stop
 
 
 @dataclass(frozen=True)
 class _Stop:
-    """A place in the graph: after the node `name`, one layer leaves and another enters."""
+    """What happens where the graph stops: one layer leaves, and another enters."""
 
-    name: bytes
     leave: int | None
     enter: int | None
+
+
+_NEVER = _Stop(-1, -1)  # nothing happens: graphs of different shapes have the same node at the same place
 
 
 class LayerSwitch:
@@ -50,9 +54,12 @@ class LayerSwitch:
         self._ring = ring
         self._tensors = tensors
         self._layer_of = {tensor: layer for layer, places in tensors.items() for tensor in places}
-        self._known = frozenset(self._layer_of)
-        self._stops: dict[int, _Stop] = {}
+        self._views: dict[Address, int] = {}  # of weights, in this pass's graph; and their layers
+        self._stops: dict[tuple[int, bytes], _Stop | None] = {}  # None: pass over
         self._stop_asked: Callable[[], bool] = lambda: False
+        self.watch = new_watch()
+        for tensor, layer in self._layer_of.items():
+            self.watch.ask_about_readers(tensor, layer)
         self._reset()
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
@@ -63,86 +70,121 @@ class LayerSwitch:
     def end(self, *, completed: bool) -> None:
         """The pass is over."""
         self._ring.restart()
-        if completed:
-            self._learn_exits()
+        if completed and self._unknown:
+            self._learn()
 
     def _reset(self) -> None:
-        self._at = -1
-        self._previous = b""
         self._current: int | None = None
         self._leaving: int | None = None
+        self.watch.set_current(None)
         self._slot: Address = 0
         self._gone: set[int] = set()
-        self._last_use: dict[int, tuple[int, bytes]] = {}
+        self._unknown = False  # whether the pass has come to a reader that was not learned
+        for view in self._views:
+            self.watch.forget_tensor(view)
+        self._views.clear()
 
     def reached(self, node: Address) -> bool:
-        """A node is about to be computed. Returns whether the graph must stop after it."""
-        self._at += 1
+        """A node that reads weights is about to be computed. Returns whether the graph must stop after it.
+
+        It is one that was not learned, or comes at another place than learned, or a view.
+        """
         fields = ggml.read_node(node)
-        name: bytes = fields[_NAME]
-        stop = self._stops.get(self._at)
-        wanted = stop is not None and stop.name == name
-        if not self._known.isdisjoint(fields[: _VIEW + 1]):
-            for source in fields[: _VIEW + 1]:
-                layer = self._layer_of.get(source)
-                if layer is not None:
-                    wanted = self._used(layer, name) or wanted
-            if fields[_VIEW] in self._known:
-                # A view's address was set when the graph was allocated.
-                place = self._tensors[self._layer_of[fields[_VIEW]]][fields[_VIEW]]
-                ggml.set_data(node, self._slot + place + fields[_VIEW_OFFSET])
-        self._previous = name
-        return wanted
+        sources = fields[: _VIEW + 1]
+        layers = {self._layer_of[source] for source in sources if source in self._layer_of}
+        layers |= {self._views[source] for source in sources if source in self._views}
+        if len(layers) > 1:
+            raise self._cannot_be_streamed(max(layers))
+        (layer,) = layers
+        self._unknown = True
+        if layer != self._current:
+            self._change_to(layer)
+        if (viewed := fields[_VIEW]) in self._layer_of:
+            # A view's address was set when the graph was allocated. Its readers read the layer's weights.
+            ggml.set_data(node, self._slot + self._tensors[layer][viewed] + fields[_VIEW_OFFSET])
+            self._views[node] = layer
+            self.watch.ask_about_readers(node, layer)
+        return True  # so that the layer can leave as soon as a node reads another one
 
-    def _used(self, layer: int, name: bytes) -> bool:
-        """A node reads this layer's weights. Returns whether the graph must stop after it."""
-        self._last_use[layer] = (self._at, name)
-        if layer == self._current:
-            return False
-        if layer in self._gone or layer == self._leaving or self._leaving is not None:
-            self._stops.clear()
-            raise BackendError(
-                f"The model does not use its layers one after the other (layer {layer}).",
-                "Use --offload mmap.",
-            )
-        self._stops[self._at - 1] = _Stop(self._previous, self._current, layer)
-        self._leaving = self._current
-        self._enter(layer)
-        return True
-
-    def computed(self) -> None:
-        """The graph is computed up to and including the node that was reached last."""
+    def computed(self, node: Address) -> None:
+        """The graph has stopped after a node: the layer may be done with, and another one may come next."""
         if self._leaving is not None:
-            self._leave(self._leaving)
+            self._give_back(self._leaving)
             self._leaving = None
-        stop = self._stops.get(self._at)
-        if stop is None or stop.name != self._previous:
-            return
-        if self._current is not None:
-            if self._current != stop.leave:
-                return  # learned from a graph of another shape
-            self._leave(self._current)
-            self._current = None
+        stop = self._stops.get((self.watch.at, ggml.name_of(node)))
+        if stop is None or stop.leave != self._current:
+            return  # or learned from a graph of another shape
+        if stop.leave is not None:
+            self._leave()
         if stop.enter is not None and stop.enter not in self._gone:
             self._enter(stop.enter)
+
+    def _change_to(self, layer: int) -> None:
+        """A node reads another layer's weights."""
+        if layer in self._gone or self._leaving is not None:
+            self._stops.clear()
+            self.watch.unmark()
+            raise self._cannot_be_streamed(layer)
+        if self.watch.pending:  # learned from a graph of another shape: readers are not computed yet
+            self._leaving = self._current
+        elif self._current is not None:
+            self._leave()
+        self._enter(layer)
+
+    def _cannot_be_streamed(self, layer: int) -> BackendError:
+        return BackendError(
+            f"The model does not use its layers one after the other (layer {layer}).",
+            "Use --offload mmap.",
+        )
 
     def _enter(self, layer: int) -> None:
         self._slot = self._ring.take(layer, self._stop_asked)
         for tensor, place in self._tensors[layer].items():
             ggml.set_data(tensor, self._slot + place)
         self._current = layer
+        self.watch.set_current(layer)
 
-    def _leave(self, layer: int) -> None:
+    def _leave(self) -> None:
+        assert self._current is not None
+        self._give_back(self._current)
+        self._current = None
+        self.watch.set_current(None)
+
+    def _give_back(self, layer: int) -> None:
         self._gone.add(layer)
         self._ring.give_back(layer)
 
-    def _learn_exits(self) -> None:
-        """Learn to release layers that are followed by resident ones after their last use."""
-        entries = sorted(at for at, stop in self._stops.items() if stop.enter is not None)
-        for layer, (at, name) in self._last_use.items():
-            following = next((entry for entry in entries if entry >= at), None)
-            if at not in self._stops and (following is None or following - at > _FAR):
-                self._stops[at] = _Stop(name, layer, None)
+    def _learn(self) -> None:
+        """Learn where a graph of this shape has to stop, and which readers it can pass over.
+
+        It stops after the last reader of a layer. The next layer enters there, too, or before its first
+        reader if that is far away: then what lies in between is computed before the layer is waited for.
+        """
+        readers = [(reader, self._layer_of.get(reader.tensor)) for reader in self.watch.readers()]
+        if any(layer is None for _, layer in readers):
+            return  # views are at new addresses in every pass
+        first, layer = readers[0]
+        self._remember(first.at - 1, first.before, _Stop(None, layer))
+        for (reader, layer), (following, next_layer) in pairwise(readers):
+            if next_layer == layer:
+                self._remember(reader.at, reader.name, None)
+            elif following.at - reader.at <= _FAR:
+                self._remember(reader.at, reader.name, _Stop(layer, next_layer))
+            else:
+                self._remember(reader.at, reader.name, _Stop(layer, None))
+                self._remember(following.at - 1, following.before, _Stop(None, next_layer))
+        last, layer = readers[-1]
+        self._remember(last.at, last.name, _Stop(layer, None))
+
+    def _remember(self, at: int, name: bytes, stop: _Stop | None) -> None:
+        if at < 0:
+            return
+        known = self._stops.setdefault((at, name), stop)
+        if known == stop:
+            self.watch.mark(at, name, stop is not None)
+        else:
+            self._stops[at, name] = _NEVER
+            self.watch.mark(at, name, None)
 
 
 class LayerRing:

@@ -21,6 +21,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.generation.expert_use import ExpertUse
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
+from edgespec.kernels.watch import new_watch
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.residency import BufferTypes, Meanwhile
 from edgespec.offload.layout import Piece, plain_store
@@ -50,6 +51,8 @@ class PagedWeights:
 
     def __init__(self, files: ModelFiles) -> None:
         self._name_of: Callable[[Address], bytes] = ggml.functions()["ggml_get_name"]
+        self.watch = new_watch()
+        self.watch.ask_about_numbers()
         layers = plain_store(files, files.layers()).layers
         if not layers:
             raise UnsupportedBuild(f"'{files.paths[0].name}' has no layers")
@@ -115,11 +118,11 @@ class PagedWeights:
         for file in self._files:
             file.close()
 
-    def computed(self) -> None:
+    def computed(self, node: Address) -> None:
         """Nothing to do."""
 
     def reached(self, node: Address) -> bool:
-        """A node is about to be computed. Stops after a layer's first node, and requests the next layers."""
+        """A run of nodes with another number begins: if it is a layer's, request the next ones, and stop."""
         match = _LAYER_OF_NODE.fullmatch(self._name_of(node) or b"")
         layer = int(match[1]) if match else self._layer
         if layer == self._layer or layer not in self._pieces:

@@ -13,12 +13,11 @@ from edgespec.costs.planner import (
     Drafting,
     Passes,
     Prediction,
-    PromptTime,
     advise,
     alternatives,
     best,
-    predict_prompt,
 )
+from edgespec.costs.prompts import PromptTime, best_rows, predict_prompt, usual_prompt
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.layouts import own_in_use
 from edgespec.loading.adapters import read_adapters, refuse_streaming
@@ -42,11 +41,11 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel, inspect_model
-from edgespec.models.llama.prefill_chunks import LENGTHS, lengths_that_differ
+from edgespec.models.llama.prefill_chunks import lengths_that_differ
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import memory_room, predict_memory
-from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, affordable_rows, with_second_copy
+from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, streamed_counts, with_second_copy
 from edgespec.plans.draft_costs import DraftCosts
 from edgespec.plans.pass_costs import PassCosts
 from edgespec.plans.plan import BatchPlan, Plan, PlanRequest
@@ -55,7 +54,7 @@ from edgespec.progress import Progress
 from edgespec.units import readable
 
 _PLAIN_KERNELS = 2.5  # how much longer arithmetic takes without packing: seen from 2.3 to 2.9
-_PROMPT_TOKENS = 2048
+_PROMPTS = (1_000, 10_000, 50_000)  # tokens
 _NO_OVERLAP = 1.0  # a layer's experts are known only when they are needed, so nothing hides their reading
 
 
@@ -135,6 +134,10 @@ class _Planning:
         if request.lora and placed.holding.streamed_bytes:
             raise refuse_streaming()
         pass_costs = PassCosts(self._store, threads, self._on_progress)
+        if placed.holding.streamed_bytes:
+            here, _ = pass_costs.of_target(model, streams=True, padded=False)
+            rows, placed = self._pieces(files, placement, [], budget, placed.over(here), request.context)
+            target = self._target(files, rows)
         draft_costs = DraftCosts(model, self._store, pass_costs, threads, request.temperature)
         candidates = self._candidates(model, draft_costs, pass_costs, placement, target, budget, placed)
         plain, *drafters = candidates
@@ -171,7 +174,7 @@ class _Planning:
             kv=request.kv,
             cache_bytes=request.context * cell_bytes(header, request.kv),
             adapter_bytes=self._adapter_bytes,
-            prompt=self._prompt(files, chosen.holding, way.passes),
+            prompts=self._prompts(files, placement, way, pass_costs.attend_s(model)),
             notes=list(dict.fromkeys(self._notes)),
             uncertain=not sure,
         )
@@ -261,23 +264,64 @@ class _Planning:
             f"{without.tokens_per_second:.2f} tokens/s."
         )
 
-    def _prompt(self, files: ModelFiles, holding: PlannedMemory, passes: Passes) -> dict[str, PromptTime]:
-        """The time to read a prompt, bit-exact and not."""
-        tokens = min(_PROMPT_TOKENS, self._request.context // 2)
-        longest = MOST_PROMPT_ROWS
-        exact = longest if self._any_rows else MOST_PADDED_ROWS
-        if holding.streamed_bytes:
-            sizes = {n: self._target(files, n).buffers for n in (USUAL_NODES, *LENGTHS)}
-            longest = affordable_rows(sizes, holding.budget, exact=False)
-            most = affordable_rows(sizes, holding.budget, exact=True)
-            differ = lengths_that_differ(user_cache_path("edgespec") / "rows", files.headers[0].fingerprint)
-            exact = most
-            if not self._any_rows:
-                exact = max((n for n in LENGTHS if n <= most and n not in differ), default=MOST_PADDED_ROWS)
-        return {
-            "exact": predict_prompt(holding, passes, tokens, exact),
-            "not_exact": predict_prompt(holding, passes, tokens, longest),
-        }
+    def _prompts(
+        self, files: ModelFiles, placement: Placement, way: _Candidate, attend_s: float
+    ) -> dict[int, PromptTime | None]:
+        """The time to read prompts, each in a context that holds it, as loading would cut them.
+
+        Args:
+            attend_s: seconds in which a row attends to a cell.
+        """
+        beside = [] if way.drafter is None else [self._drafter(way.drafter)]
+        most = files.headers[0].context_length
+        found: dict[int, PromptTime | None] = {}
+        for tokens in _PROMPTS:
+            context = max(self._request.context, tokens + USUAL_TEXT)
+            found[tokens] = None
+            if most and tokens >= most:
+                continue
+            budget = way.placed.holding.budget
+            rows, placed = MOST_PROMPT_ROWS, way.placed
+            try:
+                if context > self._request.context:
+                    size = self._target(files, context=context)
+                    placed = self._placed(placement, [size, *beside], budget, way.drafter)
+                passes = placed.over(way.here)
+                if placed.holding.streamed_bytes:
+                    rows, placed = self._pieces(files, placement, beside, budget, passes, context)
+            except MemoryLimitError:
+                continue
+            found[tokens] = predict_prompt(placed.holding, passes, tokens, rows, attend_s)
+        return found
+
+    def _pieces(
+        self,
+        files: ModelFiles,
+        placement: Placement,
+        beside: list[Footprint],
+        budget: int,
+        passes: Passes,
+        context: int,
+    ) -> tuple[int, Placed]:
+        """The rows of the pieces in which loading would read prompts, and where weights are then.
+
+        Raises:
+            MemoryLimitError: there is no room.
+        """
+        differ = lengths_that_differ(user_cache_path("edgespec") / "rows", files.headers[0].fingerprint)
+        smallest = self._placed(placement, [self._target(files, context=context), *beside], budget)
+        found = {USUAL_NODES: smallest}
+        for rows in streamed_counts(USUAL_NODES, context):
+            if rows in differ and not self._any_rows:
+                continue
+            try:
+                size = self._target(files, rows, context)
+                found[rows] = self._placed(placement, [size, *beside], budget)
+            except MemoryLimitError:
+                break
+        holdings = {rows: placed.holding for rows, placed in found.items()}
+        rows = best_rows(holdings, passes, usual_prompt(context))
+        return rows, found[rows]
 
     def _batch(self, files: ModelFiles, placement: Placement, plain: _Candidate) -> BatchPlan:
         """Many texts at once, without drafts: the speed for each number of them that there is room for."""
@@ -304,16 +348,18 @@ class _Planning:
                 least = error.least or least
         return BatchPlan(cells, 1 + cells.texts_in(budget - least), fewest_texts(sizes), sizes)
 
-    def _target(self, files: ModelFiles, rows: int = USUAL_NODES) -> Footprint:
+    def _target(self, files: ModelFiles, rows: int = USUAL_NODES, context: int | None = None) -> Footprint:
         """The footprint of the model, its adapters included."""
-        size = self._footprint(files.headers[0], rows, self._request.kv)
+        size = self._footprint(files.headers[0], rows, self._request.kv, context)
         return replace(size, weights=files.tensor_bytes, buffers=size.buffers + self._adapter_bytes)
 
     def _drafter(self, model: InspectedModel) -> Footprint:
         return with_second_copy(self._footprint(model.headers[0]), ModelFiles(tuple(model.headers)))
 
-    def _footprint(self, header: GGUFHeader, rows: int = USUAL_NODES, kv: str = "f16") -> Footprint:
-        cells = self._request.context + SPARE_CELLS
+    def _footprint(
+        self, header: GGUFHeader, rows: int = USUAL_NODES, kv: str = "f16", context: int | None = None
+    ) -> Footprint:
+        cells = (context or self._request.context) + SPARE_CELLS
         return footprint(header, n_cells=cells, n_outputs=USUAL_NODES, n_rows=rows, kv=kv)
 
     def _more_memory(

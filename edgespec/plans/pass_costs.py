@@ -7,13 +7,13 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from edgespec.costs.curves import Curve
-from edgespec.costs.pass_time import USUAL_OVERLAP
+from edgespec.costs.pass_time import SLOWDOWN_BESIDE_READS, USUAL_OVERLAP
 from edgespec.costs.planner import Passes
+from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.measure.throughput import measure_reading
 from edgespec.models.hub import catalog
 from edgespec.models.hub.inspection import InspectedModel
 from edgespec.models.llama.row_rule import SPARING
-from edgespec.plans.derived_passes import DerivedPasses
 from edgespec.profiles.store import (
     DiskProfile,
     PassProfile,
@@ -24,7 +24,6 @@ from edgespec.progress import Progress
 from edgespec.units import readable
 
 _DIRECT_SHARE = 0.95  # of the disk's speed that reaches passes
-_SLOWDOWN_BESIDE_READS = 1.05  # how much longer arithmetic takes while layers are read
 _DISK_S = 1.0
 
 
@@ -51,7 +50,7 @@ class PassCosts:
         compute = own.compute if own else self._derived.curve(model.headers)
         streamed = own is not None and own.streamed
         if streams and not streamed:
-            compute = compute.scaled(_SLOWDOWN_BESIDE_READS)
+            compute = compute.scaled(SLOWDOWN_BESIDE_READS)
             compute = _padded(compute) if padded else compute
         rate, rate_source = 0.0, ""
         if streams:
@@ -77,6 +76,10 @@ class PassCosts:
     def derived_curve(self, model: InspectedModel) -> Curve:
         """Seconds by rows of a model that was not measured."""
         return self._derived.curve(model.headers)
+
+    def attend_s(self, model: InspectedModel) -> float:
+        """Seconds in which a row of a model attends to a cell."""
+        return self._derived.attend_s(model.headers[0])
 
     def _read_rate(self, model: InspectedModel, own: PassProfile | None) -> tuple[float, str]:
         """Bytes of weights that will arrive per second, and where that figure comes from."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.costs.batches import BatchPrediction, TextCells
-from edgespec.costs.planner import Advice, Comparison, Prediction, PromptTime
+from edgespec.costs.planner import Advice, Comparison, Prediction
+from edgespec.costs.prompts import PromptTime
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Plan:
     Attributes:
         comparison: the ways to run that were compared; the choice is the fastest of them.
         advice: what would help most.
-        prompt: how long a prompt takes to be read, "exact" and "not_exact".
+        prompts: how long prompts take to be read, each in a context that holds it, by their tokens; None for
+            those that the model or the memory has no room for.
         batch: many texts at once.
         kv: type of cached keys and values.
         cache_bytes: of the target's keys and values, for a text that fills the context.
@@ -87,7 +89,7 @@ class Plan:
     kv: str = "f16"
     cache_bytes: int = 0
     adapter_bytes: int = 0
-    prompt: dict[str, PromptTime] = field(default_factory=dict)
+    prompts: dict[int, PromptTime | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     uncertain: bool = False
 
@@ -131,7 +133,10 @@ class Plan:
             "kv": self.kv,
             "cache_bytes": self.cache_bytes,
             "adapter_bytes": self.adapter_bytes,
-            "prompt": {mode: time.to_json() for mode, time in self.prompt.items()},
+            "prompts": [
+                {"tokens": tokens, "seconds": None} if time is None else time.to_json()
+                for tokens, time in self.prompts.items()
+            ],
             "notes": self.notes,
             "uncertain": self.uncertain,
         }

@@ -175,20 +175,37 @@ class DraftProfile:
         step: seconds of one decode, by rows.
         overhead: seconds to grow a tree, relative to those of its decodes.
         quick: whether this comes from the quick measurement at the first start.
+        busy: share of the time in which other programs kept the processor busy; see `machine.busy`.
     """
 
     step: Curve
     overhead: float = 1.0
     quick: bool = False
+    busy: float = 0.0
+
+    @property
+    def disturbed(self) -> bool:
+        """True if other programs disturbed the measurement, so that its times may be too long."""
+        return self.busy > DISTURBED
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
-        return {"step": curve_to_json(self.step), "overhead": self.overhead, "quick": self.quick}
+        return {
+            "step": curve_to_json(self.step),
+            "overhead": self.overhead,
+            "quick": self.quick,
+            "busy": self.busy,
+        }
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> DraftProfile:
         """From what `to_json` gave."""
-        return cls(curve_from_json(record["step"]), float(record["overhead"]), bool(record["quick"]))
+        return cls(
+            curve_from_json(record["step"]),
+            float(record["overhead"]),
+            bool(record["quick"]),
+            float(record.get("busy", 0.0)),
+        )
 
 
 @dataclass(frozen=True)
@@ -305,6 +322,14 @@ class ProfileStore:
     def put_products(self, key: Key, seconds: Sequence[float]) -> None:
         """Store seconds of products for a byte of weights."""
         self._put("products", key, {"seconds": list(seconds)})
+
+    def attention(self, key: Key) -> float | None:
+        """Seconds in which a row attends to a cell, for each element of all heads."""
+        return _read(self._path("attention", key), lambda figures: float(figures["seconds"]))
+
+    def put_attention(self, key: Key, seconds: float) -> None:
+        """Store the seconds in which a row attends to a cell, for each element of all heads."""
+        self._put("attention", key, {"seconds": seconds})
 
     def threads(self, key: Key) -> int | None:
         """The number of threads that was the fastest."""

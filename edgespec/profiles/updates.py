@@ -21,7 +21,7 @@ from edgespec.machine.contention import ContentionWatch
 from edgespec.models.llama.runtime.residency import Residency
 from edgespec.profiles.store import ExpertProfile, Keys, PassProfile, ProfileStore
 from edgespec.profiles.stream_rate import StreamRate
-from edgespec.speculation.sizing.yield_meter import accepted_by_budget
+from edgespec.speculation.sizing.yield_meter import YieldMeter, accepted_by_budget
 from edgespec.speculation.tree import TokenTree
 
 _ENOUGH_PASSES = 4  # streamed passes that it takes to measure the disk's speed
@@ -29,6 +29,8 @@ _ENOUGH_EXPERTS = 5_000  # that passes needed, to say how often experts are in m
 _FAR = 1.5  # times the largest size of a profile, from which a size becomes a point of its own
 _PROFILE_WEIGHT = 8  # weight of a quick profile, in passes of a run
 _MOST_PASSES = 1000  # of each size, the latest: a server may run for months
+_ENOUGH_TREES = 12  # that say what trees of a pair yield, if nothing else does
+_LARGE_TREE = 12  # nodes
 _UNMARKED = 24  # passes after which a corrected profile no longer counts as disturbed
 
 
@@ -71,6 +73,35 @@ class _TreeTally:
         return dict(zip(BUDGETS, ratios.tolist(), strict=True))
 
 
+class _FirstTrees:
+    """The trees of a pair whose yields were not measured yet."""
+
+    def __init__(self) -> None:
+        self._meter = YieldMeter()
+        self._sizes: deque[int] = deque(maxlen=_MOST_PASSES)
+
+    def add(self, tree: TokenTree, path: Sequence[int], record: PassRecord) -> None:
+        """Count a pass."""
+        self._sizes.append(len(tree))
+        self._meter.add(tree, path, -1, record.draft_steps, record.draft_rows)
+
+    def yields(self) -> Yields | None:
+        """What they yielded; None if they were few, or so small that they say nothing of larger ones.
+
+        Trees differ in size where nodes cost time, and are larger where more is accepted. So nothing is said
+        of sizes that a good part of them did not have.
+        """
+        found = self._meter.yields()
+        if found is None or found.passes < _ENOUGH_TREES:
+            return None
+        usual = int(np.quantile(self._sizes, 0.25))
+        if usual < _LARGE_TREE:
+            return None
+        tokens = {budget: mean for budget, mean in found.tokens.items() if budget <= usual}
+        ((_, steps),), ((_, rows),) = found.steps.items(), found.rows.items()
+        return replace(found, tokens=tokens, steps={usual: steps}, rows={usual: rows}, by_rank=())
+
+
 def corrected_passes(profile: PassProfile, seconds: Mapping[int, Sequence[float]]) -> PassProfile:
     """A quick or disturbed profile, corrected by what passes took in a run.
 
@@ -109,6 +140,7 @@ class ProfileUpdates:
         self._keys = keys
         self._store = store or ProfileStore()
         self._tallies: dict[float, _TreeTally | None] = {}
+        self._meters: dict[bool, _FirstTrees] = {}  # of pairs whose yields are not known, by whether sampled
         self._seconds: dict[int, deque[float]] = {}
         self._experts = ExpertUse()
         self._watch: ContentionWatch | None = None
@@ -128,12 +160,12 @@ class ProfileUpdates:
         latest = self._seconds.setdefault(record.nodes, deque(maxlen=_MOST_PASSES))
         latest.append(max(record.verify_s - record.wait_s - record.setup_s, 0.0))
 
-    def add_tree(self, tree: TokenTree, path: Sequence[int], steps: int, temperature: float) -> None:
+    def add_tree(self, tree: TokenTree, path: Sequence[int], record: PassRecord, temperature: float) -> None:
         """Count the accepted path of a tree, for a text that was sampled at this temperature.
 
         Args:
             path: the accepted nodes of the tree.
-            steps: draft steps that the tree took.
+            record: of the pass.
         """
         if len(tree) < 2 or self._keys is None:
             return
@@ -141,11 +173,14 @@ class ProfileUpdates:
             yields = self._store.yields_at(self._keys, temperature)
             self._tallies[temperature] = _TreeTally(yields) if yields is not None else None
         if (tally := self._tallies[temperature]) is not None:
-            tally.add(tree, path, steps)
+            tally.add(tree, path, record.draft_steps)
+        else:
+            self._meters.setdefault(temperature > 0, _FirstTrees()).add(tree, path, record)
 
     def forget(self) -> None:
         """Forget all passes, for example because a new profile already contains them."""
         self._tallies.clear()
+        self._meters.clear()
         self._seconds.clear()
         self._experts = ExpertUse()
         self._watch = None
@@ -157,6 +192,9 @@ class ProfileUpdates:
         self._keep_rate(weights, self._keys)
         self._keep_experts(weights, self._keys)
         self._keep_seconds(self._keys)
+        for sampled, trees in self._meters.items():
+            if (yields := trees.yields()) is not None:
+                self._store.put(self._keys.yields(float(sampled)), yields)
         for temperature, tally in self._tallies.items():
             key = self._keys.yields(temperature)
             known = self._store.yields(key)

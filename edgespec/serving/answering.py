@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,13 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from edgespec.engine.engine import Engine
 from edgespec.errors import UsageError
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.serving.api.endpoint import Endpoint, Event, Form
 from edgespec.serving.api.limits import Limits
-from edgespec.serving.api.refusals import Refusal, ShuttingDown, logged_refusal
+from edgespec.serving.api.refusals import Refusal, ShuttingDown, Unavailable, logged_refusal
 from edgespec.serving.api.requests import (
     Request,
     check_size,
@@ -34,7 +35,8 @@ from edgespec.serving.api.requests import (
 )
 from edgespec.serving.bodies import Bodies, Body, parse
 from edgespec.serving.request_log import GONE, Entry
-from edgespec.serving.worker import Place, Task, Worker
+from edgespec.serving.worker import Place, Reading, Task, Worker
+from edgespec.serving.written_answers import WrittenAnswers
 
 HALF_CLOSED = "edgespec.half_closed"
 """Key in a request's state: an asyncio.Event that is set when the client has closed its sending side."""
@@ -57,11 +59,13 @@ class _Exchange:
     Attributes:
         raw: the answer continues a text.
         tokens: the prompt.
+        written: the answers of the model that conversations come back with.
     """
 
     request: Request
     raw: bool
     tokens: list[int]
+    written: WrittenAnswers
     answers: list[Generation] = field(default_factory=list)
 
 
@@ -80,6 +84,7 @@ class Answering:
         aliases: other names that it answers to.
         defaults: settings for what requests leave open.
         on_request: called with an entry for the log when a request is done.
+        on_reading: called with how far the reading of a prompt has come.
         system: the system prompt of conversations that have none; None leaves them without.
     """
 
@@ -92,6 +97,7 @@ class Answering:
         *,
         aliases: Sequence[str] = (),
         on_request: Callable[[Entry], None] | None = None,
+        on_reading: Callable[[Reading], None] | None = None,
         system: str | None = None,
     ) -> None:
         self._worker = worker
@@ -99,9 +105,11 @@ class Answering:
         self._model = model
         self._aliases = aliases
         self._on_request = on_request
+        self._on_reading = on_reading or (lambda _progress: None)
         self._defaults = defaults
         self._limits = limits
         self._bodies = Bodies(limits)
+        self._written: WrittenAnswers | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
         self._stopping = asyncio.Event()
 
@@ -152,7 +160,8 @@ class Answering:
         endpoint = reply.endpoint
         if self._stopping.is_set():
             raise ShuttingDown
-        with self._worker.place() as place:
+        # Counting tokens takes no place in the queue: it does not wait for the model.
+        with nullcontext() if endpoint.counts else self._worker.place() as place:
             loop = asyncio.get_running_loop()
             exchange = await loop.run_in_executor(
                 self._threads, lambda content: self._prepare(content, endpoint), body.content
@@ -161,6 +170,7 @@ class Answering:
             if isinstance(exchange, _NoAnswer):
                 await reply.whole(exchange.reply)
                 return
+            assert place is not None
             exchanges.append(exchange)
             self._worker.metrics.prompt_accepted(len(exchange.tokens))
             model = exchange.request.model or self._model
@@ -169,7 +179,7 @@ class Answering:
                 await reply.stream(self._events(exchange, place, form, reply), form)
             else:
                 async for answer in self._answers(exchange, place):
-                    exchange.answers.append(answer)
+                    self._answered(exchange, answer)
                 await reply.whole(form.whole(exchange.answers))
 
     def _prepare(self, content: bytearray, endpoint: Endpoint) -> _Exchange | _NoAnswer:
@@ -196,14 +206,39 @@ class Answering:
                 request = with_system(request, self._system)
             n_vocab = engine.target.model.vocabulary.n_tokens
             check_size(request.prompt, context=engine.context, n_vocab=n_vocab, limits=limits)
-            tokens = engine.encoder.encode(request.prompt, raw=not chat, config=request.config)
+            written = self._written_by(engine)
+            if chat:
+                messages: Any = request.prompt
+                found = written.find(messages)
+                encoder, config = engine.encoder, request.config
+                tokens = list(encoder.conversation(messages, config=config, written=found).tokens)
+            else:
+                tokens = engine.encoder.encode(request.prompt, raw=True, config=request.config)
             if not tokens:
                 raise UsageError("The prompt is empty.")
             if len(tokens) >= engine.context:
                 raise too_long(f"{len(tokens)} tokens", engine.context)
         if endpoint.counts:
             return _NoAnswer(endpoint.counted(len(tokens)))
-        return _Exchange(request, translated.raw, tokens)
+        return _Exchange(request, translated.raw, tokens, written)
+
+    def _written_by(self, engine: Engine) -> WrittenAnswers:
+        """The answers that the model wrote here."""
+        if self._written is None:
+            vocabulary, model = engine.target.model.vocabulary, engine.target.identity["model"]
+            self._written = WrittenAnswers(model, vocabulary.n_tokens, engine.prompt_files)
+        return self._written
+
+    def _answered(self, exchange: _Exchange, answer: Generation) -> None:
+        """Note an answer, and keep it before the client can send it back."""
+        exchange.answers.append(answer)
+        if exchange.raw:
+            return
+        with suppress(Unavailable), self._worker.borrowed() as engine:
+            written = engine.encoder.written(exchange.tokens, answer)
+            if written is not None:
+                messages: Any = exchange.request.prompt
+                exchange.written.add(messages, written)
 
     @contextmanager
     def _tasks(self, exchange: _Exchange, place: Place) -> Iterator[list[Task]]:
@@ -233,22 +268,28 @@ class Answering:
         with self._tasks(exchange, place) as tasks:
             for task in tasks:
                 async for chunk in task.chunks():
-                    if chunk.generation is not None:
+                    if isinstance(chunk, Reading):
+                        self._on_reading(chunk)
+                    elif chunk.generation is not None:
                         yield chunk.generation
 
     async def _events(
         self, exchange: _Exchange, place: Place, form: Form, reply: Reply
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[Event | Reading, None]:
         try:
             with self._tasks(exchange, place) as tasks:
                 for index, task in enumerate(tasks):
                     for event in form.begin(index):
                         yield event
                     async for chunk in task.chunks():
+                        if isinstance(chunk, Reading):
+                            self._on_reading(chunk)
+                            yield chunk
+                            continue
                         for event in form.piece(index, chunk):
                             yield event
                         if chunk.generation is not None:
-                            exchange.answers.append(chunk.generation)
+                            self._answered(exchange, chunk.generation)
                             for event in form.end(index, chunk.generation):
                                 yield event
             if exchange.request.with_usage:
@@ -306,7 +347,7 @@ class Reply:
         if not self._started:
             await refusal.response(self.endpoint.failure(refusal))(self._scope, self._receive, self._send)
 
-    async def stream(self, events: AsyncGenerator[Event, None], form: Form) -> None:
+    async def stream(self, events: AsyncGenerator[Event | Reading, None], form: Form) -> None:
         """Send an answer event by event, with a sign of life now and then while there is none."""
         self.streamed = True
         named = {"content-type": self.endpoint.media_type, **_NO_BUFFERING}
@@ -325,7 +366,7 @@ class Reply:
 
 
 async def _framed(
-    events: AsyncGenerator[Event, None], endpoint: Endpoint, form: Form, half_closed: asyncio.Event
+    events: AsyncGenerator[Event | Reading, None], endpoint: Endpoint, form: Form, half_closed: asyncio.Event
 ) -> AsyncGenerator[bytes, None]:
     """The events as they are sent, with signs of life in between.
 
@@ -333,7 +374,7 @@ async def _framed(
     sooner: if it has left, its system answers with a reset.
     """
 
-    async def following() -> Event | None:
+    async def following() -> Event | Reading | None:
         return await anext(events, None)
 
     coming = asyncio.create_task(following())
@@ -345,7 +386,7 @@ async def _framed(
                 event = coming.result()
                 if event is None:
                     return
-                yield endpoint.frame(event)
+                yield endpoint.reading(form, event) if isinstance(event, Reading) else endpoint.frame(event)
                 coming, silence = asyncio.create_task(following()), 0.0
                 continue
             silence += _POLL_S

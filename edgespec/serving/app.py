@@ -30,7 +30,7 @@ from edgespec.serving.ollama.models import ModelCard, version
 from edgespec.serving.origins import origin_checks
 from edgespec.serving.page import PAGE, Page
 from edgespec.serving.request_log import Entry
-from edgespec.serving.worker import Worker
+from edgespec.serving.worker import Reading, Worker
 
 _OLLAMA = "/api/"
 # Paths of the Ollama API that manage models or embed texts.
@@ -52,6 +52,7 @@ class Application:
         limits: bounds on requests.
         cors: the origin of web pages elsewhere that may send requests; "*" is any, None is none.
         on_request: called with an entry for the log when a request is done.
+        on_reading: called with how far the reading of a prompt has come.
         system: the system prompt of conversations that have none; None leaves them without.
     """
 
@@ -67,6 +68,7 @@ class Application:
         cors: str | None = None,
         aliases: Sequence[str] = (),
         on_request: Callable[[Entry], None] | None = None,
+        on_reading: Callable[[Reading], None] | None = None,
         system: str | None = None,
     ) -> None:
         self._worker = worker
@@ -74,7 +76,14 @@ class Application:
         self._open = api_key is None
         self._started = int(time.time())
         self._answering = Answering(
-            worker, model, defaults, limits or Limits(), aliases=aliases, on_request=on_request, system=system
+            worker,
+            model,
+            defaults,
+            limits or Limits(),
+            aliases=aliases,
+            on_request=on_request,
+            on_reading=on_reading,
+            system=system,
         )
         self._card: ModelCard | None = None
         endpoints = _endpoints(model)

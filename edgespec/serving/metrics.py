@@ -127,6 +127,9 @@ class Metrics:
         for outcome in OUTCOMES:  # so that all of them are shown from the start
             self._requests.labels(outcome)
         self._prompt_tokens = counter("prompt_tokens", "Tokens in the prompts of accepted requests.")
+        self._cached_tokens = counter(
+            "cached_prompt_tokens", "Tokens of prompts that were not read, because their state was known."
+        )
         self._tokens = counter("generated_tokens", "Tokens generated.")
         self._passes = counter("passes", "Passes of the model that extended answers.")
         self._texts = counter("pass_texts", "Answers extended by a pass, summed over the passes.")
@@ -147,6 +150,10 @@ class Metrics:
     def prompt_accepted(self, tokens: int) -> None:
         """Count a prompt."""
         self._prompt_tokens.inc(tokens)
+
+    def prompt_cached(self, tokens: int) -> None:
+        """Count tokens of a prompt that were not read."""
+        self._cached_tokens.inc(tokens)
 
     def pass_done(self, texts: int, seconds: float, disk_bytes: int) -> None:
         """Count a pass.

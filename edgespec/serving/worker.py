@@ -29,8 +29,31 @@ from edgespec.serving.metrics import Metrics
 Open = Callable[[Progress], Engine]
 
 _AGAIN_S = 0.05
+_TELL_EVERY_S = 1.0
 _RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How far the reading of a prompt has come.
+
+    Attributes:
+        read: tokens that were read so far, of `total`.
+        seconds: since the reading began.
+    """
+
+    read: int
+    total: int
+    seconds: float
+
+    @property
+    def seconds_left(self) -> float:
+        """The time that the rest takes, judging by what was read."""
+        return self.seconds / self.read * (self.total - self.read) if self.read else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.read} of {self.total} tokens, {self.seconds_left:.0f} s left"
 
 
 class Place:
@@ -68,6 +91,8 @@ class Task:
         asked_at: when it was put into the queue, by the monotonic clock.
         said_something: whether its answer has begun.
         raw: the answer goes on with a text, so nothing in it is a thought or a tool call.
+        read_from: when its prompt began to be read, by the monotonic clock; 0 before.
+        told_at: when the client was last told how far that has come.
     """
 
     tokens: list[int]
@@ -75,28 +100,52 @@ class Task:
     place: Place
     raw: bool = True
     traced: bool = False
-    events: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[Chunk | Reading | Exception | None] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     request: Request = field(init=False)
     asked_at: float = field(default_factory=time.monotonic)
     said_something: bool = False
+    read_from: float = 0.0
+    told_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.request = Request(self.tokens, self.config, raw=self.raw, key=self, traced=self.traced)
+        self.request = Request(
+            self.tokens,
+            self.config,
+            raw=self.raw,
+            key=self,
+            traced=self.traced,
+            on_prefill=self._tell_progress,
+        )
 
     @property
     def cancelled(self) -> bool:
         """Whether the client is no longer waiting."""
         return self.request.cancelled
 
-    async def chunks(self) -> AsyncIterator[Chunk]:
-        """The answer as it is generated; raises what the engine raised."""
+    async def chunks(self) -> AsyncIterator[Chunk | Reading]:
+        """The answer as it is generated, and before it how far its prompt was read.
+
+        Raises:
+            Exception: whatever the engine raised.
+        """
         while (event := await self.events.get()) is not None:
             if isinstance(event, Exception):
                 raise event
             yield event
 
-    def deliver(self, event: Chunk | Exception | None) -> None:
+    def begin(self) -> None:
+        """Note that the engine has taken the request."""
+        self.read_from = time.monotonic()
+
+    def _tell_progress(self, read: int, total: int) -> None:
+        """Say how much of the prompt was read, now and then; called by the worker's thread."""
+        now = time.monotonic()
+        if read < total and now - self.told_at >= _TELL_EVERY_S:
+            self.told_at = now
+            self.deliver(Reading(read, total, now - self.read_from))
+
+    def deliver(self, event: Chunk | Reading | Exception | None) -> None:
         """Pass something to the waiting client; called by the worker's thread."""
         try:
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
@@ -246,6 +295,7 @@ class Worker(RequestSource):
                 return None
             task = self._tasks.popleft()
             self._running.add(task)
+            task.begin()
             return task.request
 
     def wait(self) -> bool:
@@ -304,6 +354,8 @@ class Worker(RequestSource):
             task.said_something = True
             self.metrics.first_token(time.monotonic() - task.asked_at)
         self.metrics.tokens_generated(len(chunk.tokens))
+        if chunk.generation is not None:
+            self.metrics.prompt_cached(chunk.generation.cached_tokens)
 
     def _done(self, task: Task, error: Exception | None) -> None:
         """Take leave of a task; its client gets the error, if there is one."""

@@ -171,6 +171,7 @@ class TreeLimits:
         row_gain: the same for every node that a step reads.
         hidden_gain: what the first draft steps may cost, in the same unit, before they must pay: the disk
             reads ahead for the pass meanwhile, so that they take no time.
+        most_gain: what all draft steps may cost beyond that, in the same unit; the first is always taken.
         steps: most draft steps.
         remembered: candidates whose path scores above this are kept in the search although they cannot become
             part of the tree. The search may be continued below them later.
@@ -191,6 +192,7 @@ class TreeLimits:
     min_gain: float = 0.0
     row_gain: float = 0.0
     hidden_gain: float = 0.0
+    most_gain: float = np.inf
     steps: int = 1 << 16
     remembered: float = np.inf
     cascade: bool | None = None

@@ -84,6 +84,8 @@ def draft_steps(
         bar = max(enters, min(limits.min_logprob, _bar(scores, limits.free)))
         frontiers = _known_frontiers(searches, bar, known) if known is not None and step else []
         if not frontiers:
+            if step and hidden + limits.most_gain < limits.min_gain:
+                break
             frontiers = _frontiers(searches, bar, limits, is_first=step == 0, hidden=hidden > limits.min_gain)
             hidden -= limits.min_gain + limits.row_gain * sum(len(part.nodes) for _, part in frontiers)
         if not frontiers:
@@ -202,7 +204,7 @@ def _frontiers(
     )
     chosen = candidates.take(np.argsort(-candidates.scores, kind="stable")[: limits.width])
     row_gain, min_gain = (0.0, 0.0) if hidden else (limits.row_gain, limits.min_gain)
-    gains = np.exp(chosen.scores) - row_gain
+    gains = np.exp(chosen.scores) - (0.0 if is_first else row_gain)
     if row_gain and not is_first:  # without the root's candidates there is no draft
         chosen, gains = chosen.take(gains > 0), gains[gains > 0]
     if gains.sum() <= min_gain:

@@ -4,16 +4,18 @@
 
 llama.cpp says which setting or tensor a file lacks and which shape a tensor should have. So a maker begins
 with the settings that most models have and supplies what it is told, until the file loads and computes.
-Each attempt is made in a fork, because some answers are aborts.
+It works in forks, because some answers are aborts.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +110,9 @@ _ASKED: dict[str, int | float] = {
     "attention.indexer.kpool": 2,
     "attention.indexer.block_size": 16,
     "attn_res.block_size": 2,
-    "adapters.count": 1,
+    "attention.key_length_mla_swa": 48,
+    "attention.value_length_mla_swa": 32,
+    "adapters.count": 2,
     "hrm.layers_per_stack": 1,
     "hyper_connection.count": 2,
     "kda.gate_lower_bound": -5.0,
@@ -134,7 +138,7 @@ _EXPERTS = {
 # What sets architectures apart that load only so.
 _OWN: list[tuple[str, dict[str, Any]]] = [
     (
-        "deepseek2 deepseek32 glm-dsa mistral4 kimi-linear plm minicpm3",
+        "deepseek2 deepseek32 glm-dsa mistral4 kimi-linear bailingmoe3 kimi-k3 hy_v4",
         {
             "attention.head_count_kv": 1,
             "attention.key_length": 48,
@@ -147,11 +151,22 @@ _OWN: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
-        "lfm2 lfm2moe jamba granitehybrid plamo2 nemotron_h nemotron_h_moe kimi-linear",
-        {"attention.head_count_kv": [0, HEADS]},
+        "minicpm3 plm",
+        {
+            "attention.key_length": 48,
+            "attention.value_length": 32,
+            "attention.kv_lora_rank": 32,
+            "attention.q_lora_rank": 32,
+            "rope.dimension_count": 16,
+        },
     ),
+    ("deepseek32 glm-dsa", {"attention.indexer.key_length": 64}),
+    ("arwkv7 rwkv6qwen2", {"token_shift_count": 1}),
+    ("plamo2", {"ssm.group_count": 0}),
+    ("lfm2 lfm2moe jamba granitehybrid plamo2", {"attention.head_count_kv": [0, HEADS]}),
+    ("kimi-linear kimi-k3 bailingmoe3", {"attention.head_count_kv": [0, 1]}),
     (
-        "qwen35 qwen35moe qwen3next",
+        "qwen35 qwen35moe qwen3next qwen4exp",
         {
             "full_attention_interval": 2,
             "attention.key_length": 32,
@@ -165,13 +180,25 @@ _OWN: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("paddleocr", {"rope.dimension_sections": [4, 4, 4, 4]}),
-    ("nemotron_h nemotron_h_moe", {"feed_forward_length": [0, HIDDEN]}),
+    (
+        "nemotron_h nemotron_h_moe",  # a layer of each kind
+        {
+            "block_count": 3,
+            "attention.head_count_kv": [0, HEADS, 0],
+            "feed_forward_length": [0, 0, HIDDEN],
+        },
+    ),
 ]
-# Tensors that may be missing, where others take their place.
+# Tensors that may be missing for llama.cpp's loader, and not when it computes.
+_RECURRENT = ("ssm_conv1d.bias", "ssm_norm.weight")
 _OPTIONAL = {
     "qwen35": ("blk.0.attn_qkv.weight", "blk.0.attn_gate.weight"),
     "qwen35moe": ("blk.0.attn_qkv.weight", "blk.0.attn_gate.weight"),
     "qwen3next": ("blk.0.attn_qkv.weight", "blk.0.attn_gate.weight"),
+    "falcon-h1": tuple(f"blk.{layer}.{name}" for layer in range(LAYERS) for name in _RECURRENT),
+    "granitehybrid": tuple(f"blk.0.{name}" for name in _RECURRENT),
+    "nemotron_h": tuple(f"blk.0.{name}" for name in _RECURRENT),
+    "nemotron_h_moe": tuple(f"blk.0.{name}" for name in _RECURRENT),
 }
 # What a complaint that names no setting is about; each is tried once, in this order.
 _HINTS: list[tuple[str, dict[str, int | float]]] = [
@@ -184,6 +211,12 @@ _HINTS: list[tuple[str, dict[str, int | float]]] = [
 ]
 _CODES = {"u32": UINT32, "i32": INT32, "f32": FLOAT32, "bool": BOOL, "str": STRING, "arr": ARRAY}
 _PRECISE = ("norm", "bias", "conv", "ssm_", "time_mix", "gate_inp", "sinks", "exp_probs")
+
+
+def _guess(name: str) -> int | float:
+    """A value for a setting that is not in `_ASKED`, by the last word of its name."""
+    last = re.split(r"[._]", name)[-1]
+    return {"rank": 32, "length": 32, "size": 32, "epsilon": 1e-6, "eps": 1e-6, "beta": 1.0}.get(last, 1)
 
 
 class NotMade(Exception):
@@ -221,43 +254,57 @@ def make(architecture: str, vocabulary_of: Path) -> Header:
         NotMade: there is none.
     """
     maker = _Maker(architecture, vocabulary_of)
-    for _ in range(_MOST_ATTEMPTS):
-        answer = attempt(maker.header)
-        if not answer:
-            return maker.header
-        maker.supply(answer)
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+b") as log:
+        while maker.attempts < _MOST_ATTEMPTS:
+            state = Path(folder) / "maker.pickle"
+            state.write_bytes(pickle.dumps(maker))
+            sys.stdout.flush()
+            child = os.fork()
+            if not child:
+                os.environ["GGML_NO_BACKTRACE"] = "1"  # which would start a debugger
+                os.dup2(log.fileno(), 2)
+                try:
+                    os._exit(_make_on(maker, Path(folder), state))
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+            _, status = os.waitpid(child, 0)
+            maker = pickle.loads(state.read_bytes())
+            log.seek(0)
+            answer = log.read().decode("utf-8", "replace").strip()
+            if not os.WIFSIGNALED(status):
+                if not os.WEXITSTATUS(status):
+                    return maker.header
+                raise NotMade(answer)
+            # The log is that of ggml's abort.
+            asserted = re.findall(r"[^\n]*(?:GGML_ASSERT|GGML_ABORT|fatal|abort)[^\n]*", answer)
+            answer = f"{signal.Signals(os.WTERMSIG(status)).name}: {asserted[0] if asserted else ''}"
+            maker.supply(answer)
     raise NotMade(f"after {_MOST_ATTEMPTS} attempts: {answer}")
 
 
-def attempt(header: Header) -> str:
-    """Load a file and compute in a fork: what llama.cpp has against it, or nothing."""
+def _make_on(maker: _Maker, folder: Path, state: Path) -> int:
+    """The fork's part: supply what is missing until the model computes, or until llama.cpp aborts."""
     from tests.fuzz.loader import compute
 
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+b") as log:
-        path = Path(folder) / "model.gguf"
-        path.write_bytes(header.to_bytes())
-        sys.stdout.flush()
-        child = os.fork()
-        if not child:
-            os.environ["GGML_NO_BACKTRACE"] = "1"  # which would start a debugger
-            os.dup2(log.fileno(), 2)
-            os._exit(_answer(path, compute))
-        _, status = os.waitpid(child, 0)
-        log.seek(0)
-        said = log.read().decode("utf-8", "replace")
-    if os.WIFSIGNALED(status):  # the log is that of ggml's abort
-        asserted = re.findall(r"[^\n]*(?:GGML_ASSERT|GGML_ABORT|fatal|abort)[^\n]*", said)
-        return f"{signal.Signals(os.WTERMSIG(status)).name}: {asserted[0] if asserted else ''}"
-    return said.strip() if os.WEXITSTATUS(status) else ""
-
-
-def _answer(path: Path, compute: Any) -> int:
-    try:
-        compute(path)
-    except Exception as error:
-        os.write(2, f"{getattr(error, 'what', error)}".encode())
-        return 1
-    return 0
+    path = folder / "model.gguf"
+    while maker.attempts < _MOST_ATTEMPTS:
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
+        path.write_bytes(maker.header.to_bytes())
+        try:
+            compute(path)
+            return 0
+        except Exception as error:
+            answer = str(getattr(error, "what", error))
+        try:
+            maker.supply(answer)
+        except NotMade as error:
+            answer = str(error)
+            break
+        state.write_bytes(pickle.dumps(maker))
+    os.write(2, answer.encode())
+    return 1
 
 
 class _Maker:
@@ -279,6 +326,7 @@ class _Maker:
             self._place(name, (32,))
         self._hints = list(_HINTS)
         self._again = False
+        self.attempts = 0
 
     def supply(self, answer: str) -> None:
         """Change what llama.cpp complained about.
@@ -286,10 +334,15 @@ class _Maker:
         Raises:
             NotMade: it is nothing that can be supplied.
         """
-        if match := re.search(r"key not found in model: (\S+?)[.:]?(?:$|\s)", answer):
+        self.attempts += 1
+        if match := re.search(r"array key not found in model: (\S+?)[.:]?(?:$|\s)", answer):
+            self._supply_key(match[1], answer, array=True)
+        elif match := re.search(r"key not found in model: (\S+?)[.:]?(?:$|\s)", answer):
             self._supply_key(match[1], answer)
         elif match := re.search(r"key (\S+) has wrong type \w+ but expected type (\w+)", answer):
             self._retype(match[1], match[2], answer)
+        elif match := re.search(r"(?:key )?(\S+) has wrong array element type i32", answer):
+            self._refloat(match[1], answer)
         elif match := re.search(r"key (\S+) has wrong array length; expected (\d+)", answer):
             name = match[1].removeprefix(self._prefix)
             self._set(name, [(_LISTS.get(name) or [0])[0]] * int(match[2]))
@@ -320,20 +373,32 @@ class _Maker:
                 return
         raise NotMade(answer)
 
-    def _supply_key(self, key: str, answer: str) -> None:
+    def _supply_key(self, key: str, answer: str, *, array: bool = False) -> None:
         name = key.removeprefix(self._prefix)
-        value = _LISTS.get(name, _ASKED.get(name))
-        if value is None or any(entry.key.decode() == key for entry in self.header.entries):
+        if any(entry.key.decode() == key for entry in self.header.entries):
             raise NotMade(answer)
-        self._set(name, value)
+        value: float | list[int] | None = _LISTS.get(name, _ASKED.get(name))
+        if value is None:
+            value = [1] * LAYERS if array else _guess(name)
+        self._set(name if name != key else f"/{key}", value)
 
     def _retype(self, key: str, kind: str, answer: str) -> None:
         at = self.header.index(key)
         if kind not in _CODES or self.header.entries[at].type_id == _CODES[kind]:
             raise NotMade(answer)
         entry = self.header.entries[at]
+        if kind == "arr":
+            self.header.entries[at] = Entry(entry.key, ARRAY, [int(entry.value)] * LAYERS, INT32)
+            return
         value = float(entry.value) if kind == "f32" else int(entry.value)
         self.header.entries[at] = Entry(entry.key, _CODES[kind], value)
+
+    def _refloat(self, key: str, answer: str) -> None:
+        at = self.header.index(key)
+        entry = self.header.entries[at]
+        if entry.element != INT32:
+            raise NotMade(answer)
+        self.header.entries[at] = Entry(entry.key, ARRAY, [float(value) for value in entry.value], FLOAT32)
 
     def _set(self, name: str, value: float | list[int]) -> None:
         key = (name[1:] if name.startswith("/") else self._prefix + name).encode()

@@ -2,11 +2,16 @@
 
     python -m tests.fuzz.campaign --files 20000
     python -m tests.fuzz.campaign --architecture qwen3moe    # damage another model's header
-    python -m tests.fuzz.campaign --architecture all         # a tiny model of each that can be made
+    python -m tests.fuzz.campaign --architecture adapter     # or a LoRA adapter's
     python -m tests.fuzz.campaign --seeds 17 4711            # those again
     python -m tests.fuzz.campaign --seeds 17 --keep folder   # and keep the files
+    python -m tests.fuzz.campaign --architecture all --results results.json --minutes 60 --workers 2
 
-Prints what became of them. A file over which the fork that tries it out dies is one that EdgeSpec refuses;
+`all` is a tiny model of each architecture that can be made. Their files are tried in rounds, some of each
+architecture at a time; the results file says how far each has come, and the same command continues there.
+SIGTERM ends the run after the current round.
+
+Prints what became of the files. A file over which the fork that tries it out dies is one EdgeSpec refuses;
 a crash after that, a hang, or use of memory beyond reason is printed with its seed, and the run ends with
 status 1.
 """
@@ -17,27 +22,33 @@ import argparse
 import contextlib
 import json
 import os
+import pickle
 import re
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from edgespec.files.writing import atomic_write
 from tests.fuzz import architectures
-from tests.fuzz.headers import Header, small_model, tiny_model
+from tests.fuzz.headers import Header, parse, small_model, tiny_model
 from tests.fuzz.mutations import mutate
-from tests.tiny import ARCHITECTURES, MIXTURES
+from tests.tiny import ARCHITECTURES, MIXTURES, write_tiny
+from tests.tiny_adapters import write_adapter
 
 _PATIENCE_S = 300  # the system ends what computes for too long
-_STAGES = ("start", "tried", "survived")
-_KINDS = ("refused", "died", "error", "loaded")
+_KINDS = ("refused", "died", "error", "loaded", "repeated")
 _MEMORY_KIB = 64 << 10  # beyond the file's own size: buffers of llama.cpp's context
+_ROUND = 500  # files of an architecture before the next one's turn
 
 
 @dataclass
@@ -45,7 +56,7 @@ class Outcome:
     """What became of the files.
 
     Attributes:
-        counts: "refused", "died" (in the trial, so it is refused), "error" and "loaded".
+        counts: "refused", "died" (in the trial, so it is refused), "error", "loaded" and "repeated".
         failures: (seed, what) of crashes, hangs, and memory beyond reason.
     """
 
@@ -55,107 +66,123 @@ class Outcome:
 
 
 class Loader:
-    """The child process, started anew when it has died."""
+    """The child process, started anew when it has died or hangs."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[str] | None = None
-        self._peak = self._first_peak = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._first_peak = 0
         self._unread = b""
 
-    def load(self, path: Path) -> tuple[str, int]:
-        """What becomes of a file, and KiB of memory that it took beyond what was taken before."""
-        child = self._start()
-        assert child.stdin is not None
-        child.stdin.write(f"{path}\n")
-        child.stdin.flush()
-        stage = ""
-        while (line := self._line(child)) is not None:
-            size, _, said = line.partition(" ")
-            if said in _STAGES:
-                stage = said
-                continue
-            if said.startswith("died"):
-                self._peak = self._first_peak  # of the next fork
-                return said if stage == "tried" else f"crash after '{stage}': {said}", 0
-            grown = max(int(size) - self._peak, 0)
-            self._peak = max(self._peak, int(size))
-            return said, grown
-        hung = child.poll() is None and not self._dying(child)
-        child.kill()
-        self.close()
-        if hung:
-            return "hang", 0
-        return f"crash by {_signal_name(child.returncode)}", 0
+    def outcomes(
+        self, base: Path, seeds: Sequence[int], path: Path, beside: Path | None = None
+    ) -> Iterator[tuple[int, str, int]]:
+        """What becomes of each file, and KiB of memory that it took beyond what was taken before.
+
+        Args:
+            base: a pickled header.
+            path: where the files are written, one after another.
+            beside: the model that they are LoRA adapters for.
+        """
+        left = list(seeds)
+        while left:
+            child = self._start()
+            peak = self._first_peak
+            order = {"base": str(base), "seeds": left, "path": str(path), "beside": str(beside or "")}
+            assert child.stdin is not None
+            child.stdin.write(json.dumps(order).encode() + b"\n")
+            child.stdin.flush()
+            while left and (line := self._line(child)) is not None:
+                seed, size, what = line.split(" ", 2)
+                assert int(seed) == left.pop(0)
+                fork_died = what.startswith(("died", "crash"))
+                yield int(seed), what, 0 if fork_died else max(int(size) - peak, 0)
+                peak = self._first_peak if fork_died else max(peak, int(size))
+            if left:
+                yield left.pop(0), self._ended(child), 0
 
     def close(self) -> None:
-        """End the child."""
+        """End the child, and the fork of it that may be at work."""
         if self._child is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._child.communicate(timeout=5)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.communicate()
             self._child = None
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[bytes]:
         if self._child is None:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "tests.fuzz.loader"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                text=True,
-                bufsize=1,
+                bufsize=0,
                 env={**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
             )
             self._unread = b""
             ready = self._line(self._child) or "0"  # after its imports, whose memory does not count
-            self._peak = self._first_peak = int(ready.partition(" ")[0])
+            self._first_peak = int(ready.partition(" ")[0])
         return self._child
 
-    def _line(self, child: subprocess.Popen[str]) -> str | None:
+    def _ended(self, child: subprocess.Popen[bytes]) -> str:
+        """What stopped the child from answering; it is ended."""
+        try:
+            child.wait(2)
+        except subprocess.TimeoutExpired:
+            return "hang"
+        finally:
+            self.close()
+        return f"crash by {_signal_name(child.returncode)}"
+
+    def _line(self, child: subprocess.Popen[bytes]) -> str | None:
         """The child's next line; None if it has died, or says nothing for too long."""
         assert child.stdout is not None
-        deadline = time.monotonic() + _PATIENCE_S
+        start = time.monotonic()
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([child.stdout], [], [], max(deadline - time.monotonic(), 0))
-            data = os.read(child.stdout.fileno(), 4096) if ready else b""
-            if not data:
+            ready, _, _ = select.select([child.stdout], [], [], 0.2)
+            data = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
+            if not data and (ready or time.monotonic() > start + _PATIENCE_S):
                 return None
             self._unread += data
         line, self._unread = self._unread.split(b"\n", 1)
         return line.decode("utf-8", "replace")
 
-    @staticmethod
-    def _dying(child: subprocess.Popen[str]) -> bool:
-        try:
-            child.wait(2)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
 
+def run(
+    base: Header,
+    seeds: Sequence[int],
+    folder: Path,
+    keep: Path | None = None,
+    loader: Loader | None = None,
+    beside: Path | None = None,
+) -> Outcome:
+    """Load the files of these numbers, and keep them in `keep`.
 
-def run(base: Header, seeds: Iterable[int], folder: Path, keep: Path | None = None) -> Outcome:
-    """Load the files of these numbers; those that fail are kept in `keep`."""
+    Args:
+        beside: the model that they are LoRA adapters for.
+    """
     outcome = Outcome()
-    loader = Loader()
-    path = folder / "model.gguf"
+    own = Loader() if loader is None else loader
+    pickled = folder / "base.pickle"
+    if not pickled.exists():
+        pickled.write_bytes(pickle.dumps(base))
     try:
-        for seed in seeds:
-            data = mutate(base, seed)
-            path.write_bytes(data)
-            what, grown = loader.load(path)
+        for seed, what, grown in own.outcomes(pickled, seeds, folder / "model.gguf", beside):
             kind = what.split()[0]
             if kind not in _KINDS:
                 outcome.failures.append((seed, what))
-                print(f"seed {seed}: {what}", file=sys.stderr, flush=True)
-            elif grown > _MEMORY_KIB + len(data) // 1024:
-                outcome.failures.append((seed, f"{grown} KiB of memory for {len(data)} bytes: {what}"))
-                print(f"seed {seed}: {outcome.failures[-1][1]}", file=sys.stderr, flush=True)
+            elif grown > _MEMORY_KIB and grown > _MEMORY_KIB + len(mutate(base, seed)) // 1024:
+                outcome.failures.append((seed, f"{grown} KiB of memory: {what}"))
             else:
                 outcome.counts[kind] += 1
             outcome.reasons[re.sub(r"\d+|'[^']*'", "#", what)[:110]] += 1
             if keep is not None:
-                (keep / f"{seed}.gguf").write_bytes(data)
+                (keep / f"{seed}.gguf").write_bytes(mutate(base, seed))
     finally:
-        loader.close()
+        if loader is None:
+            own.close()
+    for seed, what in outcome.failures:
+        print(f"seed {seed}: {what}", file=sys.stderr, flush=True)
     return outcome
 
 
@@ -166,42 +193,95 @@ def _signal_name(code: int) -> str:
         return f"status {code}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--files", type=int, default=20_000)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seeds", type=int, nargs="+", help="these instead")
-    parser.add_argument("--architecture", default="llama", help="another one than llama, or all")
-    parser.add_argument("--keep", type=Path, help="keep the files here")
-    parser.add_argument("--reasons", action="store_true", help="print what was said, and how often")
-    options = parser.parse_args()
-    if options.keep:
-        options.keep.mkdir(parents=True, exist_ok=True)
-    seeds = options.seeds or range(options.first, options.first + options.files)
-    names = architectures.names() if options.architecture == "all" else [options.architecture]
-    failed = False
-    for name in names:
-        start = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
+class Rounds:
+    """Files of many architectures, in rounds, with the results in a file.
+
+    Args:
+        results: the file; what it says has been done is not done again.
+        files: how many of each architecture.
+    """
+
+    def __init__(self, results: Path, files: int, folder: Path) -> None:
+        self._path = results
+        self._files = files
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._results: dict[str, dict[str, Any]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            before = json.loads(results.read_text())
+            self._results = {name: entry for name, entry in before.items() if "files" in entry}
+        self._bases: dict[str, Header] = {}
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Begin no other round."""
+        self._stopped = True
+
+    def work(self, names: Sequence[str], deadline: float) -> None:
+        """Try files of these architectures until all are done, or until then by the clock."""
+        loader = Loader()
+        try:
+            left = list(names)
+            while left:
+                # Those that have come least far come first.
+                name = min(left, key=lambda name: self._results.get(name, {}).get("files", 0))
+                if self._stopped or time.monotonic() > deadline:
+                    return
+                if not self._round(name, loader):
+                    left.remove(name)
+        finally:
+            loader.close()
+
+    def _round(self, name: str, loader: Loader) -> bool:
+        """Try the next files of an architecture; whether there were any."""
+        entry = self._results.get(name, {})
+        done = entry.get("files", 0)
+        if "not made" in entry or done >= self._files:
+            return False
+        folder = self._folder / name
+        if name not in self._bases:
+            folder.mkdir()
             try:
-                base = _base(name, Path(folder))
+                self._bases[name] = base_of(name, folder)
             except architectures.NotMade as error:
-                print(json.dumps({"architecture": name, "not made": str(error)}), flush=True)
-                continue
-            outcome = run(base, seeds, Path(folder), options.keep)
-        if options.reasons:
-            for reason, count in outcome.reasons.most_common():
-                print(f"{count:6} {reason}", file=sys.stderr)
-        failed |= bool(outcome.failures)
-        figures = {"files": len(seeds), **outcome.counts, "failures": len(outcome.failures)}
-        seconds = round(time.perf_counter() - start)
-        print(json.dumps({"architecture": name, **figures, "seconds": seconds}), flush=True)
-    return 1 if failed else 0
+                self._save(name, {"not made": " ".join(str(error).split())[-300:]})
+                return False
+        seeds = range(done, min(done + _ROUND, self._files))
+        start = time.monotonic()
+        outcome = run(self._bases[name], seeds, folder, loader=loader)
+        counts = Counter(entry.get("counts", {})) + outcome.counts
+        self._save(
+            name,
+            {
+                "files": seeds.stop,
+                "counts": dict(counts),
+                "failures": [*entry.get("failures", []), *outcome.failures],
+                "seconds": round(entry.get("seconds", 0) + time.monotonic() - start, 1),
+            },
+        )
+        return True
+
+    def _save(self, name: str, entry: dict[str, Any]) -> None:
+        with self._lock:
+            self._results[name] = entry
+            with atomic_write(self._path) as file:
+                file.write(json.dumps(self._results, indent=1).encode())
+
+    def report(self) -> bool:
+        """Print the sums; whether nothing has failed."""
+        made = {name: entry for name, entry in self._results.items() if "files" in entry}
+        counts: Counter[str] = Counter()
+        for entry in made.values():
+            counts += Counter(entry["counts"])
+        files = [entry["files"] for entry in made.values()]
+        failures = sum(len(entry["failures"]) for entry in made.values())
+        figures = {"architectures": len(made), "not made": len(self._results) - len(made)}
+        figures |= {"files": sum(files), "fewest": min(files, default=0), **counts, "failures": failures}
+        print(json.dumps(figures), flush=True)
+        return not failures
 
 
-def _base(name: str, folder: Path) -> Header:
+def base_of(name: str, folder: Path) -> Header:
     """The model to damage.
 
     Raises:
@@ -211,9 +291,69 @@ def _base(name: str, folder: Path) -> Header:
 
     if name == "llama":
         return small_model(catalog.find(None))
-    if name in ARCHITECTURES | MIXTURES and name != "qwen3next":  # whose first attention is in layer 4
-        return tiny_model(name, catalog.find(None), folder)
-    return architectures.make(name, catalog.find(None))
+    try:
+        return architectures.make(name, catalog.find(None))
+    except architectures.NotMade:
+        if name in ARCHITECTURES | MIXTURES and name != "qwen3next":  # whose first attention is in layer 4
+            return tiny_model(name, catalog.find(None), folder)
+        raise
+
+
+def adapter_base(folder: Path) -> tuple[Header, Path]:
+    """A LoRA adapter to damage, and the model that it is for."""
+    from edgespec.models.hub import catalog
+
+    model = write_tiny(folder / "tiny.gguf", "llama", catalog.find(None))
+    return parse(write_adapter(folder / "adapter.gguf").read_bytes()), model
+
+
+def _all(options: argparse.Namespace, folder: Path) -> bool:
+    """Try all architectures, shared out among the workers; whether nothing has failed."""
+    rounds = Rounds(options.results, options.files, folder)
+    names = architectures.names()
+    deadline = time.monotonic() + 60 * options.minutes
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: rounds.stop())
+    with ThreadPoolExecutor(options.workers) as pool:
+        shares = [names[at :: options.workers] for at in range(options.workers)]
+        list(pool.map(lambda share: rounds.work(share, deadline), shares))
+    return rounds.report()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, nargs="+", help="these instead")
+    parser.add_argument("--architecture", default="llama", help="another one than llama, all, or adapter")
+    parser.add_argument("--keep", type=Path, help="keep the files here")
+    parser.add_argument("--reasons", action="store_true", help="print what was said, and how often")
+    parser.add_argument("--results", type=Path, default=Path("fuzz-results.json"), help="of all")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="time for all")
+    parser.add_argument("--workers", type=int, default=1, help="processes for all")
+    options = parser.parse_args()
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as made_in:
+        folder = Path(made_in)
+        if options.architecture == "all":
+            return 0 if _all(options, folder) else 1
+        if options.keep:
+            options.keep.mkdir(parents=True, exist_ok=True)
+        seeds = options.seeds or range(options.first, options.first + options.files)
+        start = time.perf_counter()
+        if options.architecture == "adapter":
+            base, beside = adapter_base(folder)
+            outcome = run(base, seeds, folder, options.keep, beside=beside)
+        else:
+            outcome = run(base_of(options.architecture, folder), seeds, folder, options.keep)
+    if options.reasons:
+        for reason, count in outcome.reasons.most_common():
+            print(f"{count:6} {reason}", file=sys.stderr)
+    figures = {"files": len(seeds), **outcome.counts, "failures": len(outcome.failures)}
+    seconds = round(time.perf_counter() - start)
+    print(json.dumps({"architecture": options.architecture, **figures, "seconds": seconds}), flush=True)
+    return 1 if outcome.failures else 0
 
 
 if __name__ == "__main__":

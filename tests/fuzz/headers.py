@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ class Entry:
     type_id: int
     value: Any
     element: int = 0
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The entry as it is in a file."""
+        return _string(self.key) + struct.pack("<I", self.type_id) + _value(self)
 
 
 @dataclass(frozen=True)
@@ -68,9 +74,13 @@ class Header:
 
     def to_bytes(self) -> bytes:
         """The file."""
+        head, zeros = self.parts()
+        return head + bytes(zeros)
+
+    def parts(self) -> tuple[bytes, int]:
+        """The file up to its data, and the length of the data, which are zeros."""
         out = [struct.pack("<4sIQQ", b"GGUF", self.version, len(self.tensors), len(self.entries))]
-        for entry in self.entries:
-            out += [_string(entry.key), struct.pack("<I", entry.type_id), _value(entry)]
+        out += [entry.packed for entry in self.entries]
         at = 0
         for tensor in self.tensors:
             offset = at if tensor.offset is None else tensor.offset
@@ -81,7 +91,7 @@ class Header:
         header = b"".join(out)
         padding = -len(header) % _ALIGNMENT
         length = min(at, 1 << 24) if self.data_bytes is None else self.data_bytes
-        return header + bytes(padding) + bytes(length)
+        return header + bytes(padding), length
 
 
 def parse(data: bytes) -> Header:

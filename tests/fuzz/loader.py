@@ -1,27 +1,46 @@
-"""The child process of a fuzz run: reads files as EdgeSpec does, tries out those that pass, and loads them.
+"""The child process of a fuzz run: damages a model in many ways, and does with each file what EdgeSpec does.
 
     python -m tests.fuzz.loader
 
-Says "ready"; takes a path a line, and answers each with "start", with "tried" if the file has got as far as
-`runtime.vetting`, with "survived" after what its child process does, and then with "refused WHY" (by the
-reader), "error WHY" (by llama.cpp, cleanly) or "loaded", each after the process's peak of memory in KiB.
+Says "ready" after the peak of its memory in KiB. Takes orders, a line of JSON each: "base" is a file with a
+pickled `Header`, "seeds" are numbers of mutations (`UNDAMAGED` is the model itself), "path" is the file to
+write, and "beside" is the model that it is a LoRA adapter for, or empty. Answers each seed with a line: the
+seed, the peak of memory in KiB, and what became of the file:
 
-The work is done in a fork, which is made anew when it has died: then the line is "died SIGNAL". Death after
-"tried" and before "survived" is what a child process is for; any other is a crash of EdgeSpec. A fork that
-computes for too long is ended by the system.
+- "repeated": it is, byte for byte, an earlier file of this model.
+- "refused WHY" by the reader, "error WHY" by llama.cpp, or "loaded".
+- "died SIGNAL": the fork died while it did what `runtime.vetting` does in a child process.
+- "crash after 'STAGE': died SIGNAL": the fork died at any other time, which is a crash of EdgeSpec.
+- "broke ERROR": an exception that is no EdgeSpecError.
+
+Forks do the work, each until it dies. One that computes for too long is ended by the system.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import mmap
 import os
+import pickle
 import resource
 import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from edgespec.errors import EdgeSpecError, ModelFileError
 from edgespec.models.gguf.header import read_header
+from tests.fuzz.headers import Header
+from tests.fuzz.mutations import mutated
 
-_MOST_S = 20  # of processor time, as in `runtime.vetting`
+UNDAMAGED = -1
+STAGES = ("start", "tried", "survived")
+_MOST_S = 3  # of processor time, at least: a file that loads takes 0.01 s
+_SLOTS, _MOST_PROBES = 1 << 16, 16
 
 
 def main() -> None:
@@ -31,63 +50,111 @@ def main() -> None:
     start_backend()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _say("ready")
-    while True:
+    models: dict[str, tuple[Header, KnownFiles]] = {}
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["base"] not in models:
+            models[order["base"]] = pickle.loads(Path(order["base"]).read_bytes()), KnownFiles()
+        _obey(order, *models[order["base"]])
+
+
+class KnownFiles:
+    """The files that forks have seen: a hash table in memory that they share."""
+
+    def __init__(self) -> None:
+        self._slots = memoryview(mmap.mmap(-1, 8 * _SLOTS)).cast("Q")
+
+    def add(self, head: bytes, zeros: int) -> bool:
+        """Remember a file, given by its beginning and the zeros after that; whether it is new."""
+        digest = hashlib.blake2b(head, digest_size=8, key=zeros.to_bytes(8, "little")).digest()
+        name = int.from_bytes(digest, "little") or 1
+        for probe in range(_MOST_PROBES):
+            at = (name + probe) % _SLOTS
+            if self._slots[at] == name:
+                return False
+            if not self._slots[at]:
+                self._slots[at] = name
+                return True
+        return True  # the table is full: some files are loaded again
+
+
+def _obey(order: Mapping[str, Any], base: Header, known: KnownFiles) -> None:
+    """Do what is to be done with each seed, in as many forks as it takes."""
+    seeds: Sequence[int] = order["seeds"]
+    path, beside = Path(order["path"]), Path(order["beside"]) if order["beside"] else None
+    progress = memoryview(mmap.mmap(-1, 16)).cast("Q")  # the seed's index, and the stage's
+    while progress[0] < len(seeds):
         child = os.fork()
         if not child:
-            for line in iter(_next_path, ""):
-                _load(Path(line))
+            while progress[0] < len(seeds):
+                seed = seeds[progress[0]]
+                _say(_outcome(base, seed, path, known, progress, beside), seed)
+                progress[0] += 1
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            return
-        _say(f"died {signal.Signals(os.WTERMSIG(status)).name}")
+        if os.WIFSIGNALED(status) or os.WEXITSTATUS(status):
+            stage = STAGES[progress[1]]
+            end = f"died {_signal_name(status)}"
+            _say(end if stage == "tried" else f"crash after '{stage}': {end}", seeds[progress[0]])
+            progress[0] += 1
 
 
-def _next_path() -> str:
-    """The next line, read no further: what follows is for the next fork if this one dies."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            return ""
-        line += byte
-    return line[:-1].decode()
+def _signal_name(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        with contextlib.suppress(ValueError):
+            return signal.Signals(os.WTERMSIG(status)).name
+    return f"with status {status}"
 
 
-def _load(path: Path) -> None:
+def _outcome(
+    base: Header, seed: int, path: Path, known: KnownFiles, progress: memoryview, beside: Path | None
+) -> str:
     from edgespec.models.llama.trials.load_trial import attempt
 
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + _MOST_S, resource.RLIM_INFINITY)
-    )
-    _say("start")
+    progress[1] = STAGES.index("start")
+    head, zeros = base.parts() if seed == UNDAMAGED else mutated(base, seed)
+    if seed != UNDAMAGED and not known.add(head, zeros):
+        return "repeated"
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(len(head) + zeros)
+    _limit_time()
     try:
         read_header(path)
     except ModelFileError as error:
-        _say(f"refused {error.what.replace(str(path), 'FILE')}")
-        return
+        return f"refused {error.what.replace(str(path), 'FILE')}"
     except Exception as error:
-        _say(f"broke {type(error).__name__}: {error}")
-        return
-    _say("tried")
-    attempt({"path": str(path)})
-    _say("survived")
+        return f"broke {type(error).__name__}: {error}"
+    progress[1] = STAGES.index("tried")
+    attempt({"path": str(path), **({"beside": str(beside), "adapter": True} if beside else {})})
+    progress[1] = STAGES.index("survived")
     try:
-        compute(path)
-        _say("loaded")
+        if beside:
+            compute(beside, adapter=path)
+        else:
+            compute(path)
     except EdgeSpecError as error:
-        _say(f"error {error.what.replace(str(path), 'FILE')}")
+        return f"error {error.what.replace(str(path), 'FILE')}"
     except Exception as error:
-        _say(f"broke {type(error).__name__}: {error}")
+        return f"broke {type(error).__name__}: {error}"
+    return "loaded"
 
 
-def compute(path: Path) -> None:
-    """Load a file that was vetted, and compute the logits of some tokens.
+def _limit_time() -> None:
+    """Have the system end this process if the next file takes too long."""
+    ends, most = resource.getrlimit(resource.RLIMIT_CPU)
+    used = time.process_time()
+    if ends == resource.RLIM_INFINITY or ends < used + _MOST_S:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 2 * _MOST_S, most))
+
+
+def compute(path: Path, adapter: Path | None = None) -> None:
+    """Load a file that was vetted, and compute the logits of some tokens, with a LoRA adapter if given.
 
     Raises:
         EdgeSpecError: llama.cpp cannot.
     """
+    from edgespec.models.llama.runtime.adapters import load_adapter
     from edgespec.models.llama.runtime.batch import Batch
     from edgespec.models.llama.runtime.context import Context
     from edgespec.models.llama.runtime.model import Model
@@ -95,6 +162,8 @@ def compute(path: Path) -> None:
     with Model(path, memory_map=True, repack=False, vetted=False) as model:
         context = Context(model, n_cells=64, n_rows=32, n_outputs=32, n_sequences=1, n_threads=1)
         try:
+            if adapter is not None:
+                context.adapt([(load_adapter(model, adapter), 1.0)])
             tokens = model.vocabulary.tokenize("Hello, world <|im_start|>", control=True)
             tokens = [t for t in tokens if 0 <= t < model.vocabulary.n_tokens][:8] or [0]
             context.decode(Batch.run(tokens, 0, n_sequences=1, logits="last"))
@@ -106,9 +175,10 @@ def compute(path: Path) -> None:
             context.close()
 
 
-def _say(text: str) -> None:
+def _say(text: str, seed: int | None = None) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    os.write(1, f"{peak} {' '.join(text.split())}\n".encode())
+    number = "" if seed is None else f"{seed} "
+    os.write(1, f"{number}{peak} {' '.join(text.split())[:400]}\n".encode("utf-8", "replace"))
 
 
 if __name__ == "__main__":

@@ -12,22 +12,29 @@ from tests.fuzz.headers import ARRAY, CODES, STRING, Entry, Header
 
 # Each number stays the file it was: what was thought of later is done to files of higher numbers only.
 _LATER = 2_000_000
+_DAMAGED_BYTES = 30_000  # from the beginning
 _RANGES = {"B": 8, "H": 16, "I": 32, "Q": 64, "b": -8, "h": -16, "i": -32, "q": -64}
 
 
 def mutate(base: Header, seed: int) -> bytes:
     """The file of this number."""
+    head, zeros = mutated(base, seed)
+    return head + bytes(zeros)
+
+
+def mutated(base: Header, seed: int) -> tuple[bytes, int]:
+    """The file of this number: its beginning, and how many zeros follow."""
     rng = random.Random(seed)
     header = base.copy()
     if rng.random() < 0.25:
-        return _bytes_of(header.to_bytes(), rng)
+        return _bytes_of(*header.parts(), rng)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if seed >= _LATER and rng.random() < 0.15:
             _kind(header, rng)
         else:
             rng.choices(_MUTATIONS, _WEIGHTS)[0](header, rng)
-    data = header.to_bytes()
-    return _bytes_of(data, rng) if rng.random() < 0.05 else data
+    parts = header.parts()
+    return _bytes_of(*parts, rng) if rng.random() < 0.05 else parts
 
 
 def _scalar(header: Header, rng: random.Random) -> None:
@@ -231,13 +238,18 @@ def _frame(header: Header, rng: random.Random) -> None:
         header.data_bytes = rng.choice((0, 1, 1000, 100_000))
 
 
-def _bytes_of(data: bytes, rng: random.Random) -> bytes:
+def _bytes_of(head: bytes, zeros: int, rng: random.Random) -> tuple[bytes, int]:
     """Damage that knows no structure: cut, flipped, put in, taken out, lengths overwritten."""
-    out = bytearray(data)
-    end = min(len(out), rng.choice((64, 1000, 30_000)))
+    length = len(head) + zeros
+    end = min(length, rng.choice((64, 1000, _DAMAGED_BYTES)))
+    out = bytearray(head)
+    out += bytes(min(zeros, max(_DAMAGED_BYTES + 8 - len(out), 0)))
+    zeros = length - len(out)
     match rng.randrange(5):
         case 0:
-            del out[rng.randrange(len(out)) :]
+            at = rng.randrange(length)
+            del out[at:]
+            zeros = at - len(out)
         case 1:
             for _ in range(rng.choice((1, 4, 32))):
                 out[rng.randrange(end)] ^= 1 << rng.randrange(8)
@@ -250,7 +262,7 @@ def _bytes_of(data: bytes, rng: random.Random) -> bytes:
         case _:
             at = rng.randrange(max(end - 8, 1))
             out[at : at + 8] = struct.pack("<Q", rng.choice((0, 1, 2**16, 2**31, 2**32, 2**63, 2**64 - 1)))
-    return bytes(out)
+    return bytes(out), zeros
 
 
 def _number(type_id: int, value: Any, rng: random.Random) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import edgespec
 from edgespec import GenerationConfig
-from edgespec.errors import ModelFileError, UsageError
+from edgespec.errors import MemoryLimitError, ModelFileError, UsageError
 from edgespec.generation.result import Generation
 from edgespec.models.gguf.footprint import SPARE_CELLS
 from edgespec.models.gguf.header import read_header
@@ -16,6 +20,9 @@ from edgespec.models.llama.trials.dry_run import Shape, dry_run
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import Plan, PlanRequest
 from edgespec.progress import no_progress
+from tests.desk import EDGESPEC
+from tests.fuzz.headers import UINT32, parse
+from tests.least_memory import least_memory
 from tests.tiny import write_tiny
 from tests.tiny_adapters import write_adapter
 
@@ -95,6 +102,19 @@ def test_adapters_that_cannot_be_applied_are_refused(tiny: Path, smol_path: Path
         edgespec.load(tiny, draft="none", lora=[str(tmp_path / "none.gguf")])
 
 
+def test_an_adapter_that_llama_cpp_aborts_on_is_refused(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "adapter.gguf"
+    header = parse(write_adapter(path).read_bytes())
+    header.change("adapter.lora.alpha", 8)  # no number of single precision, which llama.cpp asserts
+    at = header.index("adapter.lora.alpha")
+    header.entries[at] = replace(header.entries[at], type_id=UINT32)
+    path.write_bytes(header.to_bytes())
+    command = [*EDGESPEC, "generate", str(tiny), "-p", "Hi", "--draft", "none", "--lora", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"llama.cpp ends by SIGABRT when it loads {path}." in " ".join(done.stderr.split())
+
+
 def test_adapters_need_all_weights_in_memory(tiny: Path, tmp_path: Path) -> None:
     lora = write_adapter(tmp_path / "adapter.gguf")
     with pytest.raises(UsageError, match="LoRA adapters need all weights in memory"):
@@ -128,3 +148,40 @@ def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_p
         planned(tiny, kv="q4_0")
     with pytest.raises(ModelFileError, match="adapter"):
         planned(tiny, lora=(str(smol_path),))
+
+
+_HELD = """
+import json, sys, edgespec
+model, budget, context = json.loads(sys.argv[1])
+options = {"draft": "none", "context": context, "kv": "q8_0", "offload": "stream"}
+with edgespec.load(model, memory=budget, **options) as engine:
+    text = "The river was high that spring, and nobody crossed it without a reason. " * 200
+    answer = engine.generate(text, edgespec.GenerationConfig(max_tokens=4), raw=True)
+    rows = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup").readlines()[1:])
+    print(json.dumps([engine.target.context.n_cells, answer.prompt_tokens, int(rows["Anonymous:"]) * 1024]))
+"""
+
+
+def test_a_long_context_is_planned_and_held_within_the_budget(short_path: Path) -> None:
+    """Keys and values of 32,768 tokens in eight bits, and a prompt of thousands, in the least memory."""
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("this system does not say what is held")
+    context = 32_768
+    budget = least_memory(short_path, context=context, kv="q8_0", threads=2) + (8 << 20)
+    wish = PlanRequest(str(short_path), "none", memory=1 << 30, context=context, kv="q8_0")
+    planned = plan_for(wish, no_progress)
+    layers = read_header(short_path).block_count or 0
+    assert planned.cache_bytes == context * layers * 2 * 3 * 64 * 34 // 32
+    with pytest.raises(MemoryLimitError, match=f"A context of {context} tokens needs") as refused:
+        edgespec.load(short_path, draft="none", memory=planned.cache_bytes, context=context, kv="q8_0")
+    assert refused.value.least is not None
+    assert refused.value.least > planned.cache_bytes
+    request = json.dumps([str(short_path), budget, context])
+    child = subprocess.run(
+        [sys.executable, "-c", _HELD, request], capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stderr
+    cells, prompt, held = json.loads(child.stdout)
+    assert cells >= context
+    assert prompt > 2000
+    assert planned.cache_bytes < held < budget

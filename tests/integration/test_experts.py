@@ -20,6 +20,7 @@ from edgespec.errors import StreamError
 from edgespec.files.direct_reader import FileReader
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
+from edgespec.loading.pass_costs import expected_prefill
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
 from edgespec.models.gguf.header import read_header
@@ -206,14 +207,14 @@ def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path)
 
 def test_the_budget_that_holds_a_share_of_the_experts(plain: Path, smol_path: Path) -> None:
     options = ContextOptions(256 + SPARE_CELLS, USUAL_NODES, n_sequences=1, n_threads=1)
-    budgets = [
-        budget_for_experts(ModelFiles.of(read_header(plain)), options, share) for share in (0.4, 0.6, 0.8)
-    ]
+    files = ModelFiles.of(read_header(plain))
+    prefill = expected_prefill(files, 256, 1)
+    budgets = [budget_for_experts(files, options, share, prefill) for share in (0.4, 0.6, 0.8)]
     assert budgets == sorted(budgets)
     with edgespec.load(plain, memory=budgets[1], offload="stream", draft="none", context=256) as engine:
         assert 0.4 < weights_of(engine).experts_held < 0.8
     with pytest.raises(ValueError, match="the model has no experts"):
-        budget_for_experts(ModelFiles.of(read_header(smol_path)), options, 0.5)
+        budget_for_experts(ModelFiles.of(read_header(smol_path)), options, 0.5, prefill)
 
 
 def test_runs_measure_how_often_experts_are_in_memory(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:

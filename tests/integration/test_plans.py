@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.cli.commands.plan import plan_report
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.report import ROWS
+from edgespec.measure.derived_passes import DerivedPasses
 from edgespec.models.gguf.header import read_header
 from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.llama.row_rule import SPARING
 from edgespec.plans import model_plan
-from edgespec.plans.derived_passes import DerivedPasses
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import Plan, PlanRequest
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity
@@ -147,3 +148,29 @@ def test_embeddings_that_are_only_looked_up_take_no_time(smol_path: Path, tmp_pa
     derived = DerivedPasses(ProfileStore(tmp_path / "profiles"), THREADS, no_progress)
     derived.curve([header])  # measures
     assert derived.curve([untied]) == derived.curve([header])
+
+
+def test_prompts_are_planned_in_contexts_that_hold_them(smol_path: Path, store: ProfileStore) -> None:
+    """SmolLM2 was made for 8,192 tokens."""
+    known = planned(smol_path, store, 4 << 30)
+    short = known.prompts[1_000]
+    assert short is not None
+    assert (short.rows, short.passes, short.read_s) == (512, 2, 0)
+    assert short.seconds > COMPUTE.at(512) + COMPUTE.at(488), "attention comes on top"
+    assert [known.prompts[tokens] for tokens in (10_000, 50_000)] == [None, None]
+    assert known.to_json()["prompts"] == [
+        short.to_json(),
+        {"tokens": 10_000, "seconds": None},
+        {"tokens": 50_000, "seconds": None},
+    ]
+    report = plan_report(known)
+    assert "A PROMPT OF" in report
+    assert report.count("no room") == 2
+    with pytest.raises(MemoryLimitError) as refused:
+        planned(smol_path, store, 1)
+    assert refused.value.least is not None
+    store.put(disk_key(smol_path), DiskProfile(1e6, 1e6, 1 << 20, 1))
+    streamed = planned(smol_path, store, refused.value.least + (24 << 20)).prompts[1_000]
+    assert streamed is not None
+    assert streamed.read_s > streamed.compute_s
+    assert streamed.rows > 64, "a slow disk wants large pieces"

@@ -12,6 +12,7 @@ import pytest
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import BackendError
+from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.kernels.products import quantized
@@ -145,7 +146,7 @@ def _guessing(engine: Engine) -> Method:
 def test_the_state_of_a_longer_text_is_filed_under_no_shorter_name(engine: Engine, tmp_path: Path) -> None:
     text = engine.encoder.encode(PROMPT, raw=True)
     answer = engine.generate(text, GenerationConfig(max_tokens=12))
-    store = StateStore(tmp_path, "any")
+    store = StateStore(CheckedFiles(tmp_path), "any")
     held = list(engine.target.tokens)
     assert len(held) > len(text)
     assert engine.target.keep(store, text) == 0, "the state has gone on behind the text"

@@ -20,6 +20,7 @@ from edgespec.files.direct_reader import FileReader
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
 from edgespec.kernels import ggml
+from edgespec.kernels.native import gate
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.layer_ring import LayerSwitch
@@ -120,6 +121,15 @@ def test_mixed_quantizations_and_sliding_windows(gemma_path: Path) -> None:
         answer = generate(engine)
     assert answer.tokens == expected.tokens
     assert len(packs()) == 1
+
+
+def test_a_callback_in_python_serves_where_none_was_compiled(
+    q4_drafter_path: Path, resident: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = generate(resident).tokens
+    monkeypatch.setattr(gate, "compiled", lambda: False)
+    with load_streamed(q4_drafter_path) as engine:
+        assert generate(engine).tokens == expected
 
 
 def test_weights_without_a_kernel_layout_come_from_the_model_itself(
@@ -245,15 +255,15 @@ def test_an_exception_in_the_callback_is_not_lost(
     streamed: Engine, resident: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = generate(resident).tokens
-    asked, countdown = LayerSwitch.reached, [2000]
+    stopped, countdown = LayerSwitch.computed, [70]
 
-    def failing(self: LayerSwitch, node: int) -> bool:
+    def failing(self: LayerSwitch, node: int) -> None:
         countdown[0] -= 1
         if countdown[0] == 0:
             raise KeyboardInterrupt
-        return asked(self, node)
+        stopped(self, node)
 
-    monkeypatch.setattr(LayerSwitch, "reached", failing)
+    monkeypatch.setattr(LayerSwitch, "computed", failing)
     streamed.target.rewind(0)
     with pytest.raises(KeyboardInterrupt):
         streamed.generate(PROMPT, GREEDY)

@@ -6,7 +6,7 @@ verifies after a text that the cache does not hold, or commits what was not veri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,11 +80,13 @@ class FakeTarget:
             path=Path("fake.gguf"), vocabulary=LetterVocabulary(), weights=AllInMemory()
         )
         self.context = FakeCells(n_cells)
+        self.cache = SimpleNamespace(ordered=False)
         self.own = FakeText()
         self.texts: list[FakeText] = [self.own]
         self.identity: dict[str, str] = {}
         self.passes = 0
         self.shared_passes = 0
+        self.recalled = 0
         self.closed = False
         self.on_pass: Callable[[], None] = lambda: None
         self.waits = 0  # for the disk, in every pass
@@ -118,7 +120,7 @@ class FakeTarget:
     def open_text(self, tokens: Sequence[int]) -> FakeText:
         assert len(self.texts) < self.max_texts
         cached = FakeText()
-        shared = self.shared_prefix(cached, tokens)
+        _, shared = self.longest_prefix(tokens, but=cached)
         cached.tokens = list(tokens[:shared])
         self.texts.append(cached)
         return cached
@@ -127,9 +129,12 @@ class FakeTarget:
         if cached is not self.own:
             self.texts.remove(cached)
 
-    def shared_prefix(self, cached: FakeText, tokens: Sequence[int]) -> int:
-        others = [other for other in self.texts if other is not cached]
-        return max(common_prefix(other.tokens, tokens) for other in others)
+    def longest_prefix(
+        self, tokens: Sequence[int], but: FakeText | None = None
+    ) -> tuple[FakeText | None, int]:
+        others = [other for other in self.texts if other is not but]
+        best = max(others, key=lambda other: common_prefix(other.tokens, tokens), default=None)
+        return best, common_prefix(best.tokens, tokens) if best else 0
 
     def recall(self, tokens: Sequence[int], cached: FakeText, stores: Sequence[StateStore] = ()) -> int:
         assert tokens[: len(cached.tokens)] == cached.tokens
@@ -147,8 +152,8 @@ class FakeTarget:
         cached.tokens += tokens[start : start + self.context.n_rows]
         return len(cached.tokens) - start
 
-    def store_blocks(self, cached: FakeText) -> None:
-        pass
+    def storing(self, cached: FakeText) -> Iterator[None]:
+        return iter(())
 
     def rewind(self, length: int) -> None:
         del self.own.tokens[length:]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from edgespec.costs.curves import Curve
 from edgespec.machine.contention import DISTURBED, ContentionWatch, Load, pressure
 from edgespec.machine.cores import usable_cores
-from edgespec.measure.initial_costs import better
-from edgespec.profiles.store import Keys, PassProfile, ProfileStore
+from edgespec.measure.initial_costs import better, quicker
+from edgespec.profiles.store import DraftProfile, Keys, PassProfile, ProfileStore
 from edgespec.profiles.updates import corrected_passes
 from tests.busy import busy_machine
 
@@ -78,9 +78,19 @@ def test_of_two_profiles_the_undisturbed_one_counts() -> None:
     assert better(slow, slower) is slow, "what disturbs only ever slows down"
     assert better(slower, slow) is slow
     assert better(None, slow) is slow
-    assert better(slow, None) is slow
-    with pytest.raises(ValueError, match="nothing to choose from"):
-        better(None, None)
+
+
+def test_draft_steps_that_were_disturbed_are_marked_and_replaced(tmp_path: Path) -> None:
+    store, keys = ProfileStore(tmp_path), Keys.of("target", "drafter", threads=2, mode="")
+    slow = DraftProfile(CURVE.scaled(3), quick=True, busy=0.4)
+    store.put(keys.drafts, slow)
+    assert (stored := store.drafts(keys.drafts)) is not None
+    assert stored.disturbed
+    quick = DraftProfile(CURVE, quick=True)
+    assert quicker(slow, quick) is quick
+    assert quicker(slow, DraftProfile(CURVE.scaled(4), quick=True, busy=0.2)) is slow
+    assert quicker(slow, None) is slow
+    assert quicker(None, None) is None
 
 
 @given(st.floats(0.1, 10), st.integers(8, 100))

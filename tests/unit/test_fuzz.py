@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from edgespec.models.gguf.header import read_header
-from tests.fuzz.campaign import Loader, run
+from tests.fuzz import campaign
+from tests.fuzz.campaign import Loader, Rounds, adapter_base, run
 from tests.fuzz.headers import STRING, Entry, parse, small_model
-from tests.fuzz.mutations import mutate
+from tests.fuzz.loader import UNDAMAGED
+from tests.fuzz.mutations import mutate, mutated
+from tests.waiting import wait_until
 
 # Files that crashed llama.cpp, made it hang, or made it take memory without end, before they were refused.
 SEEDS = (
@@ -46,8 +52,8 @@ def test_damaged_files_are_refused_or_load(smol_path: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("architecture", ["falcon", "mamba2", "olmoe"])
 def test_damaged_files_of_other_architectures_are_refused_or_load(architecture: str) -> None:
-    campaign = [sys.executable, "-m", "tests.fuzz.campaign", "--architecture", architecture]
-    done = subprocess.run([*campaign, "--files", "25"], capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.fuzz.campaign", "--architecture", architecture]
+    done = subprocess.run([*command, "--files", "25"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
     assert counts["loaded"]
@@ -55,30 +61,82 @@ def test_damaged_files_of_other_architectures_are_refused_or_load(architecture: 
     assert not counts["failures"]
 
 
+def test_damaged_adapters_are_refused_or_load(tmp_path: Path) -> None:
+    base, model = adapter_base(tmp_path)
+    outcome = run(base, range(100), tmp_path, beside=model)
+    assert outcome.failures == []
+    assert min(outcome.counts[kind] for kind in ("refused", "died", "loaded")) > 2
+
+
+def test_zeros_at_the_end_are_part_of_the_file(smol_path: Path) -> None:
+    base = small_model(smol_path)
+    for seed in range(100):
+        head, zeros = mutated(base, seed)
+        assert mutate(base, seed) == head + bytes(zeros)
+
+
+def test_a_file_that_repeats_an_earlier_one_is_not_tried_again(smol_path: Path, tmp_path: Path) -> None:
+    outcome = run(small_model(smol_path), [0, 1, 2, 1, 0, 2, 3], tmp_path)
+    assert outcome.counts["repeated"] == 3
+    assert outcome.counts.total() == 7
+
+
 def test_a_crash_that_a_child_process_meets_first_is_a_refusal(smol_path: Path, tmp_path: Path) -> None:
     header = small_model(smol_path)
     header.entries.append(Entry(b"llama.rope.scaling.type", STRING, b"silu"))
-    path = tmp_path / "model.gguf"
-    path.write_bytes(header.to_bytes())
+    crashing, sound = tmp_path / "crashing.pickle", tmp_path / "sound.pickle"
+    crashing.write_bytes(pickle.dumps(header))
+    sound.write_bytes(pickle.dumps(small_model(smol_path)))
     loader = Loader()
     try:
-        assert [loader.load(path)[0] for _ in range(2)] == ["died SIGABRT"] * 2
-        path.write_bytes(small_model(smol_path).to_bytes())
-        assert loader.load(path)[0] == "loaded"
+        for base, expected in ((crashing, "died SIGABRT"), (sound, "loaded")):
+            found = [what for _, what, _ in loader.outcomes(base, [UNDAMAGED] * 2, tmp_path / "model.gguf")]
+            assert found == [expected] * 2
     finally:
         loader.close()
 
 
+def test_a_fork_that_hangs_is_noticed_and_ended(
+    smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = tmp_path / "hanging"
+    _replace_read_header(tmp_path, monkeypatch, f"(open({str(hanging)!r}, 'w').close(), time.sleep(1e6))")
+    with ThreadPoolExecutor() as pool:
+        outcome = pool.submit(run, small_model(smol_path), [0], tmp_path)
+        wait_until(hanging.exists)
+        monkeypatch.setattr(campaign, "_PATIENCE_S", 0)
+        assert outcome.result().failures == [(0, "hang")]
+
+
 def test_a_crash_would_be_noticed(smol_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import edgespec.models.gguf.header as g, os\n"
-        "read = g.read_header\n"
-        "g.read_header = lambda path: os.abort() if path.stat().st_size % 2 else read(path)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    _replace_read_header(tmp_path, monkeypatch, "os.abort() if path.stat().st_size % 2 else read(path)")
     base = small_model(smol_path)
     odd = next(seed for seed in range(1000) if len(mutate(base, seed)) % 2)
-    even = next(seed for seed in range(1000) if len(mutate(base, seed)) % 2 == 0)
-    outcome = run(base, [even, odd, even], tmp_path)
+    even, other = [seed for seed in range(1000) if len(mutate(base, seed)) % 2 == 0][:2]
+    outcome = run(base, [even, odd, other], tmp_path)
     assert outcome.failures == [(odd, "crash after 'start': died SIGABRT")]
     assert outcome.counts.total() == 2
+
+
+def test_rounds_continue_where_they_stopped(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    for files in (30, 45):
+        folder = tmp_path / str(files)
+        folder.mkdir()
+        rounds = Rounds(results, files, folder)
+        rounds.work(["falcon", "clip", "olmoe"], deadline=math.inf)
+        assert rounds.report()
+        found = json.loads(results.read_text())
+        assert set(found["clip"]) == {"not made"}
+        for name in ("falcon", "olmoe"):
+            assert found[name]["files"] == files == sum(found[name]["counts"].values())
+            assert found[name]["failures"] == []
+
+
+def _replace_read_header(folder: Path, monkeypatch: pytest.MonkeyPatch, instead: str) -> None:
+    """Let the child process do something else when it reads a header."""
+    (folder / "sitecustomize.py").write_text(
+        "import edgespec.models.gguf.header as g, os, time\n"
+        f"read = g.read_header\ng.read_header = lambda path: {instead}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parents[2]}")

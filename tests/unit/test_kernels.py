@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from edgespec.kernels.layouts import (
     offer_to_loader,
     weight_layout,
 )
-from edgespec.kernels.setting import SETTINGS, VARIABLE, allowed_layouts
+from edgespec.kernels.setting import PLAIN, SETTINGS, VARIABLE, allowed_layouts
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.identity import cache_identity
@@ -154,9 +155,24 @@ def test_own_kernels_are_among_the_layouts_once_the_backend_has_started() -> Non
         "from edgespec.kernels.native import library\n"
         "from edgespec.models.llama.runtime.backend import start_backend\n"
         "start_backend()\n"
+        "ggml.offer_buffer_types(ggml.extra_buffer_types())\n"
         "found = ggml.offered_buffer_types()\n"
         "own = library.loaded()\n"
         "print(own is None or own.buffer_type == found[0])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+def test_other_code_may_load_models_while_the_own_kernels_are_not_in_use(smol_path: Path) -> None:
+    program = (
+        "import llama_cpp\n"
+        "from edgespec.models.llama.runtime.backend import start_backend\n"
+        "start_backend()\n"
+        "params = llama_cpp.llama_model_default_params()\n"
+        "params.use_extra_bufts = True\n"
+        f"assert llama_cpp.llama_model_load_from_file({os.fsencode(smol_path)!r}, params)\n"
+    )
+    environment = {**os.environ, VARIABLE: PLAIN}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done

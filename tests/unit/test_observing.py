@@ -60,7 +60,7 @@ def test_a_drafter_that_drafts_is_shown_every_pass() -> None:
 
 
 def test_a_cheap_look_is_taken_in_every_pass_while_the_drafter_rests() -> None:
-    drafter = Looking(look_s=PASS_S / 200)
+    drafter = Looking(look_s=PASS_S / 1000)
     shown(drafter, 50, PASS_S, Observing(drafter.clock))
     assert drafter.looks == 50
 
@@ -76,12 +76,12 @@ def test_looks_are_forced(forced: bool) -> None:
     assert drafter.looks == (25 if forced else 5), "a drafter that drafts is shown its passes in any case"
 
 
-@given(st.floats(PASS_S / 1000, 100 * PASS_S), st.integers(50, 1000))
-def test_looks_of_a_resting_drafter_take_a_hundredth_of_all_time(look_s: float, passes: int) -> None:
+@given(st.floats(PASS_S / 5000, 100 * PASS_S), st.integers(50, 1000))
+def test_looks_of_a_resting_drafter_hardly_take_time(look_s: float, passes: int) -> None:
     drafter = Looking(look_s)
     shown(drafter, passes, PASS_S, Observing(drafter.clock))
     counted_s = min(look_s, PASS_S)  # a single one counts as a pass at most
-    allowed = 0.01 * passes * PASS_S / counted_s
+    allowed = 0.002 * passes * PASS_S / counted_s
     assert min(allowed - 1, passes) <= drafter.looks <= allowed + 1
 
 
@@ -90,7 +90,7 @@ def test_a_look_that_was_disturbed_is_not_the_last() -> None:
     observing = Observing(drafter.clock)
     shown(drafter, 1, PASS_S, observing)
     drafter.look_s = 0.0
-    shown(drafter, 200, PASS_S, observing)
+    shown(drafter, 1000, PASS_S, observing)
     assert drafter.looks > 50
 
 

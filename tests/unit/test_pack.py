@@ -17,6 +17,7 @@ import pytest
 
 from edgespec.errors import OutputError, StreamError
 from edgespec.files import state as filestate
+from edgespec.files.direct_reader import BLOCK
 from edgespec.files.writing import remove_abandoned
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import checks, structs
@@ -27,7 +28,7 @@ from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.offload.layout import Store
 from edgespec.offload.packing import pack
 from edgespec.offload.packing.build import build_pack
-from edgespec.offload.packing.pack import StalePack, open_pack
+from edgespec.offload.packing.pack import HEAD, StalePack, open_pack
 from tests.tamper import rearrange
 from tests.waiting import PATIENCE_S
 
@@ -68,6 +69,24 @@ def test_a_packed_file_holds_what_the_kernels_want(files: ModelFiles, tmp_path: 
                 assert store.kernels[tensor.name] == layout.name
             at = start + stored.places[tensor.name]
             assert packed[at : at + len(raw)] == raw
+
+
+def test_every_byte_that_is_read_has_a_checksum(files: ModelFiles, tmp_path: Path) -> None:
+    path = tmp_path / "model.pack"
+    store = build(files, path)
+    end = BLOCK
+    for piece in (piece for layer in store.layers.values() for piece in layer.pieces):
+        assert piece.checksum is not None
+        assert piece.offset == end
+        end += piece.n_bytes
+    # Block 0 and the index: whatever is changed there is noticed, but in what the block has no use for.
+    whole = bytearray(path.read_bytes())
+    for at in (*range(HEAD.size), end, (end + len(whole)) // 2, len(whole) - 1):
+        whole[at] ^= 1
+        path.write_bytes(whole)
+        with pytest.raises(StalePack):
+            open_pack(path, files)
+        whole[at] ^= 1
 
 
 def test_gguf_structures_are_where_they_are_expected() -> None:

@@ -18,7 +18,8 @@ from edgespec.costs.pass_time import (
     streamed_curve,
 )
 from edgespec.costs.planned_memory import PlannedMemory
-from edgespec.costs.planner import Drafting, Passes, predict, predict_prompt
+from edgespec.costs.planner import Drafting, Passes, predict
+from edgespec.costs.prompts import predict_prompt
 from edgespec.costs.yields import expected_yields
 from edgespec.drafting.agreement import Agreement
 from edgespec.drafting.recipe_search import CostModel

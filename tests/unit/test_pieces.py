@@ -15,14 +15,17 @@ RULE = RowRule(4, 8)
 
 
 def cut(pieces: PrefillChunks, missing: int) -> list[tuple[int, int]]:
+    """The pieces of a prompt, where every length that is tried turns out to be exact."""
     found = []
     while missing:
         found.append(pieces.next(missing))
         missing -= found[-1][0]
+        if not pieces.is_proven(found[-1][1]):
+            pieces.found(found[-1][1], same=True)
     return found
 
 
-@given(st.integers(1, 5000), st.sets(st.sampled_from(LENGTHS)), st.sampled_from([0, 60, 96, 200, 512]))
+@given(st.integers(1, 9000), st.sets(st.sampled_from(LENGTHS)), st.sampled_from([0, 60, 96, 200, 512, 4096]))
 def test_every_token_is_read_once_in_rows_that_are_allowed(missing: int, failed: set[int], most: int) -> None:
     pieces = PrefillChunks(RULE, most)
     for rows in failed:
@@ -40,9 +43,35 @@ def test_every_token_is_read_once_in_rows_that_are_allowed(missing: int, failed:
             assert rows == RULE.padded(tokens)
 
 
-def test_a_long_prompt_takes_an_eighth_of_the_passes() -> None:
-    assert len(cut(PrefillChunks(RULE, 512), 2048)) == 4
+def test_a_long_prompt_takes_a_fraction_of_the_passes() -> None:
+    pieces = PrefillChunks(RULE, 4096)
+    cut(pieces, 9000)
+    assert len(cut(pieces, 8192)) == 2
+    pieces = PrefillChunks(RULE, 512)
+    cut(pieces, 2048)
+    assert len(cut(pieces, 2048)) == 4
     assert len(cut(PrefillChunks(RULE, 60), 2048)) == 35
+
+
+def test_a_length_is_tried_after_one_that_is_not_much_shorter() -> None:
+    """A trial reads the piece twice: in the longest pieces that are proven, and as a whole."""
+    pieces = PrefillChunks(RULE, 4096)
+    lengths = [rows for _, rows in cut(pieces, 20_000)]
+    assert lengths == [192, 768, 3072, 4096, 4096, 4096, *lengths[6:]]
+    for rows, longer in zip([RULE.maximum, *lengths], lengths[:3], strict=False):
+        assert longer <= 4 * rows
+
+
+@given(st.integers(1, 9000), st.sets(st.sampled_from(LENGTHS)), st.integers(0, 5000))
+def test_passes_that_texts_share_have_proven_rows_alone(wanted: int, proven: set[int], most: int) -> None:
+    pieces = PrefillChunks(RULE, most)
+    for rows in proven:
+        pieces.found(rows, same=True)
+    rows = pieces.proven(wanted)
+    assert 0 < rows <= wanted
+    assert pieces.is_proven(rows)
+    if rows > RULE.maximum:
+        assert pieces.padded(rows) == rows <= most, "rows that only fill a pass would want logits"
 
 
 def test_lengths_that_the_rule_would_pad_are_not_taken() -> None:

@@ -34,7 +34,7 @@ THREADS = 1
 @pytest.fixture(autouse=True)
 def processor_of_one_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the processor's speed from the cards' profiles alone, not from its measured kernels."""
-    monkeypatch.setattr(spreading, "stored_report", lambda: None)
+    monkeypatch.setattr(spreading, "measured_products", lambda type_id: None)
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from edgespec.plans.derived_passes import known_products
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.cli.options.values import parse_gpu_layers
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError, UsageError
+from edgespec.kernels import report_store
+from edgespec.kernels.layouts import available_layouts
+from edgespec.kernels.report import Report
+from edgespec.kernels.setting import PLAIN, VARIABLE
 from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.on_cards import OnCards
 from edgespec.loading.devices.placing import MARGIN, Wish, drafter_card, place_on_cards, without
-from edgespec.loading.devices.spreading import layer_sizes, output_bytes
+from edgespec.loading.devices.spreading import layer_seconds, layer_sizes, output_bytes
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
@@ -66,6 +71,18 @@ def room(layers: float) -> int:
 def place(found: Cards, memory: int, wish: Wish | None = None) -> tuple[int, tuple[int, ...]]:
     spread = place_on_cards(found, needs(), files(), memory, wish or Wish())
     return spread.here, spread.counts
+
+
+def test_the_processor_is_as_fast_as_the_kernels_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["forbidden", *(layout.name for layout in available_layouts())]
+    report = Report(seconds={0: {PLAIN: (4.0,) * 3, **dict.fromkeys(names, (1.0,) * 3)}})
+    monkeypatch.setattr(report_store, "_found", report)
+    monkeypatch.setenv(VARIABLE, PLAIN)
+    own, _ = layer_seconds(cards(card(1, layers=0)), files(), rows=8)
+    assert own == pytest.approx(SECONDS[1] * LAYER)
+    known = known_products(ProfileStore(), 1, 0)
+    monkeypatch.setattr(report_store, "_found", Report(seconds={0: {PLAIN: (4.0,) * 3}}))
+    assert known == known_products(ProfileStore(), 1, 0)
 
 
 def test_a_fast_card_gets_what_it_holds() -> None:

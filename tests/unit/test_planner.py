@@ -18,8 +18,8 @@ from edgespec.costs.planner import (
     alternatives,
     best,
     predict,
-    predict_prompt,
 )
+from edgespec.costs.prompts import best_rows, predict_prompt
 from edgespec.costs.yields import expected_yields
 
 IN_MEMORY = PlannedMemory(budget=8 << 30, needed=4 << 30, resident_bytes=3 << 30)
@@ -125,6 +125,28 @@ def test_a_prompt_takes_a_sweep_for_each_piece() -> None:
     assert short.seconds == pytest.approx(70.0), "each piece waits for its sweep"
     assert long.seconds == pytest.approx(long.compute_s), "sweeps hide behind arithmetic"
     assert long.to_json()["bound"] == "compute"
+
+
+def test_attention_grows_with_the_square_of_a_prompt() -> None:
+    passes = Passes(Curve.through([(1, 0.0), (2, 0.0)]))
+    short, long = (
+        predict_prompt(IN_MEMORY, passes, tokens, 512, attend_s=1e-6).seconds for tokens in (1000, 10_000)
+    )
+    assert short == pytest.approx(1e-6 * 1000 * 999 / 2)
+    assert long == pytest.approx(1e-6 * 10_000 * 9999 / 2)
+
+
+@pytest.mark.parametrize(
+    ("rate", "buffers", "rows"),
+    [(1e12, 0, 64), (1e9, 0, 512), (1e8, 0, 4096), (1e8, 1_000_000, 512)],
+    ids=["arithmetic decides", "a usual disk", "a slow disk", "a slow disk and large buffers"],
+)
+def test_pieces_are_as_large_as_their_sweeps_cost(rate: float, buffers: int, rows: int) -> None:
+    """Passes of 4 ms a row over 2 GB that are streamed, and over what the buffers of pieces displace."""
+    passes = Passes(Curve.through([(1, 0.1), (64, 0.1), (4096, 0.1 + 0.004 * 4032)]), read_rate=rate)
+    counts = [64 << n for n in range(7)]
+    holdings = {n: replace(STREAMED, streamed_bytes=2_000_000_000 + n * buffers) for n in counts}
+    assert best_rows(holdings, passes, 32_768) == rows
 
 
 @given(st.integers(1, 5000), st.sampled_from([60, 96, 512]))

@@ -147,6 +147,12 @@ def test_calls_of_functions_are_part_of_the_answer_before_them() -> None:
     assert (request.config.tool_choice, request.config.parallel_tool_calls) == ("f", False)
     assert request.warnings == ()
     assert read_response().config.tool_choice == "auto"
+    others = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [tool]}, {"type": ["x"]}]
+    request = read_response(tools=[tool, *others])
+    assert [tool.name for tool in request.config.tools] == ["f"], "agents send all tools that they know"
+    assert len(request.warnings) == len(others)
+    for kind, said in zip(("web_search", "namespace", "x"), request.warnings, strict=True):
+        assert kind in said
     assert not read_response(tool_choice="none").config.offers_tools
     for wrong_body, message in (
         ({"tools": [{"type": "web_search"}]}, "kind 'web_search' is not supported"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.many_texts.scheduler import CellBudget, PassLimits, plan_pass
+from edgespec.engine.many_texts.scheduler import CellBudget, PassLimits, ReadingBeside, plan_pass
 
 limits = st.builds(PassLimits, texts=st.integers(1, 60), rows=st.integers(1, 128))
 
@@ -45,3 +46,27 @@ def test_cells_are_kept_free_for_texts_to_grow() -> None:
     assert not cells.admits(held=500, wanted=201, in_flight=3)
     assert cells.overflows(901)
     assert not cells.overflows(900)
+
+
+@given(free=st.integers(60, 3000), row_s=st.floats(1e-4, 0.1))
+def test_answers_wait_no_more_than_twice_as_long_for_prompts(free: int, row_s: float) -> None:
+    """Passes take as long for `free` rows as for one, and time by their rows beyond."""
+    beside = ReadingBeside(60)
+    assert beside.rows == 60, "nothing is known yet"
+
+    def seconds(rows: int) -> float:
+        return row_s * max(rows, free)
+
+    for _ in range(40):
+        beside.passed(beside.rows, seconds(beside.rows))
+    assert beside.rows == pytest.approx(2 * free, rel=0.02)
+    beside.passed(30, seconds(30))
+    assert beside.rows == pytest.approx(2 * free, rel=0.02), "a pass that was not full says nothing of others"
+
+
+def test_a_slow_processor_reads_prompts_in_the_least_pieces() -> None:
+    beside = ReadingBeside(60)
+    for _ in range(10):
+        beside.passed(1, 0.1)
+        beside.passed(beside.rows, 0.1 + 0.1 * beside.rows)
+    assert beside.rows == 60

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import BackendError
+from edgespec.files.checked import CheckedFiles
 from edgespec.models.llama.cache.states import BLOCK, StateStore
 
 
@@ -52,16 +53,16 @@ TEXT = [i % 251 for i in range(3 * BLOCK + 40)]
 
 @pytest.mark.parametrize("parts", [True, False])
 def test_a_kept_text_is_put_back(tmp_path: Path, parts: bool) -> None:
-    StateStore(tmp_path, "x").keep(cells(TEXT, saves_parts=parts), TEXT, tail=True)
+    StateStore(CheckedFiles(tmp_path), "x").keep(cells(TEXT, saves_parts=parts), TEXT, tail=True)
     cache = cells([], saves_parts=parts)
-    assert StateStore(tmp_path, "x").restore(cache, [*TEXT, 1, 2]) == len(TEXT)
+    assert StateStore(CheckedFiles(tmp_path), "x").restore(cache, [*TEXT, 1, 2]) == len(TEXT)
     assert cache.text == TEXT
     other = cells([], saves_parts=parts)
-    assert StateStore(tmp_path, "another model").restore(other, TEXT) == 0
+    assert StateStore(CheckedFiles(tmp_path), "another model").restore(other, TEXT) == 0
 
 
 def test_texts_that_begin_alike_share_their_blocks(tmp_path: Path) -> None:
-    store = StateStore(tmp_path, "x")
+    store = StateStore(CheckedFiles(tmp_path), "x")
     store.keep(cells(TEXT), TEXT, tail=False)
     other = [*TEXT[: 2 * BLOCK + 5], *([7] * BLOCK)]
     store.keep(cells(other), other, tail=False)
@@ -79,7 +80,7 @@ def test_a_cache_is_never_wrong_and_never_shorter(
     tmp_path_factory: pytest.TempPathFactory, kept: int, held: int, asked: int, tail: bool
 ) -> None:
     text = [(i * 7) % 250 for i in range(400)]
-    store = StateStore(tmp_path_factory.mktemp("states"), "x")
+    store = StateStore(CheckedFiles(tmp_path_factory.mktemp("states")), "x")
     store.keep(cells(text[:kept]), text[:kept], tail=tail)
     cache = cells(text[: min(held, asked)])
     length = store.restore(cache, text[:asked])
@@ -90,20 +91,20 @@ def test_a_cache_is_never_wrong_and_never_shorter(
 
 @pytest.mark.parametrize("damage", [b"", b"EDGEKV01", b"EDGEKV01" + bytes(4) + b"abc"])
 def test_damaged_files_count_as_missing_and_are_removed(tmp_path: Path, damage: bytes) -> None:
-    StateStore(tmp_path, "x").keep(cells(TEXT), TEXT, tail=True)
+    StateStore(CheckedFiles(tmp_path), "x").keep(cells(TEXT), TEXT, tail=True)
     second = next(p for p in tmp_path.iterdir() if p.read_bytes()[12:16] == bytes(TEXT[BLOCK : BLOCK + 4]))
     second.write_bytes(damage)
     cache = cells([])
-    assert StateStore(tmp_path, "x").restore(cache, TEXT) == BLOCK
+    assert StateStore(CheckedFiles(tmp_path), "x").restore(cache, TEXT) == BLOCK
     assert cache.text == TEXT[:BLOCK]
     assert not second.exists()
     refusing = cells([])
     refusing.refuses = True
-    assert StateStore(tmp_path, "x").restore(refusing, TEXT) == 0
+    assert StateStore(CheckedFiles(tmp_path), "x").restore(refusing, TEXT) == 0
 
 
 def test_the_longest_unused_goes_first(tmp_path: Path) -> None:
-    store = StateStore(tmp_path, "x", limit=3 * (BLOCK + 12))
+    store = StateStore(CheckedFiles(tmp_path, limit=3 * (BLOCK + 12)), "x")
     texts = [[i] * BLOCK for i in range(4)]
     for age, text in enumerate(texts[:3]):
         store.keep(cells(text), text, tail=False)
@@ -116,7 +117,34 @@ def test_the_longest_unused_goes_first(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    store = StateStore(tmp_path / "file" / "x", "x")
+    store = StateStore(CheckedFiles(tmp_path / "file" / "x"), "x")
     store.keep(cells(TEXT), TEXT, tail=True)
     assert store.failure == f"{tmp_path / 'file' / 'x'} cannot be written: Not a directory"
     assert store.restore(cells([]), TEXT) == 0
+
+
+def test_what_several_texts_begin_with_is_kept_the_longest(tmp_path: Path) -> None:
+    store = StateStore(CheckedFiles(tmp_path, limit=4 * (BLOCK + 12)), "x")
+    shared = [1] * (2 * BLOCK)
+    for end in range(2, 7):
+        text = [*shared, *([end] * BLOCK)]
+        store.keep(cells(text), text, tail=False)
+        assert store.restore(cells([]), text) == 3 * BLOCK
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * (BLOCK + 12)
+
+
+def test_a_text_may_be_written_block_by_block(tmp_path: Path) -> None:
+    store = StateStore(CheckedFiles(tmp_path), "x")
+    steps = store.keeping(cells(TEXT), TEXT, tail=True)
+    next(steps)
+    assert len(list(tmp_path.iterdir())) == 1
+    steps.close()
+    assert StateStore(CheckedFiles(tmp_path), "x").restore(cells([]), TEXT) == BLOCK
+
+
+def test_a_file_larger_than_the_limit_displaces_nothing(tmp_path: Path) -> None:
+    files = CheckedFiles(tmp_path, limit=100)
+    files.write("small", b"x" * 40)
+    files.write("large", b"x" * 200)
+    assert files.names() == {"small"}
+    assert files.failure == ""

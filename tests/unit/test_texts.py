@@ -105,7 +105,7 @@ def test_a_streamed_model_gives_memory_for_texts_that_gain_more(model: ModelFile
 
 def test_texts_have_cells_on_a_card_too(model: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     # The processor's speed is the profile's alone: measured kernels may be faster than this card.
-    monkeypatch.setattr(spreading, "stored_report", lambda: None)
+    monkeypatch.setattr(spreading, "measured_products", lambda type_id: None)
     seconds = (1e-10, 2e-10, 4e-10)
     transfer = Curve.through([(1 << 14, 1e-5), (1 << 24, 2e-3)])
     profile = DeviceProfile(tuple(s / 10 for s in seconds), seconds, transfer)

@@ -12,6 +12,7 @@ import edgespec
 from edgespec.drafting.pair_check import examine_pair
 from edgespec.errors import ModelFileError
 from edgespec.models.gguf.header import read_header
+from edgespec.models.llama.runtime.backend import log
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.vetting import require_survived
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
@@ -155,3 +156,28 @@ def test_a_file_that_changes_is_tried_again(smol_path: Path, tmp_path: Path) -> 
 
 def _no_child(*_args: object, **_options: object) -> None:
     raise AssertionError("a child process was started")
+
+
+def test_names_from_a_file_are_not_taken_for_a_lack_of_memory(smol_path: Path, tmp_path: Path) -> None:
+    name = "failed to allocate"
+    path = written(of_architecture(small_model(smol_path), name), tmp_path)
+    path = path.rename(tmp_path / f"{name}: insufficient memory.gguf")
+    with pytest.raises(ModelFileError, match=f"unknown model architecture: '{name}'"):
+        Model(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "alloc_tensor_range: failed to allocate CPU buffer of size 1099511627776",
+        "llama_model_load: error loading model: unable to allocate CPU buffer",
+        "llama_model_load: error loading model: mmap failed: Cannot allocate memory",
+        "ggml_aligned_malloc: insufficient memory (attempted to allocate 1048576.00 MB)",
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9 MiB on device 0: cudaMalloc failed: "
+        "out of memory",
+        "llama_model_load: error loading model: std::bad_alloc",
+    ],
+)
+def test_a_lack_of_memory_is_recognized(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "errors", ["a warning before", line])
+    assert log.memory_ran_out

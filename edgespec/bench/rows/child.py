@@ -97,6 +97,7 @@ def _is_profiled(engine: Engine) -> bool:
 def budgets(task: dict[str, Any]) -> dict[str, Any]:
     """The budgets that hold shares of a mixture's experts, for a process like those that measure rows."""
     import edgespec.loading.load  # noqa: F401  # its imports take memory, too
+    from edgespec.loading.pass_costs import expected_prefill
     from edgespec.machine.cores import default_threads
     from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
     from edgespec.models.gguf.header import read_header
@@ -114,7 +115,10 @@ def budgets(task: dict[str, Any]) -> dict[str, Any]:
         kv=load.get("kv", "f16"),
     )
     start_backend()
-    found = {n: budget_for_experts(files, options, n / 100) + _PROCESSES_DIFFER for n in task["held"]}
+    prefill = expected_prefill(files, load["context"], options.n_threads)
+    found = {
+        n: budget_for_experts(files, options, n / 100, prefill) + _PROCESSES_DIFFER for n in task["held"]
+    }
     return {"budgets": found}
 
 

@@ -42,6 +42,7 @@ _LEFT_OUT = (
     "learn",
     "collect",
     "prompt_cache",
+    "prompt_cache_size",
     "tree_budget",
     "sampling",
     "max_tokens",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +21,8 @@ from edgespec.units import readable
 
 if TYPE_CHECKING:
     from edgespec.costs.planned_memory import PlannedExperts, PlannedMemory
-    from edgespec.costs.planner import Prediction, PromptTime
+    from edgespec.costs.planner import Prediction
+    from edgespec.costs.prompts import PromptTime
     from edgespec.plans.plan import BatchPlan, Plan
 
 _LOADED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers"}
@@ -112,13 +114,14 @@ def plan_report(plan: Plan) -> str:
     )
     room = f"room for {count(plan.batch.most, 'text')} of {cells.tokens} tokens"
     rows.append(("KV cache per token", f"{readable(cells.cell_bytes)}; {room}"))
-    rows += [(_PROMPTS[mode], _prompt(time)) for mode, time in plan.prompt.items()]
     text = table((), rows)
     if len(plan.ways) > 1:
         text += "\n" + _table([(way.drafter, way) for way in plan.ways], "DRAFTER, BEST TREE")
     sizes = [(size.drafter, size) for size in plan.comparison.beside(chosen)]
     if len(sizes) > 1:
         text += "\n" + _table(sizes, "ALL TREES")
+    if plan.prompts:
+        text += "\n" + _prompts(plan.prompts)
     text += "\n" + _batches(plan.batch)
     if plan.advice:
         text += "\nWhat would help:\n"
@@ -150,16 +153,20 @@ _BOUNDS = {
 }
 
 
-_PROMPTS = {"exact": "a prompt, bit-exact", "not_exact": "a prompt, --no-exact"}
+def _prompts(prompts: Mapping[int, PromptTime | None]) -> str:
+    return table(
+        ("A PROMPT OF", "TAKES", "PIECES", "OF", "ARITHMETIC", "READING", "BOUND BY"),
+        [
+            (f"{tokens} tokens", *(("no room", *[""] * 5) if time is None else _prompt(time)))
+            for tokens, time in prompts.items()
+        ],
+    )
 
 
-def _prompt(time: PromptTime) -> str:
+def _prompt(time: PromptTime) -> tuple[str, ...]:
     """The time that a prompt takes, with its two parts."""
-    text = f"{time.tokens} tokens in {_seconds(time.seconds)}: {_seconds(time.compute_s)} of arithmetic"
-    if time.read_s:
-        sweeps = f"{time.passes} sweep{'s' if time.passes != 1 else ''}"
-        text += f", beside {_seconds(time.read_s)} of reading in {sweeps} of {time.rows} tokens"
-    return text
+    pieces = str(time.passes), count(min(time.rows, time.tokens), "token")
+    return _seconds(time.seconds), *pieces, _seconds(time.compute_s), _seconds(time.read_s), time.bound
 
 
 def _batches(batch: BatchPlan) -> str:
@@ -198,4 +205,6 @@ def _table(rows: list[tuple[str, Prediction]], name: str) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:.0f} s"

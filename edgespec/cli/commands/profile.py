@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 _LONGEST_S = 3600.0
 
 
-@partial(with_options, leave_out=("tree_budget", "prompt_cache", "draft_from", "learn", "collect"))
+_LEFT_OUT = ("tree_budget", "prompt_cache", "prompt_cache_size", "draft_from", "learn", "collect")
+
+
+@partial(with_options, leave_out=_LEFT_OUT)
 def profile(
     called: typer.Context,
     seconds: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -89,6 +90,8 @@ def serve(
 ) -> None:
     """Serve the OpenAI, Anthropic and Ollama APIs over HTTP, with several requests in every pass."""
     loading = flag.on(loading, called)
+    if loading.prompt_cache is None:
+        loading = replace(loading, prompt_cache=True)
     sampling.config_for(loading)  # refuses what is wrong before the model is loaded
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
     system = system_prompt(called, system, system_file)
@@ -149,6 +152,7 @@ def serve(
                 cors=cors,
                 aliases=tuple(dict.fromkeys(alias or ())),
                 on_request=requests.add,
+                on_reading=lambda progress: terminal.detail(f"Reading a prompt: {progress}."),
                 system=system,
             )
             server = Server(app, limits, verbose=output.verbose)

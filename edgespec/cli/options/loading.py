@@ -148,8 +148,18 @@ class LoadOptions:
         option(
             "Model",
             "--prompt-cache/--no-prompt-cache",
-            "Cache prompt prefixes on disk, so shared prefixes are processed only once. Default: no.",
+            "Cache prompt prefixes on disk, so shared prefixes are processed only once. "
+            "Default: yes for serve, otherwise no.",
             show_default=False,
+        ),
+    ] = None
+    prompt_cache_size: Annotated[
+        str | None,
+        option(
+            "Model",
+            "--prompt-cache-size",
+            "Maximum size of the prompt cache on disk. Default: 8GiB.",
+            metavar="SIZE",
         ),
     ] = None
     draft: Annotated[
@@ -262,6 +272,8 @@ class LoadOptions:
             raise UsageError(f"The number of threads is {self.threads}.", "It must be from 1 to 1024.")
         if self.memory is not None:
             arguments["memory"] = parse_size(self.memory)
+        if self.prompt_cache_size is not None:
+            arguments["prompt_cache_size"] = parse_size(self.prompt_cache_size)
         if self.tree_budget is not None:
             arguments["tree_budget"] = parse_tree_budget(self.tree_budget)
         if self.gpu_layers is not None:

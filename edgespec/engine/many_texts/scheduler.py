@@ -9,8 +9,12 @@ rest, the shortest first, so that a short one does not wait for the end of a lon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+_LONGEST = 2.0  # times as long as without prompts: a pass for texts that are being answered
+_MOST_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,33 @@ def plan_pass(extendable: int, unread: Sequence[int], limits: PassLimits) -> Pas
             give(prompt, room)
         give(0, room)
     return PassPlan(extended, tuple(chunks))
+
+
+class ReadingBeside:
+    """How many rows a pass may have that reads prompts beside texts that are being answered.
+
+    A pass over streamed weights takes as long for few rows as for many, up to a number that depends on the
+    disk and the processor. So the number is found while answering: as many as make a pass twice as long.
+
+    Args:
+        least: rows that any pass may have.
+
+    Attributes:
+        rows: as many as the next pass may have.
+    """
+
+    def __init__(self, least: int) -> None:
+        self.rows = self._least = least
+        self._shortest_s = math.inf
+
+    def passed(self, rows: int, seconds: float) -> None:
+        """Learn from a pass that extended texts."""
+        if rows <= self._least:
+            # The shortest pass is the least disturbed by other programs; passes slow down only gradually.
+            self._shortest_s = min(seconds, 1.05 * self._shortest_s)
+        if rows >= self._least and seconds > 0 and self._shortest_s < math.inf:
+            wanted = self.rows * _LONGEST * self._shortest_s / seconds
+            self.rows = round(min(max(wanted, self._least), _LONGEST * max(rows, self.rows), _MOST_ROWS))
 
 
 @dataclass(frozen=True)

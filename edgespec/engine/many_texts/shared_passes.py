@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.engine.answer import AnswerInProgress
 from edgespec.engine.loop import Loop
 from edgespec.engine.many_texts.pass_tree import pass_tree
-from edgespec.engine.many_texts.scheduler import CellBudget, PassLimits, plan_pass
+from edgespec.engine.many_texts.scheduler import CellBudget, PassLimits, ReadingBeside, plan_pass
 from edgespec.engine.passes import CachedText, PromptChunk
 from edgespec.engine.requests import Event, Request, RequestSource
 from edgespec.engine.target import Target
 from edgespec.errors import EdgeSpecError
+from edgespec.files.checked import CheckedFiles
 from edgespec.generation.result import Chunk, FinishReason, PassRecord
 from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
 from edgespec.models.llama.cache.states import StateStore
@@ -29,6 +30,8 @@ from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.models.llama.runtime.abort import DecodeAborted
 
 _SHARED_PREFIX = 16  # tokens that are worth waiting for while another text reads them
+_MOST_DRAFTED = 16  # texts whose states in the drafter's cache wait to be written
+_DONE = object()
 
 
 @dataclass(eq=False)
@@ -37,11 +40,15 @@ class _InFlight:
 
     Attributes:
         started: whether any of its tokens were read for it alone.
+        read: tokens of its prompt that were read for it.
+        to_read: tokens of its prompt that were not known when it began.
     """
 
     request: Request
     answer: AnswerInProgress
     started: bool = False
+    read: int = 0
+    to_read: int = 0
 
     @property
     def prompt(self) -> list[int]:
@@ -54,6 +61,11 @@ class _InFlight:
         cached = self.answer.decoding.cached
         assert cached is not None, "only waiting texts are not in the cache"
         return cached
+
+    def tell_progress(self) -> None:
+        """Say how much of the prompt was read, to whom it may concern."""
+        if self.request.on_prefill is not None:
+            self.request.on_prefill(self.to_read - max(self.answer.missing, 0), self.to_read)
 
 
 class SharedPasses:
@@ -88,11 +100,14 @@ class SharedPasses:
         self._on_pass = on_pass
         texts = min(most_texts, target.max_texts - 1, target.max_nodes)
         self._limits = PassLimits(max(texts, 1), _most_rows(target))
+        self._beside = ReadingBeside(self._limits.rows)
         self._most_idle = max(target.max_texts - 1 - self._limits.texts, 0)
         self._cells = CellBudget(target.context.n_cells, spare=4 * target.max_nodes)
         self._in_flight: list[_InFlight] = []
         self._waiting: deque[_InFlight] = deque()
         self._idle: deque[CachedText] = deque()  # of finished answers, for requests that begin alike
+        self._storing: dict[CachedText, Iterator[None]] = {}  # what is left to be written of texts
+        self._drafted: deque[Sequence[int]] = deque(maxlen=_MOST_DRAFTED)  # finished, not yet written
         self._states: StateStore | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -108,10 +123,12 @@ class SharedPasses:
                 yield from self._admit()
                 if self._in_flight:
                     yield from self._pass()
-                else:
+                    self._store_a_block()
+                elif not (self._store_a_block() or self._store_a_drafted_block()):
                     yield None
+            self._store_all()
         except DecodeAborted:
-            pass
+            self._store_all()
         finally:
             unfinished = [*self._in_flight, *self._waiting]
             self._forget_everything()
@@ -121,7 +138,8 @@ class SharedPasses:
     def _admit(self) -> Generator[Event, None, None]:
         """Let waiting texts go on and new ones begin, as long as there is room."""
         while self._waiting:
-            if not self._has_room(len(self._waiting[0].answer.decoding.tokens)):
+            tokens = self._waiting[0].answer.decoding.tokens
+            if not self._has_room(len(tokens), tokens):
                 return
             self._open(self._waiting.popleft())
         while len(self._in_flight) < self._limits.texts:
@@ -138,46 +156,97 @@ class SharedPasses:
                 yield Event(request, error=error)
                 continue
             text.answer.decoding.traced = request.traced
-            if not self._has_room(len(text.prompt)):
+            if not self._has_room(len(text.prompt), text.prompt):
                 self._waiting.append(text)
                 return
             self._open(text)
 
-    def _has_room(self, wanted: int) -> bool:
-        """Whether another text may begin, after forgetting finished ones if need be."""
-        while not self._cells.admits(self._held, wanted, len(self._in_flight)):
-            if not self._forget_finished():
+    def _has_room(self, wanted: int, tokens: Sequence[int] = ()) -> bool:
+        """Whether another text may begin, after forgetting finished ones if need be.
+
+        Args:
+            wanted: cells that it needs if it shares none.
+            tokens: its prompt, of which it shares what another text has in the cache.
+        """
+        while True:
+            source, shared = self._target.longest_prefix(tokens or [])
+            if not self._target.cache.ordered:
+                shared = 0  # cells in use are counted for each text there
+            if self._cells.admits(self._held, wanted - shared, len(self._in_flight)):
+                return True
+            if not self._forget_finished(last=source):
                 return False
-        return True
 
     @property
     def _held(self) -> int:
         """Cells in use, and those that prompts will take."""
         return self._target.n_live + sum(max(text.answer.missing, 0) for text in self._in_flight)
 
-    def _forget_finished(self) -> bool:
-        """Give up the least recent of the finished texts; False if there is none."""
+    def _forget_finished(self, last: CachedText | None = None) -> bool:
+        """Give up the least recent of the finished texts; False if there is none.
+
+        Args:
+            last: the one that is given up after all others.
+        """
         own = self._target.own
+        finished = list(self._idle)
         if own.tokens and all(text.place is not own for text in self._in_flight):
+            finished.insert(0, own)
+        if not finished:
+            return False
+        self._forget(next((text for text in finished if text is not last), finished[0]))
+        return True
+
+    def _forget(self, cached: CachedText) -> None:
+        """Give up a finished text, whose state is written first."""
+        for _ in self._storing.pop(cached, ()):
+            pass
+        if cached is self._target.own:
             self._target.rewind(0)
-            return True
-        if self._idle:
-            self._target.close_text(self._idle.popleft())
-            return True
+        else:
+            self._idle.remove(cached)
+            self._target.close_text(cached)
+
+    def _store_a_block(self) -> bool:
+        """Write a block of a finished text's state; False if all are written."""
+        while self._storing:
+            cached = next(iter(self._storing))
+            if next(self._storing[cached], _DONE) is not _DONE:
+                return True
+            del self._storing[cached]
         return False
+
+    def _store_a_drafted_block(self) -> bool:
+        """Write a block of the drafter's state of a finished text; False if all are written."""
+        while self._drafted:
+            if self._loop.drafter.store_block(self._drafted[0]):
+                return True
+            self._drafted.popleft()
+        return False
+
+    def _store_all(self) -> None:
+        """Write the states of all texts, finished or not: everything has been stopped."""
+        if not self._target.closed:
+            self._storing |= {text.place: self._target.storing(text.place) for text in self._in_flight}
+            while self._store_a_block():
+                pass
 
     def _open(self, text: _InFlight) -> None:
         """Give a text its place in the cache, with what is known of it already."""
         tokens = text.prompt
-        while not self._in_flight and self._cells.overflows(self._target.n_live + len(tokens)):
-            if not self._forget_finished():
-                break
+        if self._target.max_texts == 1:  # the text that it takes the place of is still to be written
+            while self._store_a_block():
+                pass
         cached = self._target.open_text(tokens)
         text.answer.decoding.cached = cached
         self._in_flight.append(text)
+        while self._cells.overflows(self._held):  # only now, as it may share cells of a finished text
+            if not self._forget_finished():
+                break
         stores = [] if self._states is None else [self._states]
         self._target.recall(tokens, cached, stores)
         text.started = False
+        text.to_read = max(text.answer.missing, 0)
 
     def _pass(self) -> Generator[Event, None, None]:
         self._make_room()
@@ -185,39 +254,68 @@ class SharedPasses:
         reading = [text for text in self._in_flight if text.answer.missing > 0]
         ready = [text for text in self._in_flight if text.answer.missing <= 0]
         for text in ready:
-            text.answer.prompt_was_read()
+            text.answer.prompt_was_read(text.read)
         reading = [text for index, text in enumerate(reading) if not _is_being_read(text, reading[:index])]
-        if not ready and len(reading) == 1 and self._reads_alone(reading[0].answer.missing):
+        if reading and self._reads_alone(ready, reading):
             reading[0].started = True
-            self._target.read_chunk(reading[0].prompt, reading[0].place)
+            reading[0].read += self._target.read_chunk(reading[0].prompt, reading[0].place)
+            reading[0].tell_progress()
             return
-        plan = plan_pass(len(ready), [text.answer.missing for text in reading], self._limits)
+        limits = self._limits_with(len(ready), [text.answer.missing for text in reading])
+        plan = plan_pass(len(ready), [text.answer.missing for text in reading], limits)
         extended = ready[: plan.extended]
         chunks = [_chunk(text, size) for text, size in zip(reading, plan.chunks, strict=True) if size]
-        records = self._loop.round([text.answer.decoding for text in extended], chunks, self._limits.rows)
-        for chunk in chunks:
-            self._target.store_blocks(chunk.cached)
+        records = self._loop.round([text.answer.decoding for text in extended], chunks, limits.rows)
+        for text, size in zip(reading, plan.chunks, strict=True):
+            if size:
+                text.tell_progress()
         if records:
             rows = sum(record.nodes for record in records) + sum(len(chunk.tokens) for chunk in chunks)
+            self._beside.passed(rows, records[0].verify_s)
             self._on_pass(rows, records)
         for text, record in zip(extended, records, strict=True):
             yield from self._add(text, record)
 
-    def _reads_alone(self, missing: int) -> bool:
-        """Whether a prompt that shares its pass with no other text is read in the longest chunks."""
+    def _reads_alone(self, ready: Sequence[_InFlight], reading: Sequence[_InFlight]) -> bool:
+        """Whether the oldest prompt that is being read gets the next pass to itself, in the longest piece."""
         if self._target.max_texts == 1:
-            return True
-        # Only where weights are streamed does the length of a chunk matter.
-        return missing > self._limits.rows and self._target.model.weights.streamed_bytes > 0
+            return not ready
+        if not self._streamed or reading[0].answer.missing <= self._limits.rows:
+            return False
+        # Pieces of a length that shared passes may have are tried alone, once.
+        return self._target.must_try(reading[0].answer.missing) or not (ready or reading[1:])
+
+    @property
+    def _streamed(self) -> bool:
+        return self._target.model.weights.streamed_bytes > 0
+
+    def _limits_with(self, ready: int, unread: Sequence[int]) -> PassLimits:
+        """Limits of the next pass.
+
+        Only where weights are streamed does it matter into how many pieces prompts are cut. They are then
+        read in pieces as large as possible, but so that a text that is being answered waits no more than
+        twice as long for its next token.
+
+        Args:
+            ready: texts that are being answered.
+            unread: tokens of each prompt that is being read.
+        """
+        if not (self._streamed and unread):
+            return self._limits
+        wanted = min(ready, self._limits.texts) + sum(unread)
+        if ready:
+            wanted = min(wanted, self._beside.rows)
+        return replace(self._limits, rows=max(self._limits.rows, self._target.shared_rows(wanted)))
 
     def _share_prefixes(self) -> None:
         """Let texts that have read nothing yet share what others have read in the meantime."""
         for text in self._in_flight:
             if not text.started and text.answer.missing > 0:
                 known = len(text.place.tokens)
-                if self._target.shared_prefix(text.place, text.prompt) > known:
+                if self._target.longest_prefix(text.prompt, but=text.place)[1] > known:
                     self._target.close_text(text.place)
                     text.answer.decoding.cached = self._target.open_text(text.prompt)
+                    text.to_read = max(text.answer.missing, 0)
 
     def _add(self, text: _InFlight, record: PassRecord) -> Generator[Event, None, None]:
         answer = text.answer
@@ -246,9 +344,12 @@ class SharedPasses:
         last = self._finish(text.answer, reason)
         self._in_flight.remove(text)
         text.answer.decoding.cached = None
-        self._idle.append(cached)
+        self._storing[cached] = self._target.storing(cached)
+        self._drafted.append(list(cached.tokens))
+        if cached is not self._target.own:
+            self._idle.append(cached)
         if len(self._idle) > self._most_idle:
-            self._target.close_text(self._idle.popleft())
+            self._forget(self._idle[0])
         return last
 
     def _make_room(self) -> None:
@@ -264,7 +365,8 @@ class SharedPasses:
         """Move a text's state to disk until there is room for it again."""
         if self._states is None:
             self._folder = tempfile.TemporaryDirectory(prefix="edgespec-texts-", ignore_cleanup_errors=True)
-            self._states = StateStore(Path(self._folder.name), repr(sorted(self._target.identity.items())))
+            files = CheckedFiles(Path(self._folder.name))
+            self._states = StateStore(files, repr(sorted(self._target.identity.items())))
         self._target.save_text(self._states, text.place)
         self._target.close_text(text.place)
         text.answer.decoding.cached = None
@@ -281,6 +383,7 @@ class SharedPasses:
         for text in self._in_flight:
             text.answer.decoding.cached = None
         self._in_flight, self._idle, self._waiting = [], deque(), deque()
+        self._storing.clear()
 
 
 def _most_rows(target: Target) -> int:
@@ -303,5 +406,6 @@ def _is_being_read(text: _InFlight, others: Sequence[_InFlight]) -> bool:
 
 def _chunk(text: _InFlight, size: int) -> PromptChunk:
     text.started = True
+    text.read += size
     start = len(text.place.tokens)
     return PromptChunk(text.place, text.prompt[start : start + size])

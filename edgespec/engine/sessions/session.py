@@ -10,6 +10,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sessions.file import Conversation, SessionFile
 from edgespec.engine.sessions.fit import misfit
 from edgespec.errors import SessionError, UsageError
+from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Chunk, Generation
 from edgespec.models.llama.cache.states import StateStore
@@ -324,7 +325,7 @@ class Session:
     def _attach(self, file: SessionFile) -> None:
         self.file = file
         target = self.engine.target
-        self._store = StateStore(file.states, repr(sorted(target.identity.items())))
+        self._store = StateStore(CheckedFiles(file.states), repr(sorted(target.identity.items())))
         target.stores.append(self._store)
         self.engine.drafter.save_to(file.states / "drafter")
 

@@ -20,6 +20,10 @@ class _Operations(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in ("product", "indexed_product", "rows", "attention")]
 
 
+# What branches of running states are about, in the order of the fields below.
+STATE_OPERATIONS = ("SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET", "CPY", "CONCAT", "FLASH_ATTN_EXT")
+
+
 class _RecurrentOperations(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int32) for name in ("convolution", "scan", "delta_net", "copy", "concat", "attention")
@@ -225,9 +229,8 @@ def _within_backend() -> Address:
 
 def _register_recurrent(f: dict[str, Any]) -> str:
     """Have branches of running states computed. Returns why they cannot be; empty if they can."""
-    names = ("SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET", "CPY", "CONCAT", "FLASH_ATTN_EXT")
     try:
-        operations = _RecurrentOperations(*(ggml.operation_named(name) for name in names))
+        operations = _RecurrentOperations(*(ggml.operation_named(name) for name in STATE_OPERATIONS))
     except UnsupportedBuild as error:
         return str(error)
     problem: bytes | None = f["edgespec_recurrent_register"](_within_backend(), ctypes.byref(operations))

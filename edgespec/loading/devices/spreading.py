@@ -8,9 +8,8 @@ from typing import Protocol, TypeVar
 
 from edgespec.costs.curves import Curve
 from edgespec.costs.spread import RemotePart
+from edgespec.kernels.layouts import measured_products
 from edgespec.kernels.report import ROWS
-from edgespec.kernels.report_store import stored_report
-from edgespec.kernels.setting import PLAIN
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.needs import Needs
 from edgespec.profiles.store import ProfileStore, disk_key
@@ -159,10 +158,11 @@ def layer_seconds(crew: LayerDevices, files: ModelFiles, rows: int = USUAL_ROWS)
 
 def _kernel_share(type_id: int, at: int) -> float:
     """The time that products take here relative to weights as they are in files, by the layout in use."""
-    report = stored_report()
-    measured = report.seconds.get(type_id, {}) if report is not None else {}
-    fastest = min((seconds[at] for seconds in measured.values()), default=0.0)
-    return fastest / measured[PLAIN][at] if measured.get(PLAIN) else 1.0
+    measured = measured_products(type_id)
+    if measured is None:
+        return 1.0
+    in_use, plain = measured
+    return in_use[at] / plain[at]
 
 
 def usual_type(files: ModelFiles) -> int:

@@ -80,6 +80,11 @@ def head_sizes(header: GGUFHeader) -> tuple[int, int]:
     return key, _number(header, "attention.value_length", usual)
 
 
+def query_elements(header: GGUFHeader) -> int:
+    """Elements of a row's queries, in all heads of all layers."""
+    return (header.block_count or 0) * _heads(header) * head_sizes(header)[0]
+
+
 def cell_bytes(header: GGUFHeader, kv: str = "f16") -> int:
     """What the keys and values of one token take, estimated from the model's header.
 

@@ -101,6 +101,12 @@ class GGUFHeader:
         return str(self.metadata.get("general.architecture", ""))
 
     @property
+    def is_adapter(self) -> bool:
+        """True if this is a LoRA adapter, which has no weights of its own."""
+        kinds = self.metadata.get("general.type"), self.metadata.get("adapter.type")
+        return kinds == ("adapter", "lora")
+
+    @property
     def block_count(self) -> int | None:
         """Layers; None if the file does not say."""
         return self._count("block_count")

@@ -17,6 +17,7 @@ from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
 from edgespec.kernels.layouts import kernel_layout, weight_layout
 from edgespec.kernels.setting import OWN
+from edgespec.kernels.watch import new_watch
 from edgespec.models.gguf.layers import ModelFiles, layers_of_each_kind
 from edgespec.models.gguf.types import TensorInfo
 from edgespec.models.llama.runtime.batch import Batch
@@ -49,8 +50,6 @@ class FirstLayers:
         self._share = of_these / max(sum(t.n_bytes for t in self._matrices) + head_bytes, 1)
         self.seconds: dict[int, float] = {}
         self._end = _End(_OUTPUT % layers[count - 1].index) if layers else None
-        if self._end is not None and context.graph.installed:
-            context.graph.add(self._end)
 
     @property
     def most_rows(self) -> int:
@@ -77,11 +76,14 @@ class FirstLayers:
         tokens = np.arange(rows, dtype=np.int32) % self._context.model.vocabulary.n_tokens
         batch = Batch.run(tokens, 0, n_sequences=1, logits="last")
         waited, begun = self._context.waited_s, time.perf_counter()
+        end = self._end
+        self._context.graph.add(end)
         try:
-            with self._end as end, suppress(_Reached):
+            with suppress(_Reached):
                 self._context.decode(batch)
             taken = time.perf_counter() - begun - (self._context.waited_s - waited)
         finally:
+            self._context.graph.remove(end)
             self._context.clear()
         if end.values is None or len(end.values) != rows:
             return None
@@ -94,36 +96,25 @@ class _Reached(BaseException):
 
 
 class _End:
-    """Observes a graph, and ends it after one node while this is entered."""
+    """Observes a graph, and ends it after one node."""
 
     def __init__(self, name: bytes) -> None:
-        self._name = name
-        self._active = False
-        self._node: Address | None = None
+        self.watch = new_watch()
+        self.watch.stop_after(name)
         self.values: FloatArray | None = None
-
-    def __enter__(self) -> _End:
-        self._active, self._node, self.values = True, None, None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._active = False
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins."""
+        self.values = None
 
     def reached(self, node: Address) -> bool:
-        """A node is about to be computed. Returns whether it is the last one."""
-        if not self._active or ggml.name_of(node) != self._name:
-            return False
-        self._node = node
-        return True
+        """Nothing is asked about."""
+        return False
 
-    def computed(self) -> None:
-        """The graph is computed up to and including the node that was reached last."""
-        if self._active and self._node is not None:
-            self.values = ggml.read_rows(self._node)
-            raise _Reached
+    def computed(self, node: Address) -> None:
+        """The last node has been computed."""
+        self.values = ggml.read_rows(node)
+        raise _Reached
 
     def end(self, *, completed: bool) -> None:
         """The decode has returned."""

@@ -1,12 +1,12 @@
 """Chunked prefill in exact mode: how many prompt tokens one pass over the weights may read.
 
-Where passes are padded by a row rule, they have at most 60 rows, and a streamed model is read from disk once
-for each pass.
-Where attention does not depend on the row count (offload.attention), longer chunks may give the same keys and
-values. Whether they do depends on the matrix kernels of this machine, so it is tried: the first time a chunk
-length could be used, that part of the prompt is read in short chunks and then again in one long chunk, and
-the states are compared byte for byte. The outcome is remembered for the model, the build and the processor.
-The text is the same either way; only the time differs.
+Under a row rule that pads, a pass has at most 60 rows, and a streamed model is read from disk once for each
+pass. Where attention does not depend on the row count (offload.attention), longer chunks may give the same
+keys and values. Whether they do depends on the matrix kernels of this machine, so it is tried: the first time
+a chunk length could be used, that part of the prompt is read in shorter chunks and then again in one long
+chunk, and the states are compared byte for byte. The shorter chunks are the longest that are proven, so a
+length is tried only when one that is not much shorter has been. The outcome is remembered for the model, the
+build and the processor. The text is the same either way; only the time differs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from edgespec.files.writing import atomic_write
 from edgespec.models.llama.row_rule import RowRule, file_stem, files_about
 
 # Multiples of 32, so that attention can be divided into equal streams; close enough to need little padding.
-LENGTHS = (512, 384, 256, 192, 128, 96)
+LENGTHS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 192, 128, 96)
 _LEAST_FILLED = 0.75  # of a padded chunk; more padding costs more arithmetic than it saves reading
+_MOST_GROWTH = 4  # times the longest length that is proven: a longer one is not tried yet
 
 
 class PrefillChunks:
@@ -44,14 +45,28 @@ class PrefillChunks:
         """Rows of the longest chunk that is allowed, or that may turn out to be."""
         return max((n for n in self._lengths if self._outcomes.get(n, True)), default=self._rule.maximum)
 
+    @property
+    def longest_proven(self) -> int:
+        """Rows of the longest chunk that is known to give the same bits as short ones."""
+        return max((n for n in self._lengths if self._outcomes.get(n, False)), default=self._rule.maximum)
+
     def next(self, missing: int) -> tuple[int, int]:
         """The next chunk of `missing` tokens: how many it takes, and the rows they are padded to."""
-        if missing > self._rule.maximum:
-            for rows in self._lengths:
-                if missing >= _LEAST_FILLED * rows and self._outcomes.get(rows, True):
-                    return min(rows, missing), rows
+        most = _MOST_GROWTH * self.longest_proven
+        for rows in self._lengths if missing > self._rule.maximum else ():
+            if rows <= most and missing >= _LEAST_FILLED * rows and self._outcomes.get(rows, True):
+                return min(rows, missing), rows
         tokens = min(missing, self._rule.maximum)
         return tokens, self._rule.padded(tokens)
+
+    def proven(self, wanted: int) -> int:
+        """Most rows, of as many as are wanted, that are proven without rows that only fill a pass up."""
+        known = (rows for rows in self._lengths if rows <= wanted and self._outcomes.get(rows, False))
+        return next(known, min(wanted, self._rule.maximum))
+
+    def padded(self, rows: int) -> int:
+        """Rows to decode for as many as `proven` gave."""
+        return rows if rows > self._rule.maximum else self._rule.padded(rows)
 
     def is_proven(self, rows: int) -> bool:
         """Whether chunks of this many rows are known to give the same bits as short ones."""

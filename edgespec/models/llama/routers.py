@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
+from edgespec.kernels.watch import new_watch
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.graph import GraphObserver
@@ -104,7 +105,8 @@ class _StatesSeen(AllInMemory):
     def __init__(self) -> None:
         self.observers: Sequence[GraphObserver] = [self]
         self.states: dict[int, Floats] = {}
-        self._node: Address | None = None
+        self.watch = new_watch()
+        self.watch.stop_after(_STATES, prefix=True)
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A pass begins."""
@@ -113,17 +115,14 @@ class _StatesSeen(AllInMemory):
         """The pass is over."""
 
     def reached(self, node: Address) -> bool:
-        """Stop behind the states of a layer."""
-        self._node = node if ggml.name_of(node).startswith(_STATES) else None
-        return self._node is not None
+        """Nothing is asked about."""
+        return False
 
-    def computed(self) -> None:
-        """Keep them."""
-        if self._node is None:
-            return
-        width, rows = ggml.shape_of(self._node).sizes[:2]
-        data = ggml.functions()["ggml_get_data"](self._node)
+    def computed(self, node: Address) -> None:
+        """Keep the states of a layer."""
+        width, rows = ggml.shape_of(node).sizes[:2]
+        data = ggml.functions()["ggml_get_data"](node)
         memory = (ctypes.c_float * (width * rows)).from_address(data)
         values = np.frombuffer(memoryview(memory), np.float32)
-        layer = int(ggml.name_of(self._node)[len(_STATES) :])
+        layer = int(ggml.name_of(node)[len(_STATES) :])
         self.states[layer] = values.reshape(rows, width).astype(np.float64)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 from edgespec.arguments import shown
 from edgespec.errors import TemplateError, UsageError
 from edgespec.generation.config import GenerationConfig
+from edgespec.generation.result import Generation
 from edgespec.models.llama.tokenizer.vocabulary import Vocabulary
-from edgespec.models.text.answer_format import AnswerFormat, answer_format
+from edgespec.models.text.answer_format import AnswerFormat, ThoughtFormat, answer_format
 from edgespec.models.text.calls.gemma import with_results_in_calls
 from edgespec.models.text.calls.syntax import without_tools
+from edgespec.models.text.replay import Replay, Written
 from edgespec.models.text.template import ChatTemplate, Message, Segment, render_segments
 
 # Prompts are tokenized up to this multiple of the context, so that errors can state their length.
@@ -104,10 +106,12 @@ class Encoder:
         known: Encoded | None = None,
         *,
         config: GenerationConfig | None = None,
+        written: Mapping[int, Written] | None = None,
     ) -> Encoded:
         """A conversation, up to where the model answers.
 
         Args:
+            written: answers that the model wrote, by the index of their messages; their tokens are kept.
             config: as `encode`.
             known: an encoding of its beginning. If the text still begins like this, its tokens are kept,
                 because tokenizing an answer again may split it differently than the model did.
@@ -124,9 +128,13 @@ class Encoder:
         config = config or GenerationConfig()
         for text in _texts([*messages]):
             self._vocabulary.refuse_longer(text, self._context)
-        messages, variables = self._for_template(messages, config)
-        controls = partial(self._vocabulary.controls_in, most=self._most)
-        segments = render_segments(self._template, messages, controls, variables=variables)
+        segments = self._replayed(messages, written, config) if written else None
+        if segments is None:
+            whole = [
+                written[index].restored(message) if written and index in written else message
+                for index, message in enumerate(messages)
+            ]
+            segments = self._rendered(whole, config)
         segments += self._ending("".join(segment.text for segment in segments), config)
         text = "".join(segment.text for segment in segments)
         tokens: list[int] = []
@@ -134,10 +142,66 @@ class Encoder:
             tokens.extend(known.tokens)
             segments = _without_prefix(segments, len(known.text))
         for segment in segments:
+            if segment.tokens is not None:
+                tokens += segment.tokens
+                continue
             tokens += self._vocabulary.tokenize(segment.text, control=not segment.literal, most=self._most)
         if self._vocabulary.adds_bos and tokens[:1] != [self._vocabulary.bos]:
             tokens.insert(0, self._vocabulary.bos)
         return Encoded(text, tuple(tokens))
+
+    def written(self, prompt: Sequence[int], answer: Generation) -> Written | None:
+        """An answer as the model wrote it, to be kept in the conversation; None if that is not possible.
+
+        It is not where thoughts, calls and answers are messages of their own, where the thought was not
+        finished, and where a stop string has cut the text.
+        """
+        form = self.format
+        if form is None or form.calls.in_channels or answer.stop_string or not answer.tokens:
+            return None
+        if answer.tool_calls and form.calls.results_in_calls:
+            return None
+        if not all(call.is_complete for call in answer.tool_calls):
+            return None
+        calls = tuple((call.name, call.arguments) for call in answer.tool_calls)
+        written = Written(tuple(answer.tokens), answer.text, answer.reasoning, calls)
+        if form.thought is None:
+            return written
+        if form.thought.again:
+            return None
+        opened = self.begins_in_thought(prompt)
+        if not (opened or answer.reasoning):
+            return replace(written, lead=self._empty_thought(prompt, form.thought))
+        length = self._thought_length(answer.tokens, form.thought.closes.encode())
+        return None if length is None else replace(written, thought=length, opened=opened)
+
+    def _empty_thought(self, prompt: Sequence[int], thought: ThoughtFormat) -> tuple[int, ...]:
+        """The tokens of an empty thought at the end of a prompt; none if there is none."""
+        spelled = b""
+        for n, token in enumerate(reversed(prompt[-_LATEST:]), 1):
+            spelled = self._vocabulary.piece(token, control=True) + spelled
+            if spelled.startswith(thought.opens.encode()):
+                closed = spelled[len(thought.opens.encode()) :].strip() == thought.closes.encode()
+                return tuple(prompt[-n:]) if closed else ()
+        return ()
+
+    def _thought_length(self, tokens: Sequence[int], closes: bytes) -> int | None:
+        """How many tokens a thought, its closing mark and the space behind it take.
+
+        Returns:
+            None if the thought is not closed, and -1 if a token belongs to both the thought and the answer.
+        """
+        tail = b""
+        for n, token in enumerate(tokens, 1):
+            tail += self._vocabulary.piece(token, control=True)
+            at = tail.find(closes)
+            if at >= 0:
+                if tail[at + len(closes) :].strip():
+                    return -1
+                rest = (self._vocabulary.piece(token, control=True).strip() for token in tokens[n:])
+                return n + next((place for place, said in enumerate(rest) if said), len(tokens) - n)
+            tail = tail[-len(closes) :]
+        return None
 
     def begun(self, messages: Sequence[Message], answer: str) -> Encoded:
         """A conversation with the beginning of an answer, without its thought, which the model goes on with.
@@ -150,13 +214,39 @@ class Encoder:
         tokens = self._vocabulary.tokenize(answer, control=False, most=self._most)
         return Encoded(encoded.text + answer, (*encoded.tokens, *tokens))
 
+    def _rendered(self, messages: Sequence[Message], config: GenerationConfig) -> list[Segment]:
+        """The messages as the chat template shows them."""
+        assert self._template is not None
+        told, variables = self._for_template(messages, config)
+        controls = partial(self._vocabulary.controls_in, most=self._most)
+        return render_segments(self._template, told, controls, variables=variables)
+
+    def _replayed(
+        self, messages: Sequence[Message], written: Mapping[int, Written], config: GenerationConfig
+    ) -> list[Segment] | None:
+        """The messages as the chat template shows them, with the model's answers as they were written.
+
+        Returns:
+            None if the template does not show such answers in one piece.
+        """
+        assert self.format is not None, "there is a template"
+        replay = Replay(written, self.format.thought)
+        try:
+            rendered = self._rendered(replay.marked(messages), config)
+        except TemplateError:
+            return None
+        text = "".join(segment.text for segment in rendered)
+        results = (message["content"].strip() for message in messages if message["role"] == "tool")
+        # Without the calls, a template may not show what they returned.
+        return replay.replayed(rendered) if all(result in text for result in results) else None
+
     def _for_template(
         self, messages: Sequence[Message], config: GenerationConfig
     ) -> tuple[Sequence[Message], dict[str, Any]]:
         """The messages and variables for the template, which may know neither tools nor thoughts."""
         assert self.format is not None, "there is a template"
         variables: dict[str, Any] = {}
-        tools = config.tools if config.offers_tools else ()
+        tools = config.tools  # also where none may be called: the beginning of the prompt stays the same
         if not self.format.calls.in_template:
             messages = without_tools(messages, tools)
         elif tools:

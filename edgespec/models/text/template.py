@@ -147,10 +147,15 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a rendered prompt; `literal` text must not be parsed for control tokens."""
+    """A part of a rendered prompt; `literal` text must not be parsed for control tokens.
+
+    Attributes:
+        tokens: those that stand in the place of the text; None for those that spell it.
+    """
 
     text: str
     literal: bool
+    tokens: tuple[int, ...] | None = None
 
 
 def render_segments(

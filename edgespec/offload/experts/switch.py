@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, Indices
+from edgespec.kernels.watch import new_watch
 from edgespec.offload.experts.guesses import Guesser, Trial
 from edgespec.offload.experts.pool import ExpertPool
 
@@ -59,58 +60,41 @@ class ExpertSwitch:
         self._guessing = False
         self._begun: float | None = None  # when the pass began, if it counts for the trial
         self._n_experts = n_experts
-        self._product = ggml.indexed_product()
         self._layer_of = {stack: layer for layer, found in stacks.items() for stack in found}
         order = sorted(stacks)
         self._next = dict(pairwise(order))
         self._indices = {layer: Indices() for layer in order}
         self._choices = {CHOICE + b"%d" % layer: layer for layer in order}
-        self._operations: set[int] = set()  # of the nodes that choose, as far as they have been seen
-        self._choosing: set[int] | None = None  # the same, if it is known to be all of them
-        self._chosen_at: dict[int, Address] = {}  # layers whose experts were brought in this pass
-        self._stopped_at: tuple[int, Address] | None = None
+        self.watch = new_watch()
+        for name in self._choices:
+            self.watch.stop_after(name)
+        for stack, layer in self._layer_of.items():
+            self.watch.redirect(ggml.indexed_product(), stack, layer, self._indices[layer].address)
         self._stop_asked: Callable[[], bool] = lambda: False
         self._padding = 0
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A pass begins."""
         self._stop_asked, self._padding = stop, padding
-        self._stopped_at = None
-        self._chosen_at.clear()
         self._guessing, self._begun = self._trial.guessing, time.perf_counter()
         self._pool.next_pass()
 
     def end(self, *, completed: bool) -> None:
         """The pass is over."""
-        self._choosing = None
-        if completed and len(self._chosen_at) == len(self._choices):
-            self._choosing = self._operations
         # While the pool fills up, passes become quicker by themselves.
         if completed and self._begun is not None and self._pool.full:
             self._trial.add(time.perf_counter() - self._begun)
 
     def reached(self, node: Address) -> bool:
-        """A node is about to be computed. Returns whether it is the choice of a layer's experts."""
-        operation = ggml.operation_of(node)
-        if operation == self._product:
-            layer = self._layer_of.get(ggml.stack_of(node))
-            if layer is not None:
-                self._redirect(node, layer)
-            return False
-        if self._choosing is not None and operation not in self._choosing:
-            return False  # reading its name would take longer than all else here
-        layer = self._choices.get(ggml.name_of(node))
-        if layer is None:
-            return False
-        self._operations.add(operation)
-        self._stopped_at = layer, node
-        return True
+        """A product that does not choose by what its layer's router has computed.
 
-    def computed(self) -> None:
-        """The graph is computed up to and including the node that was reached last."""
-        if self._stopped_at is not None:
-            (layer, node), self._stopped_at = self._stopped_at, None
-            self._bring(layer, node)
+        All others find their experts in the pool: the watch redirects them.
+        """
+        raise UnknownRouting(self._layer_of[ggml.stack_of(node)])
+
+    def computed(self, node: Address) -> None:
+        """A layer's router has chosen."""
+        self._bring(self._choices[ggml.name_of(node)], node)
 
     def _bring(self, layer: int, node: Address) -> None:
         chosen = ggml.read_indices(node)
@@ -125,7 +109,7 @@ class ExpertSwitch:
         else:
             slots = self._slots_for_rows(layer, node, chosen, used) if chosen.size else chosen
             self._indices[layer].assign(node, slots)
-        self._chosen_at[layer] = node
+        self.watch.set_choice(layer, node)
 
     def _slots_for_rows(
         self, layer: int, node: Address, chosen: NDArray[np.int32], used: int
@@ -153,11 +137,3 @@ class ExpertSwitch:
             self._pool.read_ahead(following)
         elif rows == 1 and self._guessing:
             self._pool.guess(following, self._guesser.guess(layer, node, following))
-
-    def _redirect(self, node: Address, layer: int) -> None:
-        """Make a product find its experts in the pool."""
-        indices = self._indices[layer].address
-        # llama.cpp may compute the same graph again, with the indices that were set the last time.
-        if layer not in self._chosen_at or ggml.indices_of(node) not in (self._chosen_at[layer], indices):
-            raise UnknownRouting(layer)
-        ggml.set_indices(node, indices)

@@ -6,18 +6,19 @@ from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.budget import predict_memory
-from edgespec.offload.planning.needs import ContextOptions, measure_needs
+from edgespec.offload.planning.needs import ContextOptions, Prefill, measure_needs
 
 _STEP = 1 << 20  # bytes; finer would be finer than what is known of the process
 
 
-def budget_for_experts(files: ModelFiles, options: ContextOptions, share: float) -> int:
+def budget_for_experts(files: ModelFiles, options: ContextOptions, share: float, prefill: Prefill) -> int:
     """The least budget under which this share of the experts is in memory at a time, without a drafter.
 
     It is found by bisection: more memory never holds fewer experts.
 
     Args:
         share: of all layers' experts, from 0 to 1. No budget holds fewer than one layer's.
+        prefill: as for `measure_needs`.
 
     Raises:
         ValueError: the model has no experts that could be streamed one by one.
@@ -28,7 +29,7 @@ def budget_for_experts(files: ModelFiles, options: ContextOptions, share: float)
 
     def holds(budget: int) -> bool:
         try:
-            needs = measure_needs(files, None, options, budget=budget, offload="stream")
+            needs = measure_needs(files, None, options, budget=budget, offload="stream", prefill=prefill)
             plan = predict_memory(
                 needs.footprints, files, budget, streams=True, process=needs.process, n_rows=needs.rows
             )

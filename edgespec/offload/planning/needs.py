@@ -13,6 +13,10 @@ from functools import cache
 import psutil
 from platformdirs import user_cache_path
 
+from edgespec.costs.planned_memory import PlannedMemory
+from edgespec.costs.planner import Passes
+from edgespec.costs.prompts import best_rows
+from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
@@ -23,19 +27,17 @@ from edgespec.models.llama.cache.shared_cells import PART
 from edgespec.models.llama.heads.context import HEAD_ROWS
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
 from edgespec.models.text.template import WORKER_BYTES
-from edgespec.offload.planning.budget import LEARNED_BYTES, PROCESS_BYTES, bytes_needed
+from edgespec.offload.planning.budget import LEARNED_BYTES, PROCESS_BYTES, bytes_needed, predict_memory
 from edgespec.offload.planning.stream_plan import tied_bytes
 from edgespec.speculation.noise import noise_bytes
 from edgespec.speculation.sampling import scratch_bytes
 
 MOST_PROMPT_ROWS = 512
+"""Most rows of a piece of a prompt where weights are in memory: more would be no faster."""
 
+_MOST_STREAMED_ROWS = 4096
 _SHOWN_COPIES = 3  # of a row's hidden states: as they are found, side by side, and waiting to be encoded
 _LATER_BYTES = 12 << 20  # imports and small allocations during generation
-# Many rows of wide feed-forward blocks take hundreds of megabytes, which are better spent on layers.
-_MOST_BUFFERS = 1 / 8  # of the budget, for more than the fewest rows
-# Exact decoding has many short passes, each of which reads the layers that the buffers have displaced.
-_MOST_BUFFERS_EXACT = 1 / 24
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,19 @@ class ContextOptions:
 
 
 @dataclass(frozen=True)
+class Prefill:
+    """What the size of prompts' pieces depends on besides memory.
+
+    Attributes:
+        passes: what the target's passes take, as far as that is known.
+        tokens: of a usual prompt.
+    """
+
+    passes: Passes
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Needs:
     """Memory that will be needed.
 
@@ -81,12 +96,19 @@ class Needs:
 
 
 def measure_needs(
-    files: ModelFiles, draft: ModelFiles | None, options: ContextOptions, *, budget: int, offload: str
+    files: ModelFiles,
+    draft: ModelFiles | None,
+    options: ContextOptions,
+    *,
+    budget: int,
+    offload: str,
+    prefill: Prefill,
 ) -> Needs:
-    """What target and drafter need, with as many rows per pass as the budget has room for.
+    """What target and drafter need, with the rows per pass that suit the budget best.
 
     Args:
         offload: as for loading.
+        prefill: what the size of prompts' pieces depends on, where weights are streamed.
 
     Raises:
         ModelFileError: llama.cpp cannot load a model.
@@ -97,21 +119,27 @@ def measure_needs(
     counts = [fewest]
     while counts[0] * 2 <= MOST_PROMPT_ROWS:
         counts.insert(0, counts[0] * 2)
-    sizes = dict(zip(counts, _footprints(files, options, counts), strict=True))
-    if offload == "none":  # otherwise the file is mapped, or the stream plan counts the copy
-        sizes = {rows: with_second_copy(size, files) for rows, size in sizes.items()}
+
+    shown = 0  # bytes of a row's hidden states
+
+    def sized(row_counts: Sequence[int]) -> dict[int, Footprint]:
+        found = dict(zip(row_counts, _footprints(files, options, row_counts), strict=True))
+        if offload == "none":  # otherwise the file is mapped, or the stream plan counts the copy
+            found = {rows: with_second_copy(size, files) for rows, size in found.items()}
+        return {rows: replace(size, buffers=size.buffers + rows * shown) for rows, size in found.items()}
+
     drafter = []
     if draft is not None and is_head(draft.headers[0]):
         head = read_head(draft.headers[0])
         own = replace(options, kv="f16", n_outputs=HEAD_ROWS)
         drafter = _footprints(draft, own, [HEAD_ROWS], beside=files.headers[0])
-        row = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
-        sizes = {rows: replace(size, buffers=size.buffers + rows * row) for rows, size in sizes.items()}
+        shown = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
     elif draft is not None:
         outputs = options.drafter_sequences or options.n_outputs
         own = replace(options, kv="f16", n_outputs=outputs, n_sequences=outputs)
         (small,) = _footprints(draft, own, [MOST_PROMPT_ROWS])
         drafter = [with_second_copy(small, draft)]
+    sizes = sized(counts)
     headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
     process += options.adapters + _later_bytes(headers, sizes[fewest].cache // options.n_cells)
 
@@ -126,20 +154,48 @@ def measure_needs(
         # Streamed models decode exactly by default, but for those whose experts are streamed one by one.
         alone = options.experts != "never" and bool(layer_weights(files).experts)
         exact = offload != "mmap" and not alone if options.exact is None else options.exact
-        rows = affordable_rows({n: size.buffers for n, size in sizes.items()}, budget, exact=exact)
         if exact and (offload == "mmap" or options.devices):
-            rows = fewest  # only streamed weights allow long chunks in exact mode
+            rows = fewest  # only streamed weights allow long pieces in exact decoding
+        else:
+            estimates = {n: _estimate(files, options, n) for n in streamed_counts(counts[0], options.n_cells)}
+            while True:
+                possible = {**estimates, **sizes}
+                holdings = streamed_holdings(possible, drafter, files, budget, process)
+                rows = best_rows(holdings, prefill.passes, prefill.tokens) if holdings else fewest
+                if rows in sizes:
+                    break
+                sizes |= sized([rows])
     return Needs([sizes[rows], *drafter], process, rows)
 
 
-def affordable_rows(buffers: Mapping[int, int], budget: int, *, exact: bool) -> int:
-    """Rows per pass of a streamed model: as many as their compute buffers' share of the budget allows.
+def streamed_counts(fewest: int, n_cells: int) -> list[int]:
+    """The rows of pieces that are compared where weights are streamed, beyond these."""
+    doubled = (fewest << n for n in range(1, _MOST_STREAMED_ROWS.bit_length()))
+    return [rows for rows in doubled if rows <= min(_MOST_STREAMED_ROWS, n_cells)]
+
+
+def streamed_holdings(
+    sizes: Mapping[int, Footprint],
+    drafter: Sequence[Footprint],
+    files: ModelFiles,
+    budget: int,
+    process: int | None = None,
+) -> dict[int, PlannedMemory]:
+    """The placement of streamed weights for each number of rows that there is room for.
 
     Args:
-        buffers: rows per pass to bytes of compute buffers.
+        sizes: rows of a pass to what the target takes with them.
+        process: bytes of the process itself; None estimates them.
     """
-    share = _MOST_BUFFERS_EXACT if exact else _MOST_BUFFERS
-    return max((rows for rows, n_bytes in buffers.items() if n_bytes <= budget * share), default=min(buffers))
+    found = {}
+    for rows in sorted(sizes):
+        try:
+            found[rows] = predict_memory(
+                [sizes[rows], *drafter], files, budget, streams=True, process=process, n_rows=rows
+            )
+        except (MemoryLimitError, UnsupportedBuild):  # loading says what is wrong
+            break
+    return found
 
 
 def with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
@@ -154,6 +210,19 @@ def with_second_copy(size: Footprint, files: ModelFiles) -> Footprint:
 def _process_bytes() -> int:
     """The process's memory when this was first called; models that were closed since leave some allocated."""
     return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
+
+
+def _estimate(files: ModelFiles, options: ContextOptions, rows: int) -> Footprint:
+    """The footprint of a model with a context for so many rows, without a dry run."""
+    size = footprint(
+        files.headers[0],
+        n_cells=options.n_cells,
+        n_outputs=options.n_outputs,
+        n_rows=rows,
+        n_threads=options.n_threads,
+        kv=options.kv,
+    )
+    return replace(size, weights=files.tensor_bytes)
 
 
 def _footprints(

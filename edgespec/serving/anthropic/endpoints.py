@@ -44,3 +44,6 @@ class Messages(Endpoint):
 
     def waiting(self, form: Form) -> bytes:
         return self.frame(PING)
+
+    def reading(self, form: Form, progress: object) -> bytes:
+        return self.waiting(form)

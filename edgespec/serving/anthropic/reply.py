@@ -46,11 +46,11 @@ class Reply:
         if answer.text:
             content.append({"type": "text", "text": answer.text})
         content += [_tool_use(call.id, call.name, call.values) for call in answer.tool_calls]
-        usage = {"input_tokens": self._prompt_tokens, **_usage(answer)}
-        return {**self._head, "content": content, **_ending(answer), "usage": usage}
+        return {**self._head, "content": content, **_ending(answer), "usage": _usage(answer)}
 
     def begin(self, _index: int) -> list[Event]:
         """The events that a streamed answer begins with."""
+        # What is cached of the prompt is not known before it is the request's turn; the last event says it.
         usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
         ending = {"stop_reason": None, "stop_sequence": None}
         message = {**self._head, "content": [], **ending, "usage": usage}
@@ -72,8 +72,7 @@ class Reply:
 
     def end(self, _index: int, answer: Generation) -> list[Event]:
         """The events that a streamed answer ends with."""
-        usage = {"input_tokens": self._prompt_tokens, **_usage(answer)}
-        changed = {"type": "message_delta", "delta": _ending(answer), "usage": usage}
+        changed = {"type": "message_delta", "delta": _ending(answer), "usage": _usage(answer)}
         return [*self._close(), changed, {"type": "message_stop"}]
 
     def usage(self, _answers: Sequence[Generation]) -> list[Event]:
@@ -125,6 +124,9 @@ def _signature(thought: str) -> str:
 
 def _usage(answer: Generation) -> Event:
     return {
+        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": answer.cached_tokens,
         "output_tokens": len(answer.tokens),
         "output_tokens_details": {"thinking_tokens": answer.reasoning_tokens},
     }

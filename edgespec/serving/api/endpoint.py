@@ -92,6 +92,14 @@ class Endpoint(ABC):
         """What is sent while there is nothing else, so that neither proxy nor client gives up."""
         return _COMMENT
 
+    def reading(self, form: Form, progress: object) -> bytes:
+        """What is sent while the prompt is read, which clients ignore that do not look for it.
+
+        Args:
+            progress: how far that has come; its text is for people.
+        """
+        return f": reading the prompt: {progress}\n\n".encode()
+
 
 class Completions(Endpoint):
     """`/v1/chat/completions` and `/v1/completions` of the OpenAI API."""

@@ -58,7 +58,13 @@ class Reply:
                 }
             )
         kind = "chat.completion" if self._chat else "text_completion"
-        body = {**self._head, "object": kind, "choices": choices, "usage": usage(answers), **self._notes}
+        body = {
+            **self._head,
+            "object": kind,
+            "choices": choices,
+            "usage": self._usage(answers),
+            **self._notes,
+        }
         return body | {"timings": timings(answers)} if self._timed else body
 
     def begin(self, index: int) -> list[dict[str, Any]]:
@@ -93,7 +99,14 @@ class Reply:
 
     def usage(self, answers: Sequence[Generation]) -> list[dict[str, Any]]:
         """The usage, as a separate piece without choices."""
-        return [{**self._head, "object": self._piece_kind, "choices": [], "usage": usage(answers)}]
+        return [{**self._head, "object": self._piece_kind, "choices": [], "usage": self._usage(answers)}]
+
+    def _usage(self, answers: Sequence[Generation]) -> dict[str, Any]:
+        counts = usage(answers)
+        if self._timed:  # what was cached differs from run to run, too
+            cached = answers[0].cached_tokens if answers else 0
+            counts["prompt_tokens_details"] = {"cached_tokens": cached}
+        return counts
 
     @property
     def _piece_kind(self) -> str:
@@ -135,12 +148,14 @@ def usage(answers: Sequence[Generation]) -> dict[str, Any]:
 
 def timings(answers: Sequence[Generation]) -> dict[str, Any]:
     """How long answers took, by the names that llama.cpp's server has for it; of several, all together."""
-    read = answers[0].prompt_tokens if answers else 0
+    cached = answers[0].cached_tokens if answers else 0
+    read = answers[0].prompt_tokens - cached if answers else 0
     read_ms = 1e3 * max((answer.timings.prefill_s for answer in answers), default=0.0)
     written = sum(len(answer.tokens) for answer in answers)
     written_ms = 1e3 * max((answer.timings.decode_s for answer in answers), default=0.0)
     passes = [record for answer in answers for record in answer.passes]
     return {
+        "cache_n": cached,
         "prompt_n": read,
         "prompt_ms": round(read_ms, 3),
         "prompt_per_token_ms": round(read_ms / read, 3) if read else 0.0,

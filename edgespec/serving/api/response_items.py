@@ -95,7 +95,7 @@ class Reply:
         states = ["completed"] * (len(items) - 1) + ["incomplete" if cut else "completed"]
         counts = {
             "input_tokens": answer.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": answer.cached_tokens},
             "output_tokens": len(answer.tokens),
             "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
             "total_tokens": answer.prompt_tokens + len(answer.tokens),

@@ -144,22 +144,32 @@ def _content(value: object) -> Any:
 
 
 def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The tools and the choice among them, as a request for a chat has them."""
+    """The tools and the choice among them, as a request for a chat has them.
+
+    Agents send all tools that they know. So those that are no functions are left out beside others that are,
+    and the reply names them; a model that never calls them answers as it would anyway.
+    """
     given, choice = body.get("tools"), body.get("tool_choice")
     if not isinstance(given, list | None):
         raise wrong("tools", given, "a list")
-    tools = []
+    tools, others = [], {}
     for tool in given or []:
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind != "function":
-            raise UsageError(
-                f"A tool of the kind {shown(kind)} is not supported.",
-                'Functions are: {"type": "function", "name": ..., "parameters": ...}.',
-            )
-        tools.append({"type": "function", "function": tool})
+        if kind == "function":
+            tools.append({"type": "function", "function": tool})
+        else:
+            others[shown(kind)] = tool
+    if others and not tools:
+        raise UsageError(
+            f"A tool of the kind {next(iter(others))} is not supported.",
+            'Functions are: {"type": "function", "name": ..., "parameters": ...}.',
+        )
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     chat: dict[str, Any] = {"tools": tools} if tools else {}
+    chat |= {
+        f"tools of the kind {kind}": tool for kind, tool in others.items()
+    }  # which is not known, as the reply says
     return chat if choice is None else chat | {"tool_choice": choice}
 
 

@@ -45,6 +45,9 @@ class Prompts(Endpoint):
         assert isinstance(form, Reply)
         return self.frame(form.nothing_yet())
 
+    def reading(self, form: Form, progress: object) -> bytes:
+        return self.waiting(form)
+
 
 def failure(refusal: Refusal) -> Event:
     """The body of an error."""

@@ -41,6 +41,7 @@ class Drafter(Protocol):
     name: str  # as shown to users
     steps: int = 0  # decodes that the latest tree took, where they are counted
     rows: int = 0  # nodes read in them
+    text_s: float = 0.0  # seconds of a decode among them that read text which was new, beside the root
     reads_target: bool = False  # it drafts only for texts that the target has just computed
 
     def draft(self, text: Sequence[int], limits: TreeLimits, ranking: Ranking) -> TokenTree:
@@ -121,6 +122,15 @@ class Drafter(Protocol):
     def stop_saving(self) -> None:
         """Undo `save_to`."""
         return
+
+    def store_block(self, text: Sequence[int]) -> bool:
+        """Write a block of the state of a text that was drafted for to disk, if states are kept there.
+
+        Returns:
+            Whether one was written, so that there may be another one.
+        """
+        del text
+        return False
 
     def close(self) -> None:
         """Free its resources."""

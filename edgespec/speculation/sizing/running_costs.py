@@ -36,9 +36,9 @@ class MovingCurve:
         """Nodes that cost nothing."""
         return self._curve.knee()
 
-    def nodes_within(self, nodes: int, more: float) -> int:
-        """Most nodes of a pass that takes longer than one of `nodes` by no more than this share."""
-        longest = (1 + more) * self._curve.at(nodes)
+    def nodes_within(self, nodes: int, more_s: float) -> int:
+        """Most nodes of a pass that takes longer than one of `nodes` by no more than these seconds."""
+        longest = self._curve.at(nodes) + more_s
         return nodes - 1 + bisect_right(range(nodes, self._most + 1), longest, key=self._curve.at)
 
     @property
@@ -72,7 +72,7 @@ class FadingLine:
             return None
         return max((self._n * self._xy - self._x * self._y) / spread, 0.0)
 
-    def nodes_within(self, nodes: int, more: float) -> int:
+    def nodes_within(self, nodes: int, more_s: float) -> int:
         """No limit: a line says too little of passes that are a little longer."""
         return sys.maxsize
 
@@ -130,12 +130,15 @@ class StepCosts:
         """Learn from a draft. Estimates fall at once and rise slowly: a draft may also have read new text."""
         if self._first is None:
             self._first = record.draft_s / record.draft_steps
-        elif (expected := self._expected(record)) > 0:
+        elif not record.draft_text_s and (expected := self._expected(record)) > 0:
             self._slower *= min(record.draft_s / expected, 1.05)
 
     def reading(self, record: PassRecord) -> float:
         """Seconds that the drafter spent on text that was new to it, as at the beginning of an answer."""
-        return max(record.draft_s - 2 * self._expected(record), 0.0) if record.draft_steps else 0.0
+        if record.draft_text_s:
+            return max(record.draft_text_s - self.step_s, 0.0)
+        more_s = record.draft_s - self._expected(record)
+        return more_s if record.draft_steps and more_s > self._expected(record) else 0.0
 
     def _expected(self, record: PassRecord) -> float:
         return even_draft_seconds(self.step_s, self.row_s, record.draft_steps, record.draft_rows)

@@ -4,10 +4,10 @@ A node is worth adding while its acceptance probability times the time per token
 costs. A draft step is worth taking while the tokens it could add are worth more than its seconds (the
 threshold of OPT-Tree, Wang et al. 2024, with measured times); steps during which the disk reads for the pass
 are worth taking in any case, as long as passes wait for it. The probabilities are the policy's, corrected
-by how many of the tokens its trees promised were accepted. Where a pass takes as
-long for many nodes as for one, trees become large; where every node costs time, small; where draft steps are
-expensive, shallow. Where speculation does not pay, decoding is plain, and the time lost on trials is limited
-to a small share of the whole.
+by how many of the tokens its trees promised were accepted. Where a pass takes as long for many nodes as for
+one, trees become large; where every node costs time, small; where draft steps are expensive, shallow. Where
+speculation does not pay, decoding is plain: the time that it may lose is limited, to what it has gained and a
+small share of the whole.
 
 Texts that share a pass share its nodes: a further node is worth as much for one of several texts as for a
 single one, but a token is worth less, because a plain pass already gives one for each text.
@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from edgespec.costs.pass_time import Costs
+from edgespec.costs.pass_time import Costs, even_draft_seconds
+from edgespec.costs.yields import BUDGETS, expected_yields
 from edgespec.generation.result import PassRecord
 from edgespec.speculation.growth import TreeLimits
 from edgespec.speculation.sizing.running_costs import FadingLine, MovingCurve, ReadAhead, StepCosts
@@ -27,13 +28,16 @@ FIRST_BUDGET = 16  # before anything is known
 _MEMORY = 0.9  # weight of the past in a running mean, per pass
 _TRUST_MEMORY = 0.95  # the same, for how reliable the drafter's probabilities are
 _TRUST_PRIOR = 2.0  # tokens of prior evidence that those probabilities are right
-_PATIENCE = 4  # rounds with a tree before their mean is judged
+_PATIENCE = 4  # rounds with a tree before their mean is judged, where costs are learned while decoding
+_USUAL_AGREEMENT = 0.7  # of a drafter with its target, until rounds show what they yield
+_MOST_AGREEMENT = 0.9  # a drafter that would not pay with this is not tried
+_LEAST_GAIN = 1.05  # in times the speed of plain decoding, for which one is tried
+_PRIOR_ROUNDS = 2.0  # weight of what is expected of rounds, before there are any
 _MOST_GAIN = 0.9  # upper limit of the gain demanded of a step: the first shows whether drafting pays
-_DEAREST_TRIAL = 1.5  # time that one trial may lose, in plain passes
-_TRIAL_PASS = 0.3  # how much longer than a plain pass those of a trial may take, until it can be judged
-_LOST_SHARE = 0.015  # share of all time that trials may have lost before the next one
-_MOST_CREDIT = 4.0  # most time that earlier gains may offset, in plain passes
-_FADE = 0.999  # of the time lost and spent, per pass, because texts change
+_FIRST_STAKE = 1.3  # time that drafting may lose at first, in plain passes
+_MOST_STAKE = 8.0  # most time that it may lose, however much it has gained, in plain passes
+_BOLDNESS = 1 / 3  # share of it that further draft steps may cost, and further nodes
+_STAKE_SHARE = 0.012  # of all time that it may lose in the long run
 
 
 class FixedSizer:
@@ -89,6 +93,8 @@ class AdaptiveSizer:
         self._cost = MovingCurve(costs.verify, most.budget) if costs else FadingLine()
         self._steps = StepCosts(costs.step_s if costs else None, costs.row_s if costs else 0.0)
         self._ahead = ReadAhead()
+        self._usual = _expected_round(costs, most, _USUAL_AGREEMENT) if costs else None
+        self._is_hopeless = costs is not None and _cannot_pay(costs, most)
         self._judgements: dict[int, _Judgement] = {}
         self._promised = self._kept = 0.0  # fading sums of tokens
 
@@ -101,25 +107,28 @@ class AdaptiveSizer:
         """
         judgement = self._judgement(texts)
         most = self.most.budget if room is None else max(room.nodes, texts)
-        if judgement.plain_s is None or judgement.pausing:
+        if judgement.plain_s is None:
+            return replace(self.most, budget=texts)
+        hidden_s, step_s = self._ahead.seconds, self._steps.step_s
+        stake_s = judgement.stake_s - max(step_s - hidden_s, 0.0)  # what is left for further nodes and steps
+        within = self._cost.nodes_within(texts, _BOLDNESS * max(stake_s, 0.0))
+        if stake_s < 0 or within <= texts or (self._is_hopeless and not hidden_s):
             return replace(self.most, budget=texts)
         per_node = self._cost.slope
         if per_node is None:
             return replace(self.most, budget=min(self._first * texts, most))
-        if judgement.on_trial:
-            # A single large tree that fails would end the trial, whatever smaller ones would yield.
-            most = min(most, max(self._cost.nodes_within(texts, _TRIAL_PASS), texts + 1))
         trust = (self._kept + _TRUST_PRIOR) / (self._promised + _TRUST_PRIOR)
         worth = judgement.token_s(texts) * trust  # seconds that a promised token saves
         chance = min(max(per_node / worth, 1e-6), 1.0)
         # The first step is always taken: it shows whether drafting pays.
-        gain, row_gain = min(self._steps.step_s / worth, _MOST_GAIN * texts), self._steps.row_s / worth
+        gain, row_gain = min(step_s / worth, _MOST_GAIN * texts), self._steps.row_s / worth
         return replace(
-            _within(self.most, most, max(self._cost.free, self.most.free), texts, room),
+            _within(self.most, min(most, within), max(self._cost.free, self.most.free), texts, room),
             min_logprob=math.log(chance),
             min_gain=gain,
             row_gain=row_gain,
-            hidden_gain=self._ahead.seconds / worth,
+            hidden_gain=hidden_s / worth,
+            most_gain=gain + _BOLDNESS * stake_s / worth,
         )
 
     def record(self, record: PassRecord, texts: int = 1, other_rows: int = 0) -> None:
@@ -146,7 +155,7 @@ class AdaptiveSizer:
         kind = texts.bit_length()
         if kind not in self._judgements:
             plain_s = self._costs.verify.at(texts) if self._costs else None
-            self._judgements[kind] = _Judgement(plain_s)
+            self._judgements[kind] = _Judgement(plain_s, self._usual if texts == 1 else None)
         return self._judgements[kind]
 
 
@@ -158,30 +167,63 @@ def _within(most: TreeLimits, budget: int, free: int, texts: int, room: PassRoom
     return replace(most, budget=budget, free=free, rows=1 if room.other_rows else most.rows)
 
 
+@dataclass(frozen=True)
+class _Round:
+    """Seconds and tokens of a round with a tree."""
+
+    seconds: float
+    tokens: float
+
+
+def _expected_round(costs: Costs, most: TreeLimits, agreement: float) -> _Round:
+    """A round with trees of the best size for a drafter that agrees with its target as often as this."""
+    yields = expected_yields(agreement)
+
+    def round_of(nodes: int) -> _Round:
+        steps = min(yields.steps_at(nodes), most.depth)
+        draft_s = even_draft_seconds(costs.step_s or 0.0, costs.row_s, steps, yields.rows_at(nodes))
+        return _Round(costs.verify.at(nodes) + draft_s, yields.at(nodes))
+
+    sizes = [nodes for nodes in BUDGETS if 1 < nodes <= most.budget] or [1]
+    return min(map(round_of, sizes), key=lambda each: each.seconds / each.tokens)
+
+
+def _cannot_pay(costs: Costs, most: TreeLimits) -> bool:
+    """Whether trees would not pay even if the drafter agreed with its target nearly always."""
+    best = _expected_round(costs, most, _MOST_AGREEMENT)
+    return costs.verify.at(1) * best.tokens < _LEAST_GAIN * best.seconds
+
+
 class _Judgement:
     """Whether drafting pays, judged by the rounds so far.
 
+    Drafting has a stake: the time that it may lose from now on. What a round gains over plain decoding is
+    added to the stake, and what it loses is taken from it, so no round may cost more than is left. Where
+    drafting pays, the stake soon allows trees of any size; where it does not, a few small trees use it up.
+
     Attributes:
         plain_s: seconds of a pass without drafted nodes; None before the first.
-        pausing: whether nothing is drafted for now.
     """
 
-    def __init__(self, plain_s: float | None) -> None:
+    def __init__(self, plain_s: float | None, usual: _Round | None) -> None:
         self.plain_s = plain_s
-        self.pausing = False
-        self._trial = _Trial()
-        self._lost_s = self._spent_s = 0.0
+        self._stake = _FIRST_STAKE  # in plain passes
+        self._rounds = 0
+        self._weight = _PRIOR_ROUNDS if usual else 0.0
+        self._seconds = usual.seconds if usual else 0.0  # running means of rounds with drafts
+        self._tokens = usual.tokens if usual else 0.0
 
     @property
-    def on_trial(self) -> bool:
-        """Whether there were too few rounds with drafts to judge them by their mean."""
-        return self._trial.is_short
+    def stake_s(self) -> float:
+        """Seconds that the next round may lose if no drafted token is accepted."""
+        return self._stake * (self.plain_s or 0.0)
 
     def token_s(self, texts: int) -> float:
         """Seconds a token takes, by the better of both ways."""
         assert self.plain_s is not None
         plain = self.plain_s / texts
-        return plain if self.on_trial else min(plain, self._trial.pace)
+        unknown = not self._weight or (self._weight == self._rounds < _PATIENCE)
+        return plain if unknown else min(plain, self._seconds / self._tokens)
 
     def add(self, record: PassRecord, texts: int, drafted_s: float) -> None:
         """Learn from a round.
@@ -190,64 +232,18 @@ class _Judgement:
             drafted_s: its seconds, without what was spent on reading text that was new to the drafter.
         """
         seconds = record.recurring_s
-        self._lost_s *= _FADE
-        self._spent_s = _FADE * self._spent_s + seconds
         if record.nodes == texts:
             # The shortest pass is the least disturbed by other programs; passes slow down only gradually.
             self.plain_s = min(record.target_s, 1.05 * (self.plain_s or math.inf))
-            if record.draft_s < 0.01 * seconds:
-                self.pausing = self.pausing and self._lost_s > _LOST_SHARE * self._spent_s
-                return
-        if self.plain_s is None:
+        if not self.plain_s:
             return
-        self._trial.add(record.accepted + texts, drafted_s, self.plain_s, texts)
-        if self._trial.failed(self.plain_s, texts):
-            # Earlier gains allow the next trial to come sooner, within limits, because texts change.
-            self._lost_s = max(self._lost_s + self._trial.net_s, -_MOST_CREDIT * self.plain_s)
-            self._trial = _Trial()
-            self.pausing = True
-
-
-class _Trial:
-    """Consecutive rounds with drafts, for as long as they pay.
-
-    Attributes:
-        rounds: how many there were.
-        lost_s: seconds that the latest of them took beyond what plain decoding would have taken.
-        net_s: the same over all of them; negative if they gained time.
-    """
-
-    def __init__(self) -> None:
-        self.rounds = 0
-        self.lost_s = self.net_s = 0.0
-        self._seconds = self._tokens = 0.0
-
-    @property
-    def is_short(self) -> bool:
-        """Whether there were too few to judge them by their mean."""
-        return self.rounds < _PATIENCE
-
-    @property
-    def pace(self) -> float:
-        """Seconds per token, as a running mean."""
-        return self._seconds / self._tokens
-
-    def add(self, tokens: int, seconds: float, plain_s: float, texts: int) -> None:
-        """Add a round.
-
-        Args:
-            plain_s: seconds of a pass without drafts, which gives each text a token.
-        """
-        self.rounds += 1
-        weight = max(1 / self.rounds, 1 - _MEMORY)
-        self._seconds += weight * (seconds - self._seconds)
-        self._tokens += weight * (tokens - self._tokens)
-        # Gains do not accumulate, so that a change of the text is noticed as soon as ever. The first round's
-        # loss is capped, because it may have been disturbed by something that happens only once.
-        lost_s = seconds - tokens * plain_s / texts
-        self.net_s += lost_s
-        self.lost_s = max(self.lost_s + (min(lost_s, plain_s) if self.rounds == 1 else lost_s), -plain_s)
-
-    def failed(self, plain_s: float, texts: int) -> bool:
-        """Whether plain decoding is the better choice, judging by these rounds."""
-        return self.lost_s > _DEAREST_TRIAL * plain_s if self.is_short else self.pace > plain_s / texts
+        gained = _STAKE_SHARE * seconds / self.plain_s
+        if record.nodes > texts or record.draft_s >= 0.01 * seconds:
+            tokens = record.accepted + texts
+            self._rounds += 1
+            self._weight += 1
+            weight = max(1 / self._weight, 1 - _MEMORY)
+            self._seconds += weight * (drafted_s - self._seconds)
+            self._tokens += weight * (tokens - self._tokens)
+            gained += tokens / texts - drafted_s / self.plain_s
+        self._stake = min(self._stake + gained, _MOST_STAKE)

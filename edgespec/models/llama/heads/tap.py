@@ -16,6 +16,7 @@ import numpy as np
 from edgespec.errors import BackendError
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
+from edgespec.kernels.watch import new_watch
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context, FloatArray
 
@@ -39,7 +40,9 @@ class LayerTap:
         self._layers = tuple(layers)
         self._names = {_OUTPUT % (layer - 1): layer for layer in layers}
         self._found: dict[int, list[FloatArray]] = {}
-        self._reached: tuple[int, Address] | None = None
+        self.watch = new_watch()
+        for name in self._names:
+            self.watch.stop_after(name)
 
     @property
     def row_bytes(self) -> int:
@@ -49,19 +52,14 @@ class LayerTap:
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins: forget what was copied in the last one."""
         self._found = {layer: [] for layer in self._layers}
-        self._reached = None
 
     def reached(self, node: Address) -> bool:
-        """A node is about to be computed. Returns whether it is one of those that are copied."""
-        layer = self._names.get(ggml.name_of(node))
-        self._reached = None if layer is None else (layer, node)
-        return layer is not None
+        """Nothing is asked about: the graph stops where states are to be copied."""
+        return False
 
-    def computed(self) -> None:
-        """The graph is computed up to and including the node that was reached last."""
-        if self._reached is None:
-            return
-        (layer, node), self._reached = self._reached, None
+    def computed(self, node: Address) -> None:
+        """A layer's output is computed: copy it."""
+        layer = self._names[ggml.name_of(node)]
         values = ggml.read_rows(node)
         if values is None or values.shape[1] != self._width:
             raise BackendError(f"The hidden states of layer {layer} are laid out in a way that is not known.")

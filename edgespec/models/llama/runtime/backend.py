@@ -16,6 +16,14 @@ from edgespec.printable import one_line
 _INFO_LEVEL, _ERROR_LEVEL = 2, 4  # ggml_log_level
 _KEPT_ERRORS = 8
 
+# What llama.cpp and the system say of memory that cannot be had. What llama.cpp quotes is from the file.
+_NO_MEMORY = re.compile(
+    r"(failed|unable|cannot|attempted) to allocate|cannot allocate memory|allocation failed|bad_alloc"
+    r"|out of memory|insufficient memory|mmap failed|not enough space in the buffer|failed to reserve memory",
+    re.IGNORECASE,
+)
+_QUOTED = re.compile(r"'.*'", re.DOTALL)
+
 
 class _Log:
     """llama.cpp's log: printed nowhere, with its first error lines kept for messages."""
@@ -48,7 +56,7 @@ class _Log:
     @property
     def memory_ran_out(self) -> bool:
         """Whether an allocation has failed."""
-        return any(re.search(r"alloc|insufficient memory|mmap failed", line) for line in self.errors)
+        return any(_NO_MEMORY.search(_QUOTED.sub("", line)) for line in self.errors)
 
 
 log = _Log()

@@ -1,7 +1,8 @@
 """Observing a context's compute graph: one llama.cpp callback, several observers.
 
-llama.cpp calls its eval callback for every node before it computes a run of nodes. Where the callback returns
-true, it computes up to and including that node, calls again, and goes on. A context has one such callback.
+An observer says by its watch where in the graph it is called (`kernels.watch`). The graph stops only where
+one of them wants to see what was computed, and Python is entered only where one is called. A context without
+observers has no callback.
 """
 
 from __future__ import annotations
@@ -12,15 +13,23 @@ from typing import Any, Protocol
 
 import llama_cpp
 
+from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.native.library import Branching
+from edgespec.kernels.native.library import STATE_OPERATIONS, Branching
+from edgespec.kernels.watch import Gate, Watch, new_watch, open_gate
 
 
 class GraphObserver(Protocol):
-    """Called for every graph node while a batch is decoded.
+    """Called at some nodes of the graph while a batch is decoded.
 
     If an observer raises, the decode ends and `Context.decode` raises the exception.
+
+    Attributes:
+        watch: at which nodes; made by `kernels.watch.new_watch`.
     """
+
+    @property
+    def watch(self) -> Watch: ...
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins.
@@ -32,11 +41,14 @@ class GraphObserver(Protocol):
         ...
 
     def reached(self, node: Address) -> bool:
-        """A node is about to be computed. Returns whether the graph must stop after it."""
+        """A node that the watch asks about is to be computed. Returns whether the graph must stop after it.
+
+        Whatever comes after the node that the graph stopped at last is not computed yet.
+        """
         ...
 
-    def computed(self) -> None:
-        """The graph has stopped: the node that was reached last has been computed."""
+    def computed(self, node: Address) -> None:
+        """The graph has stopped after this node for this observer: everything up to it has been computed."""
         ...
 
     def end(self, *, completed: bool) -> None:
@@ -53,6 +65,9 @@ class _MarksBranches:
 
     def __init__(self, branching: Branching) -> None:
         self._branching = branching
+        self.watch = new_watch()
+        for name in STATE_OPERATIONS:
+            self.watch.ask_about_operation(ggml.operation_named(name))
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins."""
@@ -62,7 +77,7 @@ class _MarksBranches:
         self._branching.reached(node)
         return False
 
-    def computed(self) -> None:
+    def computed(self, node: Address) -> None:
         """Nothing to do: the graph is never stopped for this."""
 
     def end(self, *, completed: bool) -> None:
@@ -72,25 +87,25 @@ class _MarksBranches:
 class GraphCallback:
     """The eval callback of one context.
 
-    Each call takes about a microsecond, so a context without observers has no callback in Python.
-
     Args:
-        branching: computes branches of running states, and has to know all nodes, too.
+        branching: computes branches of running states, and has to know of their nodes, too.
     """
 
     def __init__(self, observers: Iterable[GraphObserver], branching: Branching | None = None) -> None:
         self._observers = list(observers)
         self._branching = branching
         self._error: BaseException | None = None
-        self._callback: Any = None
+        self._gate: Gate | None = None
 
     def install(self, params: Any) -> None:
         """Set the callback in the parameters of a context, if there are observers."""
         if self._observers:
             if self._branching is not None:
                 self._observers.append(_MarksBranches(self._branching))
-            self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
-            params.cb_eval = self._callback
+            self._gate = open_gate(self._call)
+            self._set_watches()
+            params.cb_eval = llama_cpp.ggml_backend_sched_eval_callback(self._gate.callback)
+            params.cb_eval_user_data = self._gate.data
         elif self._branching is not None:
             params.cb_eval = ctypes.cast(self._branching.callback, llama_cpp.ggml_backend_sched_eval_callback)
             params.cb_eval_user_data = self._branching.handle
@@ -98,15 +113,28 @@ class GraphCallback:
     @property
     def installed(self) -> bool:
         """Whether observers are called."""
-        return self._callback is not None
+        return self._gate is not None
 
     def add(self, observer: GraphObserver) -> None:
         """Add an observer; only if the callback is installed."""
         self._observers.append(observer)
+        self._set_watches()
+
+    def remove(self, observer: GraphObserver) -> None:
+        """Call an observer no more."""
+        self._observers.remove(observer)
+        self._set_watches()
+
+    @property
+    def observers(self) -> tuple[GraphObserver, ...]:
+        """All that are called."""
+        return tuple(self._observers)
 
     def begin(self, stop: Callable[[], bool], padding: int) -> None:
         """A decode begins."""
         self._error = None
+        if self._gate is not None:
+            self._gate.begin()
         for observer in self._observers:
             observer.begin(stop, padding)
 
@@ -117,18 +145,17 @@ class GraphCallback:
             observer.end(completed=error is None)
         return error
 
-    def _on_node(self, node: Address, ask: bool, _data: object) -> bool:
+    def _set_watches(self) -> None:
+        if self._gate is not None:
+            self._gate.set_watches([observer.watch for observer in self._observers])
+
+    def _call(self, node: Address, number: int, ask: int) -> int:
+        """Call an observer; a negative result ends the pass."""
         try:
-            if self._error is not None:
-                return ask  # stop here, and go no further
-            stop = False
             if ask:
-                for observer in self._observers:
-                    stop = observer.reached(node) or stop
-                return stop
-            for observer in self._observers:
-                observer.computed()
-            return True
+                return int(self._observers[number].reached(node))
+            self._observers[number].computed(node)
+            return 1
         except BaseException as error:  # C cannot propagate it
             self._error = error
-            return ask
+            return -1

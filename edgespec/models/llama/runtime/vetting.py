@@ -32,11 +32,12 @@ _survived: dict[Path, FileState] = {}  # files whose headers this process need n
 
 
 def require_loadable(headers: Sequence[GGUFHeader], beside: GGUFHeader | None = None) -> None:
-    """Make sure that llama.cpp survives loading a model.
+    """Make sure that llama.cpp survives loading a model, a draft head or a LoRA adapter.
 
     Args:
-        headers: of the model's files, the first one first.
-        beside: of the target whose matrices it borrows, for a draft head.
+        headers: of its files, the first one first.
+        beside: of the target whose matrices it borrows, for a draft head; of the model that it is applied to,
+            for a LoRA adapter.
 
     Raises:
         ModelFileError: it does not.
@@ -45,7 +46,8 @@ def require_loadable(headers: Sequence[GGUFHeader], beside: GGUFHeader | None = 
     place = _place(headers if beside is None else [*headers, beside])
     failure = _read(place)
     if failure is None:
-        seconds = _MOST_S + _MOST_S_PER_GB * sum(header.file_bytes for header in headers) / 1e9
+        n_bytes = sum(header.file_bytes for header in [*headers, *([beside] if beside else [])])
+        seconds = _MOST_S + _MOST_S_PER_GB * n_bytes / 1e9
         failure = _try_out(headers[0], beside, seconds)
         _keep(place, failure)
     if failure:
@@ -77,7 +79,7 @@ def _try_out(header: GGUFHeader, beside: GGUFHeader | None, most_s: float) -> st
     """What ends a process that loads the file; empty if it survives."""
     request = {"path": str(header.path.resolve()), "head": is_head(header)}
     if beside is not None:
-        request["beside"] = str(beside.path.resolve())
+        request |= {"beside": str(beside.path.resolve()), "adapter": header.is_adapter}
     verdict = attempt_in_child(
         "edgespec.models.llama.trials.load_trial",
         request,

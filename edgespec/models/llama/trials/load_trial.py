@@ -12,6 +12,7 @@ from typing import Any
 from edgespec.errors import EdgeSpecError
 from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.models.llama.heads.context import HeadContext
+from edgespec.models.llama.runtime.adapters import load_adapter
 from edgespec.models.llama.runtime.backend import start_backend
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
@@ -29,16 +30,19 @@ start_backend()
 
 
 def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Do what loading the model at "path", for a head beside the one at "beside", and reading a prompt do.
+    """Do what loading the model at "path" and reading a prompt do.
 
-    A "head" without its target is only loaded.
+    A head is set up beside its target at "beside", and only loaded without one. An adapter is applied to the
+    model at "beside".
 
     Returns:
         The "error" with which llama.cpp refused the file, or nothing.
     """
     path = Path(request["path"])
     try:
-        if "beside" in request:
+        if request.get("adapter"):
+            _compute(Path(request["beside"]), adapter=path)
+        elif "beside" in request:
             _open_head(path, Path(request["beside"]))
         elif request.get("head"):
             with _planned(path) as model:
@@ -50,7 +54,7 @@ def attempt(request: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _compute(path: Path) -> None:
+def _compute(path: Path, adapter: Path | None = None) -> None:
     """Read a prompt of two tokens, then one more."""
     try:
         weights = ZeroWeights()
@@ -58,11 +62,17 @@ def _compute(path: Path) -> None:
         with _planned(path) as model:
             _read_and_write(model)
             _open(model).close()
+        if adapter is not None:
+            with Model(path, memory_map=True, repack=False, vetted=False) as model:
+                load_adapter(model, adapter)
         return
     try:
         with Model(path, memory_map=False, repack=False, weights=weights, vetted=False) as model:
-            _read_and_write(model)
+            if adapter is None:
+                _read_and_write(model)
             context = _open(model)
+            if adapter is not None:
+                context.adapt([(load_adapter(model, adapter), 1.0)])
             for position, tokens in ((0, [0, 0]), (2, [0])):
                 context.decode(Batch.run(tokens, position, n_sequences=1, logits="last"))
                 context.logits()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.generation.tools import Tool
+from edgespec.models.text.calls.loosened_arguments import loosened
 
 _FURTHER_NAMES = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames")
 # These may add properties to those that stand beside them.
@@ -22,8 +23,11 @@ _LISTS = ("anyOf", "oneOf", "prefixItems")
 
 
 def closed(tool: Tool) -> Tool:
-    """The tool with schemas that permit the listed arguments only, unless they say otherwise."""
-    return replace(tool, parameters=json.dumps(closed_schema(tool.schema)))
+    """The tool with schemas that permit the listed arguments only, unless they say otherwise.
+
+    What cannot be imposed is left out.
+    """
+    return replace(tool, parameters=json.dumps(loosened(closed_schema(tool.schema))))
 
 
 def closed_schema(schema: dict[str, Any]) -> dict[str, Any]:

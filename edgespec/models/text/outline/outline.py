@@ -122,6 +122,8 @@ class Outline:
             steps: those behind the trigger.
         """
         assert self.calls is not None
+        if self.calls.forbidden:
+            return None
         return self.follow(steps, (self.calls.trigger if self.calls.fed else b"") + data)
 
     def follow(self, steps: Sequence[Step], data: bytes) -> Stage | None:

@@ -71,6 +71,7 @@ class Calls:
         required: the answer has to begin with one.
         more: other triggers, and the steps behind each.
         before: what the prompt ends with that a trigger may begin with.
+        forbidden: none may be made, so nothing may follow a trigger.
     """
 
     trigger: bytes
@@ -81,6 +82,7 @@ class Calls:
     required: bool = False
     more: tuple[tuple[bytes, tuple[Step, ...]], ...] = ()
     before: bytes = b""
+    forbidden: bool = False
 
     @property
     def triggers(self) -> tuple[tuple[bytes, tuple[Step, ...]], ...]:

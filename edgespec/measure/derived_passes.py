@@ -9,17 +9,19 @@ the processor's caches.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError
+from edgespec.kernels.attention import measure_attention
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
-from edgespec.kernels.layouts import weight_layout
+from edgespec.kernels.layouts import kernel_layouts, measured_products, weight_layout
 from edgespec.kernels.report import ROWS
 from edgespec.kernels.report_store import ensure_report, stored_report
 from edgespec.kernels.setting import PLAIN
 from edgespec.machine.contention import ContentionWatch
 from edgespec.models.gguf.experts import layer_weights
+from edgespec.models.gguf.footprint import query_elements
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import BLOCK_SIZES, GGUFHeader, TensorInfo
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
@@ -33,6 +35,7 @@ _LAYER_S, _LAYER_ROW_S = 0.2e-3, 16e-6
 
 _TRIED_WEIGHTS = 2048 * 1024  # of the matrix that the trial of the kernels multiplies by
 _MEMORY_BYTE_S = 1 / 25e9  # for a byte of weights from a usual desktop's memory
+_GUESSED = tuple(_MEMORY_BYTE_S * factor for factor in (1.0, 2.0, 6.0))  # of types that were never measured
 
 Seconds = tuple[float, ...]
 
@@ -63,18 +66,7 @@ class DerivedPasses:
         if stored_report() is None:
             self._on_progress("Trying the processor's kernels (once)", 0.0)
         ensure_report()
-        n_bytes: dict[tuple[int, str], float] = defaultdict(float)
-        for tensor, share in _multiplied(headers):
-            layout = weight_layout(tensor.name, tensor.type_id, tensor.shape)
-            n_bytes[tensor.type_id, layout.name if layout else PLAIN] += share * tensor.n_bytes
-        total = sum(n_bytes.values())
-        usual = max(n_bytes, key=lambda kind: n_bytes[kind])
-        products = [0.0] * len(ROWS)
-        for kind, size in n_bytes.items():
-            speed = self._seconds(*(kind if size >= _FEW * total else usual))
-            products = [sum_s + size * byte_s for sum_s, byte_s in zip(products, speed, strict=True)]
-        layers = headers[0].block_count or 0
-        return pass_curve(products, layers)
+        return _curve(headers, self._seconds)
 
     def _seconds(self, type_id: int, layout: str) -> Seconds:
         """Seconds for a byte of weights in a layout, for each of ROWS: those of the plain one, corrected."""
@@ -108,8 +100,49 @@ class DerivedPasses:
             self._store.put_products(self._key(type_id), speed.seconds)
         return speed.seconds
 
+    def attend_s(self, header: GGUFHeader) -> float:
+        """Seconds in which a row attends to a cell, in all layers; 0 if that cannot be measured."""
+        key = machine_identity() | {
+            "threads": str(self._threads),
+            "kernels": " ".join(layout.name for layout in kernel_layouts()),
+        }
+        known = self._store.attention(key)
+        if known is None:
+            watch = ContentionWatch(self._threads)
+            self._on_progress("Measuring attention (once)", 0.0)
+            known = measure_attention(self._threads) or 0.0
+            if watch.disturbed:
+                self.disturbed = True
+            elif known:
+                self._store.put_attention(key, known)
+        return known * query_elements(header)
+
     def _key(self, type_id: int) -> Key:
         return machine_identity() | {"threads": str(self._threads), "type": str(type_id)}
+
+
+def known_curve(headers: Sequence[GGUFHeader], store: ProfileStore, threads: int) -> Curve:
+    """Seconds of a pass in memory, by rows, from what is known already; nothing is measured now."""
+    return _curve(headers, lambda type_id, _layout: known_products(store, threads, type_id) or _GUESSED)
+
+
+def _curve(headers: Sequence[GGUFHeader], seconds: Callable[[int, str], Seconds]) -> Curve:
+    """Seconds of a pass in memory.
+
+    Args:
+        seconds: for a byte of weights of a type in a layout, for each of ROWS.
+    """
+    n_bytes: dict[tuple[int, str], float] = defaultdict(float)
+    for tensor, share in _multiplied(headers):
+        layout = weight_layout(tensor.name, tensor.type_id, tensor.shape)
+        n_bytes[tensor.type_id, layout.name if layout else PLAIN] += share * tensor.n_bytes
+    total = sum(n_bytes.values())
+    usual = max(n_bytes, key=lambda kind: n_bytes[kind])
+    products = [0.0] * len(ROWS)
+    for kind, size in n_bytes.items():
+        speed = seconds(*(kind if size >= _FEW * total else usual))
+        products = [sum_s + size * byte_s for sum_s, byte_s in zip(products, speed, strict=True)]
+    return pass_curve(products, headers[0].block_count or 0)
 
 
 def pass_curve(products: Sequence[float], layers: int) -> Curve:
@@ -128,11 +161,9 @@ def known_products(store: ProfileStore, threads: int, type_id: int) -> Seconds |
     """
     key = machine_identity() | {"threads": str(threads), "type": str(type_id)}
     stored = store.products(key)
-    report = stored_report()
-    known = report.seconds.get(type_id) if report else None
-    if stored is not None or not known:
+    if stored is not None or (known := measured_products(type_id)) is None:
         return stored
-    within = min(known.values(), key=sum)
+    within, _ = known
     n_bytes = _TRIED_WEIGHTS * BLOCK_SIZES[type_id][1] // BLOCK_SIZES[type_id][0]
     alone = [seconds / n_bytes / threads for seconds in within]
     return tuple(max(seconds, _MEMORY_BYTE_S) for seconds in alone)

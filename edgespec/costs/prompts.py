@@ -1,0 +1,111 @@
+"""The time to read a prompt, and the size of the pieces in which prompts are best read.
+
+A prompt is read in pieces, and each piece takes a sweep over the streamed weights. Larger pieces need fewer
+sweeps, but their activations take memory that could hold weights, which every later pass then reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.costs.pass_time import pass_seconds, read_seconds
+from edgespec.costs.planned_memory import PlannedMemory
+from edgespec.costs.planner import Bound, Passes
+
+USUAL_ANSWER = 128
+"""Passes of a usual answer, which pay for what larger pieces displace."""
+
+_ENOUGH = 1.03  # times the least time: larger pieces than that takes would only make other texts wait longer
+
+
+def usual_prompt(context: int) -> int:
+    """Tokens of the prompts by which pieces are sized: who asks for a long context has long prompts."""
+    return max(context // 2, 1)
+
+
+@dataclass(frozen=True)
+class PromptTime:
+    """The time to read a prompt.
+
+    Attributes:
+        tokens: tokens in the prompt.
+        rows: most tokens read in one pass.
+        passes: how many passes that takes; each sweeps over the streamed weights once.
+        compute_s, read_s: seconds of arithmetic and of reading, which overlap.
+        seconds: the whole time.
+    """
+
+    tokens: int
+    rows: int
+    passes: int
+    compute_s: float
+    read_s: float
+    seconds: float
+
+    @property
+    def bound(self) -> Bound:
+        """The part that takes longer."""
+        return "disk" if self.read_s > self.compute_s else "compute"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, for scripts."""
+        return {
+            "tokens": self.tokens,
+            "rows": self.rows,
+            "passes": self.passes,
+            "compute_s": round(self.compute_s, 4),
+            "read_s": round(self.read_s, 4),
+            "seconds": round(self.seconds, 4),
+            "bound": self.bound,
+        }
+
+
+def predict_prompt(
+    holding: PlannedMemory, passes: Passes, tokens: int, rows: int, attend_s: float = 0.0
+) -> PromptTime:
+    """The time to read a prompt of this many tokens in pieces of so many rows.
+
+    Args:
+        attend_s: seconds in which a row attends to a cell, in all layers.
+    """
+    starts = range(0, tokens, rows)
+    pieces = [min(rows, tokens - start) for start in starts]
+    compute = [
+        passes.compute.at(piece) + attend_s * piece * (start + (piece - 1) / 2)
+        for start, piece in zip(starts, pieces, strict=True)
+    ]
+    sweeps = [read_seconds(holding.pass_bytes(piece), passes.read_rate) for piece in pieces]
+    return PromptTime(
+        tokens,
+        rows,
+        len(pieces),
+        sum(compute),
+        sum(sweeps),
+        sum(
+            pass_seconds(read_s, compute_s, passes.overlap)
+            for read_s, compute_s in zip(sweeps, compute, strict=True)
+        ),
+    )
+
+
+def best_rows(holdings: Mapping[int, PlannedMemory], passes: Passes, tokens: int) -> int:
+    """The fewest rows of a piece with which a prompt and a usual answer take hardly longer than they must.
+
+    Args:
+        holdings: rows of the largest pieces to where weights are held beside their activations.
+        tokens: of the prompt.
+
+    Raises:
+        ValueError: there is nothing to choose from.
+    """
+
+    def seconds(rows: int) -> float:
+        holding = holdings[rows]
+        read_s = read_seconds(holding.pass_bytes(1), passes.read_rate)
+        answer_s = USUAL_ANSWER * pass_seconds(read_s, passes.compute.at(1), passes.overlap)
+        return predict_prompt(holding, passes, tokens, rows).seconds + answer_s
+
+    taken = {rows: seconds(rows) for rows in holdings}
+    return min(rows for rows, n in taken.items() if n <= _ENOUGH * min(taken.values()))

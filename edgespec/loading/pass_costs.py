@@ -1,0 +1,32 @@
+"""What the target's passes take, as far as that is known while its memory is planned."""
+
+from __future__ import annotations
+
+from edgespec.costs.pass_time import USUAL_OVERLAP
+from edgespec.costs.planner import Passes
+from edgespec.costs.prompts import usual_prompt
+from edgespec.loading.devices.spreading import read_rate
+from edgespec.measure.derived_passes import known_curve
+from edgespec.models.gguf.layers import ModelFiles
+from edgespec.offload.planning.needs import Prefill
+from edgespec.profiles.store import ProfileStore
+
+
+def expected_prefill(files: ModelFiles, context: int, threads: int) -> Prefill:
+    """What the pieces of prompts are sized by, in a context of so many tokens."""
+    return Prefill(expected_passes(files, threads), usual_prompt(context))
+
+
+def expected_passes(files: ModelFiles, threads: int, store: ProfileStore | None = None) -> Passes:
+    """Passes over streamed weights: measured with this model, or derived; nothing is measured now."""
+    store = store or ProfileStore()
+    own = store.preferred_passes(files.headers[0].fingerprint, threads, streams=True)
+    if own is None:
+        return Passes(
+            known_curve(files.headers, store, threads),
+            read_rate(files, store),
+            overlap=USUAL_OVERLAP,
+            measured=False,
+        )
+    rate = own.read_rate or read_rate(files, store)
+    return Passes(own.compute, rate, own.accept_s, own.overlap if own.streamed else USUAL_OVERLAP)

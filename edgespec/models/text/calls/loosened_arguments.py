@@ -1,0 +1,64 @@
+"""Schemas of tools' arguments, without what cannot be imposed while text is generated.
+
+Agents send schemas that were made for validating. One keyword that llguidance does not implement would cost
+the whole request. Without it a schema only permits more, and programs check the arguments that they get.
+(Where an answer itself must have a form, such a keyword is refused: without it, the form would not hold.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_UNIMPLEMENTED = frozenset(
+    (
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
+        *("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
+        *("dependencies", "dependentRequired", "dependentSchemas", "$dynamicAnchor", "$dynamicRef"),
+    )
+)
+_FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown")
+)
+_NO_AUTOMATON = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")  # looks around, or back at what it has found
+
+_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_SCHEMAS = ("items", "additionalProperties", "additionalItems")
+
+
+def loosened(schema: Any) -> Any:
+    """A schema that permits whatever this one does, and that grammars can be made of."""
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _UNIMPLEMENTED or not _can_be_imposed(key, value):
+            continue
+        if key in _OF_SCHEMAS and isinstance(value, Mapping):
+            found[key] = {name: loosened(part) for name, part in value.items()}
+        elif key in _LISTS and isinstance(value, list):
+            found[key] = [loosened(part) for part in value]
+        elif key in _SCHEMAS:
+            found[key] = loosened(value)
+        else:
+            found[key] = value
+    if "patternProperties" in schema and "patternProperties" not in found:
+        found.pop("additionalProperties", None)  # which counted for the other names
+    return found
+
+
+def _can_be_imposed(key: str, value: Any) -> bool:
+    """Whether the value of a keyword is one that grammars can be made of."""
+    if key == "format":
+        return value in _FORMATS
+    if key == "pattern":
+        return _is_automaton(value)
+    if key == "patternProperties" and isinstance(value, Mapping):
+        return all(map(_is_automaton, value))
+    return True
+
+
+def _is_automaton(pattern: Any) -> bool:
+    return not (isinstance(pattern, str) and _NO_AUTOMATON.search(pattern))

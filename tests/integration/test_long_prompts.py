@@ -1,0 +1,100 @@
+"""Long prompts of a streamed model beside other texts: who waits for whom, and what it changes: no bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from edgespec import GenerationConfig
+from edgespec.engine.engine import Engine
+from edgespec.engine.requests import Request
+from edgespec.generation.config import Grammar
+from edgespec.generation.result import Generation
+from edgespec.offload.planning import needs
+from edgespec.offload.weights import StreamedWeights
+from tests.integration.test_streaming import load_streamed
+
+LONG = 2000
+CONTEXT = 2560
+
+
+@pytest.fixture(scope="module", params=["f16", "q8_0"])
+def engine(request: pytest.FixtureRequest, short_path: Path) -> Iterator[Engine]:
+    """With F16, EdgeSpec's own kernels may compute everything; with q8_0, attention is ggml's."""
+    with pytest.MonkeyPatch.context() as patch:
+        # A model this small is read in no time, so small pieces would do.
+        patch.setattr(needs, "best_rows", lambda *_: 1024)
+        loaded = load_streamed(short_path, context=CONTEXT, threads=1, kv=request.param)
+    with loaded:
+        assert loaded.target.context.n_rows == 1024
+        yield loaded
+
+
+def prompt(engine: Engine, number: int, length: int) -> list[int]:
+    """Tokens that begin differently for each number."""
+    text = (
+        f"Story {number}: " + "The river was high that spring, and nobody crossed it without a reason. " * 200
+    )
+    return engine.encoder.encode(text, raw=True)[:length]
+
+
+def sweeps(engine: Engine) -> float:
+    weights = engine.target.model.weights
+    assert isinstance(weights, StreamedWeights)
+    return weights.read_bytes / weights.streamed_bytes
+
+
+def answers(engine: Engine, wanted: Sequence[Request]) -> dict[str, Generation]:
+    found = {}
+    for event in engine.stream_many(wanted):
+        assert event.error is None
+        assert event.chunk is not None
+        if event.chunk.generation is not None:
+            found[event.request.key] = event.chunk.generation
+    return found
+
+
+def test_an_answer_goes_on_while_a_long_prompt_is_read(engine: Engine) -> None:
+    letters = Grammar("regex", "[a-z ]{2000}")  # so that the answer does not end early
+    config = GenerationConfig(max_tokens=120, grammar=letters)
+    few = GenerationConfig(max_tokens=3)
+    short, long = prompt(engine, 1, 12), prompt(engine, 2, LONG)
+    expected = [engine.generate(short, config).tokens, engine.generate(long, few).tokens]
+    engine.target.rewind(0)
+    answering = Request(short, config, key="answering")
+    joining = Request(long, few, key="joining")
+    order: list[str] = []
+    found: dict[str, Generation] = {}
+
+    def source() -> Iterator[Request]:
+        yield answering
+        yield joining
+
+    for event in engine.stream_many(source(), parallel=2):
+        assert event.chunk is not None
+        order.append(event.request.key)
+        if event.chunk.generation is not None:
+            found[event.request.key] = event.chunk.generation
+    first = order.index("joining")
+    assert order[:first].count("answering") >= 2, "the answer got tokens while the prompt was read"
+    assert order[first:].count("answering") >= 1, "and the prompt did not wait for the answer's end"
+    assert [found["answering"].tokens, found["joining"].tokens] == expected
+
+
+def test_prompts_of_several_requests_share_sweeps(engine: Engine) -> None:
+    config = GenerationConfig(max_tokens=1)
+    wanted = [Request(prompt(engine, 10 + n, 700), config, key=str(n)) for n in range(3)]
+    expected = []
+    for request in wanted:
+        engine.target.rewind(0)
+        expected.append(engine.generate(request.prompt, config).tokens)
+    engine.target.rewind(0)
+    before = sweeps(engine)
+    found = answers(engine, wanted)
+    taken = sweeps(engine) - before
+    assert [found[str(n)].tokens for n in range(3)] == expected
+    longest = engine.target.shared_rows(1024)
+    assert longest >= 192, "pieces beyond the padded passes of exact decoding are used"
+    assert taken <= 3 * 700 / longest + 12, "remainders, and passes that give each text its token"
