@@ -27,7 +27,9 @@ class Architecture:
         without: tensors of the common layer that it lacks.
         beside: further tensors of the whole model.
         keys: amends the writer with metadata of its own.
-        heads: of keys and values, how many there are, and the length of a key and of a value.
+        without_beside: tensors of the common model that it lacks.
+        heads: of keys and values, how many there are, in each layer if that differs, and the length of a key
+            and of a value.
     """
 
     layer: dict[str, Shape] = field(default_factory=dict)
@@ -35,7 +37,8 @@ class Architecture:
     without: tuple[str, ...] = ()
     beside: dict[str, Shape] = field(default_factory=dict)
     keys: Callable[[gguf.GGUFWriter], Any] = lambda writer: None
-    heads: tuple[int, int, int] = (N_HEAD_KV, HEAD, HEAD)
+    without_beside: tuple[str, ...] = ()
+    heads: tuple[int | list[int], int, int] = (N_HEAD_KV, HEAD, HEAD)
 
 
 _KV = N_HEAD_KV * HEAD
@@ -131,7 +134,7 @@ def _dense_then_experts(index: int) -> dict[str, Shape]:
     return _EXPERTS | _SHARED | {"exp_probs_b.bias": (N_EXPERT,)}
 
 
-def _attention_every_fourth(index: int) -> dict[str, Shape]:
+def attention_every_fourth(index: int) -> dict[str, Shape]:
     if index % 4 == 3:
         return {
             "attn_q.weight": (2 * N_EMBD, N_EMBD),
@@ -252,7 +255,7 @@ MIXTURES: dict[str, Architecture] = {
             "ffn_gate_inp_shexp.weight": (N_EMBD,),
             **_SHARED,
         },
-        layer_at=_attention_every_fourth,
+        layer_at=attention_every_fourth,
         without=(
             *_DENSE_FFN,
             *("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight", "ffn_norm.weight"),
@@ -264,18 +267,25 @@ MIXTURES: dict[str, Architecture] = {
 
 
 def write_tiny(
-    path: Path, architecture: str, vocabulary_of: Path, *, split: int = 0, damped: float = 1.0
+    path: Path,
+    architecture: str,
+    vocabulary_of: Path,
+    *,
+    kind: Architecture | None = None,
+    split: int = 0,
+    damped: float = 1.0,
 ) -> Path:
     """A model of that architecture in F16, with the first tokens of another model's vocabulary.
 
     Args:
+        kind: what sets it apart; None if it is one of those here.
         split: most tensors a file; 0 writes one file.
         damped: scales what layers add; near 0, the next token depends on the last one alone.
 
     Returns:
         The path to load.
     """
-    kind = (ARCHITECTURES | MIXTURES)[architecture]
+    kind = kind or (ARCHITECTURES | MIXTURES)[architecture]
     heads, key, value = kind.heads
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_block_count(N_LAYER)
@@ -293,8 +303,8 @@ def write_tiny(
     rng = np.random.default_rng(1)
 
     def add(name: str, shape: Shape) -> None:
-        precise = ("norm", "gate_inp", "sinks", "ssm_a", "ssm_conv1d")
-        small = name.endswith(".bias") or any(part in name for part in precise)
+        precise = ("norm", "gate_inp", "sinks", "ssm_a", "conv1d", "shortconv.conv")
+        small = name.endswith((".bias", "ssm_a", "ssm_d")) or any(part in name for part in precise)
         scale = 1.0 if "norm" in name else 0.1
         if name.endswith(("attn_output.weight", "ffn_down.weight")):
             scale *= damped
@@ -304,7 +314,8 @@ def write_tiny(
         writer.add_tensor(name, -np.abs(values) if name.endswith("ssm_a") else values)
 
     add("token_embd.weight", (N_VOCAB, N_EMBD))
-    add("output_norm.weight", (N_EMBD,))
+    if "output_norm.weight" not in kind.without_beside:
+        add("output_norm.weight", (N_EMBD,))
     for name, shape in kind.beside.items():
         add(name, shape)
     for i in range(N_LAYER):

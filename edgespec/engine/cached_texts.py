@@ -41,7 +41,8 @@ class CachedTexts:
     def __init__(self, context: Context, *, ordered: bool) -> None:
         self.own = CachedText(open_cache(context, ordered=ordered))
         self.max_leaves = self.cache.max_paths
-        self.max_texts = max(self.max_leaves - 1, 1)  # saving a text's state takes an id of its own
+        # Saving a text's state takes an id of its own; a running state is that of one text.
+        self.max_texts = max(self.max_leaves - 1, 1) if self.cache.saves_parts else 1
         self.identity: dict[str, str] = {}
         self.stores: list[StateStore] = []
         self._texts = [self.own]
@@ -137,6 +138,7 @@ class CachedTexts:
         cached = cached or self.own
         self._begin()
         cached.rewind(common_prefix(cached.tokens, tokens))
+        _drop_pending(cached)
         for store in [*self.stores, *stores]:
             cached.tokens[:] = tokens[: store.restore(cached.cache, tokens)]
         self._changing = False
@@ -145,6 +147,7 @@ class CachedTexts:
     def save_text(self, store: StateStore, cached: CachedText) -> None:
         """Write the state of a whole text to a store."""
         self._begin()
+        _drop_pending(cached)
         store.keep(cached.cache, cached.tokens, tail=True)
         self._changing = False
 
@@ -159,6 +162,7 @@ class CachedTexts:
             already moved past it; the store is then left unchanged.
         """
         self._begin()
+        _drop_pending(self.own)
         held = self.own.tokens
         known = common_prefix(held, text)
         if not self.cache.saves_parts and known < self.cache.length:
@@ -206,6 +210,11 @@ class CachedTexts:
         del cached.tokens[cached.cache.length :]
         self._changing = False
 
+    @property
+    def n_pending(self) -> int:
+        """Rows of the next pass that tokens of its text take, besides the root of the tree."""
+        return self.cache.n_pending
+
     def _begin(self) -> None:
         """Begin a call that changes the cache, and discard what an interrupted one left behind."""
         if self._changing or self._guessing:
@@ -220,3 +229,8 @@ class CachedTexts:
         for cached in self._texts:
             cached.rewind(len(cached.tokens))
         self._changing = self._guessing = False
+
+
+def _drop_pending(cached: CachedText) -> None:
+    """Forget the tokens that only the next pass would read; they are read like any others then."""
+    cached.rewind(cached.cache.length - cached.cache.n_pending)

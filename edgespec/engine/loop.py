@@ -42,6 +42,8 @@ class TreeVerifier(Protocol):
     def reading_s(self) -> float: ...
     @property
     def n_free_leaves(self) -> int: ...
+    @property
+    def n_pending(self) -> int: ...
     def verify(
         self,
         trees: Sequence[TextTree],
@@ -242,6 +244,8 @@ class Loop:
         if drafting:
             sizer = FixedSizer(sizer.most)
         limits = replace(sizer.limits(texts, room), cascade=self._decisions.cascade)
+        if (most := self._target.max_nodes - self._target.n_pending) < limits.budget:
+            limits = replace(limits, budget=most, free=min(limits.free, most))
         return replace(limits, budget=texts) if drafting is False else limits
 
     def _draft(self, text: DecodingText) -> tuple[list[DraftedTree], list[int]]:

@@ -10,14 +10,15 @@ import numpy as np
 from edgespec.engine.cached_texts import CachedTexts
 from edgespec.engine.hidden_states import HiddenReader, HiddenStates
 from edgespec.engine.passes import CachedText, PromptChunk, TargetPass, TextTree, Verified
-from edgespec.models.llama.cache.text_cache import TextCache, decode_together
+from edgespec.models.llama.cache.state_cache import same_states
+from edgespec.models.llama.cache.text_cache import TextCache, decode_together, placement
+from edgespec.models.llama.cache.tree_rows import tree_batch
 from edgespec.models.llama.prefill_chunks import PrefillChunks
 from edgespec.models.llama.row_rule import ANY_ROWS, RowRule
-from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.batch import Batch, IntArray
 from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.residency import Meanwhile
-from edgespec.speculation.tree import TokenTree
 
 
 class Target(CachedTexts):
@@ -40,7 +41,7 @@ class Target(CachedTexts):
         self.max_nodes = min(most, rule.maximum) if rule else most
         self.pieces: PrefillChunks | None = None
         self.recalled = 0
-        self._tree_rows: list[int] = []  # the first row of each tree in the last pass
+        self._tree_rows: list[IntArray] = []  # the rows of each tree's nodes in the last pass
 
     def show_hidden(self, states: HiddenStates, reader: HiddenReader) -> None:
         """Give a reader the hidden states of everything that becomes text from now on."""
@@ -164,20 +165,27 @@ class Target(CachedTexts):
         """Read a piece in proven pieces and then as a whole, and record whether both gave the same bits."""
         cache = cached.cache
         start = cache.length
+        # A running state has no parts: the whole text is saved and restored.
+        first = start if cache.saves_parts else 0
+        before = cache.save(0, start) if start > first else None
         at = 0
         while at < len(piece):
             size = pieces.proven(len(piece) - at)
             self._read(cached, piece[at : at + size], pieces.padded(size))
             at += size
-        expected = cache.save(start, cache.length)
+        expected = cache.save(first, cache.length)
+        held = list(cached.tokens)
         cached.rewind(start)
+        if before is not None:
+            cache.restore(before, start)
+            cached.tokens[:] = held[:start]
         self._read(cached, piece, rows)
-        same = bytes(cache.save(start, cache.length)) == bytes(expected)
+        same = same_states(cache.save(first, cache.length), expected, cache.length)
         pieces.found(rows, same)
         if not same:
-            cached.rewind(start)
-            cache.restore(expected, len(piece))
-            cached.tokens.extend(piece)
+            cached.rewind(first)
+            cache.restore(expected, len(held) - first)
+            cached.tokens[:] = held
 
     def verify(
         self,
@@ -200,14 +208,15 @@ class Target(CachedTexts):
         waited, experts = self.context.waited_s, self.model.weights.expert_use
         setup = self.context.setup_s
         nodes = [len(text_tree.tree) for text_tree in trees]
+        pending = sum((text_tree.cached or self.own).cache.n_pending for text_tree in trees)
         n_unread = sum(text_tree.unread for text_tree in trees)
         assert not n_unread or (len(trees) == 1 and not chunks)
-        total = sum(nodes) + n_unread + sum(len(chunk.tokens) for chunk in chunks)
+        total = pending + n_unread + sum(nodes) + sum(len(chunk.tokens) for chunk in chunks)
         rows = self._padded(total)
         # llama.cpp computes the end of the last layer only for the rows that want logits, and their number
         # must not choose the kernels there either. Padding wants them if any row does; so must some of the
         # prompts' rows.
-        wanted = sum(nodes) + rows - total
+        wanted = pending + sum(nodes) + rows - total
         extra = unread = self._padded(wanted) - wanted if trees else 0
         parts: list[tuple[TextCache, Batch]] = []
         # The cells must be taken in the order in which they are committed: the chunks' now, the trees' later.
@@ -240,12 +249,18 @@ class Target(CachedTexts):
             cached.tokens.extend(tokens)
             self._hidden.show(cached, start, slice(row, end))
             row = end
-        self._tree_rows = [row + sum(nodes[:index]) for index in range(len(trees))]
         verified: list[Verified] = []
+        self._tree_rows = []
         if trees:
             logits = self.context.logits()[extra:]
-            for end, n in zip(accumulate(nodes), nodes, strict=True):
-                verified.append(Verified(logits[end - n : end]))
+            for end, n, text_tree in zip(accumulate(nodes), nodes, trees, strict=True):
+                placed = placement((text_tree.cached or self.own).cache)
+                if placed is None:
+                    self._tree_rows.append(np.arange(row + end - n, row + end, dtype=np.int32))
+                    verified.append(Verified(logits[end - n : end]))
+                else:
+                    self._tree_rows.append(placed.rows)
+                    verified.append(Verified(placed.select(logits)))
         self._guessing = bool(trees)
         self._changing = False
         now = self.model.weights.expert_use
@@ -259,7 +274,7 @@ class Target(CachedTexts):
             paths: for each tree, its accepted nodes from the root on; none of a tree that failed.
         """
         self._changing = True
-        for text_tree, path, row in zip(trees, paths, self._tree_rows, strict=True):
+        for text_tree, path, rows in zip(trees, paths, self._tree_rows, strict=True):
             tree, cached = text_tree.tree, text_tree.cached or self.own
             start = cached.cache.length
             numbers, offsets = tree.sequences
@@ -268,7 +283,7 @@ class Target(CachedTexts):
             cached.cache.commit(leaf, len(path), used_paths=len(tree.leaves), n_rows=len(tree))
             cached.tokens.extend(accepted)
             if path:
-                self._hidden.show(cached, start, [row + node for node in path])
+                self._hidden.show(cached, start, rows[list(path)].tolist())
             if text_tree.unread:
                 self.store_blocks(cached)
         self._guessing = self._changing = False
@@ -292,15 +307,3 @@ class Target(CachedTexts):
         """Free the context and the weights."""
         self.context.close()
         self.model.close()
-
-
-def tree_batch(tree: TokenTree, start: int) -> Batch:
-    """The rows that decode a tree with its root at position `start`, with logits for every node."""
-    numbers, offsets = tree.sequences
-    return Batch(
-        tokens=tree.tokens,
-        positions=tree.depths + start,
-        sequence_ids=numbers,
-        offsets=offsets,
-        wants_logits=np.ones(len(tree), dtype=np.bool_),
-    )

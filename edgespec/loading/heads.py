@@ -47,8 +47,8 @@ def require_hidden_states(model: Model, context: Context, tap: LayerTap) -> None
     """
     if model.keeps_recurrent_state:
         raise PairingError(
-            f"'{model.path.name}' keeps a running state, and a head drafts trees, which cannot share one.",
-            "Name an ordinary drafter, which drafts chains there.",
+            f"'{model.path.name}' keeps a running state, and heads are not used with such targets.",
+            "Name an ordinary drafter.",
         )
     tap.require_rows(context)
 
@@ -86,12 +86,8 @@ def open_head(
     return drafter
 
 
-def note_further_layers(target: ModelFiles, state: LoadState, *, recurrent: bool) -> None:
-    """Say that the target's own layers for further tokens are not used, and why, if it has some.
-
-    Args:
-        recurrent: whether the target keeps a running state.
-    """
+def note_further_layers(target: ModelFiles, state: LoadState) -> None:
+    """Say that the target's own layers for further tokens are not used, and why, if it has some."""
     count = further_layers(target.headers[0])
     if not count or state.options.draft == NO_DRAFTER:
         return
@@ -99,8 +95,6 @@ def note_further_layers(target: ModelFiles, state: LoadState, *, recurrent: bool
     why = (
         "llama.cpp computes them in a context of their own, beside the target's, which EdgeSpec does not open"
     )
-    if recurrent:
-        why = "this target keeps a running state, which the branches of a tree cannot share"
     state.notes.append(
         f"The target has {layers} further tokens (MTP). They do not draft: {why}. They are left out while "
         "loading, and take no memory. EdgeSpec drafts with heads in files of their own."

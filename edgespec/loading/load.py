@@ -206,7 +206,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         drafter: Drafter = open_head(drafter_files, target, tap, memory, state)
     else:
         drafter = open_drafter(drafter_files, target, limits, memory, state)
-    note_further_layers(target_files, state, recurrent=target.model.keeps_recurrent_state)
+    note_further_layers(target_files, state)
 
     keys = Keys.of(
         target_files.headers[0].fingerprint,

@@ -18,6 +18,7 @@ from edgespec.machine.cores import thread_counts
 from edgespec.measure.threads import choose_threads, known_threads
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.cache.identity import cache_identity
+from edgespec.models.llama.cache.state_cache import N_SEQUENCES
 from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.heads.tap import LayerTap
 from edgespec.models.llama.prefill_chunks import PrefillChunks, outcomes_path
@@ -37,6 +38,7 @@ from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.device_layers import ON_PROCESSOR, DeviceLayers
 from edgespec.models.llama.runtime.model import Model
 from edgespec.models.llama.runtime.residency import Residency
+from edgespec.models.llama.state_trees import ROWS, Branching, BranchingStore
 from edgespec.models.text.template import ChatTemplate
 from edgespec.offload.attention import keep_row_attention
 from edgespec.offload.experts.switch import UnknownRouting
@@ -61,9 +63,10 @@ def open_target(
     """
     options, header = state.options, files.headers[0]
     model, context = _open_context(files, memory, state, tap)
+    branching = _try_branches(context, header.fingerprint, memory, state)
     if tap is not None:
         require_hidden_states(model, context, tap)
-    exact = _decodes_exactly(model, memory, state)
+    exact = _decodes_exactly(context, branching, memory, state)
     template = _open_template(model, state)
     if state.adapters:
         context.adapt([(load_adapter(model, a.header.path), a.scale) for a in state.adapters])
@@ -100,15 +103,19 @@ def _open_context(
             Context(
                 model,
                 n_cells=state.options.n_cells,
-                n_rows=memory.needs.rows,
-                n_outputs=state.options.n_nodes,
-                n_sequences=state.n_sequences(model),
+                n_rows=max(memory.needs.rows, ROWS) if branching(model) else memory.needs.rows,
+                n_outputs=max(state.options.n_nodes, ROWS) if branching(model) else state.options.n_nodes,
+                n_sequences=N_SEQUENCES if branching(model) else state.n_sequences(model),
                 n_threads=state.n_threads,
                 abort=state.abort,
                 kv=state.options.kv,
                 observers=[] if tap is None else [tap],
+                branching=branching(model),
             )
         )
+
+    def branching(model: Model) -> bool:
+        return model.keeps_recurrent_state and _alone(memory, state)
 
     model = _open_weights(files, memory, state)
     context = open_for(model)
@@ -166,22 +173,45 @@ def _open_weights(files: ModelFiles, memory: MemoryDecision, state: LoadState) -
     return model
 
 
-def _decodes_exactly(model: Model, memory: MemoryDecision, state: LoadState) -> bool:
+def _try_branches(
+    context: Context, fingerprint: str, memory: MemoryDecision, state: LoadState
+) -> Branching | None:
+    """Whether the model's running states can branch; None if it keeps none.
+
+    Where they cannot, the context does without.
+    """
+    if not context.model.keeps_recurrent_state:
+        return None
+    outcome = Branching.WRONG
+    if context.branches:
+        state.on_progress("Trying branches of running states (once a model)", 0.0)
+        held = f"{memory.kernels}{state.variant}{memory.places}"
+        outcome = BranchingStore(user_cache_path("edgespec") / "rows").get(fingerprint, held, context)
+    context.branches = outcome is not Branching.WRONG
+    if not context.branches:
+        state.notes.append(
+            "The target keeps a running state, which cannot branch here: drafting chains, not trees."
+        )
+    return outcome
+
+
+def _decodes_exactly(
+    context: Context, branching: Branching | None, memory: MemoryDecision, state: LoadState
+) -> bool:
     """Whether decoding is exact: as asked for, or else where the weights are streamed."""
+    model = context.model
     # A streamed pass takes the same time with the rows that exactness adds. But where only the experts that
     # rows need are read, a pass over few rows takes about as long as its arithmetic.
-    streamed = memory.plan.stream is not None and not model.keeps_recurrent_state
-    streamed = streamed and model.weights.expert_use is None
+    streamed = memory.plan.stream is not None and model.weights.expert_use is None
     exact = streamed if state.options.exact is None else state.options.exact
-    if model.keeps_recurrent_state:
-        if exact:
+    if exact and branching not in (None, Branching.SAME):
+        if state.options.exact:
+            why = "whose branches round differently" if context.branches else "which cannot branch"
             raise BackendError(
-                f"'{model.path.name}' keeps a running state, and exact decoding needs a cache of cells.",
+                f"'{model.path.name}' keeps a running state, {why} here, so decoding cannot be exact.",
                 "Use --no-exact.",
             )
-        state.notes.append(
-            "The target keeps a running state, which branches cannot share: drafting chains, not trees."
-        )
+        return False
     return exact
 
 
@@ -206,7 +236,8 @@ def _free_rule(
     """The rule that adds no rows, if it holds for a model in memory and exact decoding was not declined."""
     options, plan = state.options, memory.plan
     in_memory = plan.stream is None and not plan.paged and _alone(memory, state)
-    if options.exact is not None or not in_memory or context.model.keeps_recurrent_state:
+    chains = context.model.keeps_recurrent_state and not context.branches
+    if options.exact is not None or not in_memory or chains:
         return None
     if not own_in_use():
         return None

@@ -219,7 +219,7 @@ class _Planning:
         ) -> _Candidate:
             # Beside a drafter, a model may have to be streamed that fits without it.
             streams = placed.holding.streamed_bytes > 0
-            exact = streams and placed.holding.experts is None and not model.headers[0].keeps_running_state
+            exact = streams and placed.holding.experts is None
             padded = exact and not self._any_rows
             here, source = pass_costs.of_target(model, streams=streams, padded=padded)
             self._notes.append(source)

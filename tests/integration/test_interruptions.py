@@ -25,6 +25,7 @@ from tests.interrupting import Intruder, Intrusion
 from tests.least_memory import load_in_least_memory
 from tests.tiny import write_tiny
 from tests.tiny_heads import write_pair
+from tests.tiny_hybrids import HYBRIDS
 from tests.tiny_mamba import write_mamba
 
 MIB = 1 << 20
@@ -37,6 +38,8 @@ POINTS = {
     "recurrent": 12,
     "short": 7,
     "headed": 12,
+    "hybrid": 6,
+    "hybrid-experts": 4,
 }  # lines at which the engines of a model are interrupted
 
 # How engines differ in what an interruption can leave behind: the model, and how it is loaded. Where decoding
@@ -51,6 +54,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "streamed-model": ("short", {"draft": "itself", "offload": "stream", "exact": True, "tree_budget": 16}),
     "recurrent": ("recurrent", {"draft": "none"}),
     "recurrent-model": ("recurrent", {"draft": "itself", "tree_budget": 8}),
+    "hybrid-exact": ("hybrid", {"draft": "clear", "exact": True, "tree_budget": 12}),
+    "hybrid-streamed": (
+        "hybrid",
+        {"draft": "lookup", "offload": "stream", "exact": True, "tree_budget": 12},
+    ),
+    "hybrid-experts": (
+        "hybrid-experts",
+        {"draft": "lookup", "offload": "stream", "exact": True, "tree_budget": 8},
+    ),
 }
 
 
@@ -65,6 +77,10 @@ def models(smol_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "clear": write_tiny(folder / "clear.gguf", "llama", smol_path),
         "short": short,
         "recurrent": write_mamba(folder / "recurrent.gguf", smol_path),
+        **{
+            name: write_tiny(folder / f"{name}.gguf", kind, smol_path, kind=HYBRIDS[kind])
+            for name, kind in (("hybrid", "qwen35"), ("hybrid-experts", "qwen35moe"))
+        },
         "headed": pair.target,
         "head": pair.head,
     }

@@ -68,6 +68,7 @@ class FakeTarget:
 
     max_nodes = 16
     most_unread = 0
+    n_pending = 0
     max_leaves = 8
     max_texts = 8
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.target import tree_batch
+from edgespec.models.llama.cache.tree_rows import tree_batch
 from edgespec.models.llama.runtime.batch import Batch, EncoderBatch
 from edgespec.speculation.tree import TokenTree
 from tests.unit.strategies import trees

@@ -141,16 +141,16 @@ def test_a_targets_own_layers_for_further_tokens_are_named(target: ModelFiles) -
     options = LoadOptions(
         *("auto", None, 64, None, None, "calibrated", None, None, None, None, 0, "auto", "auto", None)
     )
-    for count, recurrent, words in (
-        (0, False, None),
-        (1, False, "a layer that predicts further tokens (MTP). They do not draft: llama.cpp computes them"),
-        (2, True, "2 layers that predict further tokens (MTP). They do not draft: this target keeps"),
+    for count, words in (
+        (0, None),
+        (1, "a layer that predicts further tokens (MTP). They do not draft: llama.cpp computes them"),
+        (2, "2 layers that predict further tokens (MTP). They do not draft: llama.cpp computes them"),
     ):
         more = {"llama.nextn_predict_layers": count}
         files = ModelFiles((replace(large, metadata={**large.metadata, **more}),))
         for draft in ("auto", "none"):
             state = LoadState(replace(options, draft=draft), no_progress)
-            note_further_layers(files, state, recurrent=recurrent)
+            note_further_layers(files, state)
             said = words if draft == "auto" else None
             assert [said is not None and said in note for note in state.notes] == [True] * bool(said)
 

@@ -32,6 +32,7 @@ from edgespec.kernels.ggml.map_address import address_of_map
 from edgespec.kernels.ggml.operations import (
     attention_operation,
     indexed_product,
+    operation_named,
     product,
     rows_operation,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "name_of",
     "offer_buffer_types",
     "offered_buffer_types",
+    "operation_named",
     "operation_of",
     "overrides",
     "place_stack",

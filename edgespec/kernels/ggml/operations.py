@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
+from itertools import count
 
 from edgespec.kernels.ggml.functions import functions
-from edgespec.kernels.ggml.structs import F16, F32, I32, require_same
+from edgespec.kernels.ggml.structs import F16, F32, I32, UnsupportedBuild, require_same
 from edgespec.kernels.ggml.tensors import ScratchContext, operation_of, read_node, shape_of
 
 
@@ -68,3 +70,27 @@ def attention_operation() -> int:
         require_same("the sources of attention", read_node(node)[:4], (queries, keys, values, mask))
         require_same("the shape of attention", shape_of(node).sizes, (32, 2, 4, 1))
         return operation_of(node)
+
+
+_LAST = "GLU"  # behind the last one there is no name
+
+
+@cache
+def operation_named(name: str) -> int:
+    """The operation with this name of ggml's.
+
+    Raises:
+        UnsupportedBuild: there is none.
+    """
+    for number, found in enumerate(_names()):
+        if found == name:
+            return number
+    raise UnsupportedBuild(f"it has no operation {name}")
+
+
+def _names() -> Iterator[str]:
+    for number in count():
+        name: str = functions()["ggml_op_name"](number).decode()
+        yield name
+        if name == _LAST:
+            return

@@ -6,6 +6,9 @@ import ctypes
 from functools import cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address, UnsupportedBuild
 from edgespec.kernels.native.build import COMMAND, library_path
@@ -15,6 +18,16 @@ _BEST = -1
 
 class _Operations(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in ("product", "indexed_product", "rows", "attention")]
+
+
+# What branches of running states are about, in the order of the fields below.
+STATE_OPERATIONS = ("SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET", "CPY", "CONCAT", "FLASH_ATTN_EXT")
+
+
+class _RecurrentOperations(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int32) for name in ("convolution", "scan", "delta_net", "copy", "concat", "attention")
+    ]
 
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
@@ -28,6 +41,19 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "edgespec_isa_id": (ctypes.c_int, [ctypes.c_char_p]),
     "edgespec_isa_usable": (ctypes.c_int, [ctypes.c_int]),
     "edgespec_best_isa": (ctypes.c_int, []),
+    "edgespec_recurrent_register": (
+        ctypes.c_char_p,
+        [ctypes.c_void_p, ctypes.POINTER(_RecurrentOperations)],
+    ),
+    "edgespec_tree_new": (ctypes.c_void_p, []),
+    "edgespec_tree_free": (None, [ctypes.c_void_p]),
+    "edgespec_tree_begin": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64],
+    ),
+    "edgespec_tree_end": (ctypes.c_char_p, [ctypes.c_void_p]),
+    "edgespec_tree_node": (None, [ctypes.c_void_p, ctypes.c_void_p]),
+    "edgespec_tree_callback": (ctypes.c_int8, [ctypes.c_void_p, ctypes.c_int8, ctypes.c_void_p]),
 }
 
 
@@ -48,6 +74,7 @@ class Library:
         problem = self._f["edgespec_register"](_within_backend(), ggml.cpu_device(), _operations())
         if problem:
             raise UnsupportedBuild(problem.decode())
+        self._no_branches = _register_recurrent(self._f)
 
     def activate(self) -> None:
         """Have ggml ask the library about every node from now on."""
@@ -76,11 +103,73 @@ class Library:
         """Compute attention as well from now on, or leave it to ggml."""
         self._f["edgespec_use_attention"](use)
 
+    def new_branching(self) -> Branching:
+        """What a context needs whose running states are to branch.
+
+        Raises:
+            UnsupportedBuild: they cannot with this build of ggml, or there are too many such contexts.
+        """
+        if self._no_branches:
+            raise UnsupportedBuild(self._no_branches)
+        handle = self._f["edgespec_tree_new"]()
+        if not handle:
+            raise UnsupportedBuild("too many contexts are open")
+        self.activate()
+        return Branching(self._f, handle)
+
     def answers(self) -> tuple[int, int]:
         """How often attention was taken from ggml, and how often attention or a product was left to it."""
         ours, left = ctypes.c_int64(), ctypes.c_int64()
         self._f["edgespec_answers"](ctypes.byref(ours), ctypes.byref(left))
         return ours.value, left.value
+
+
+class Branching:
+    """The branches of one context's passes, where layers keep a running state; see recurrent.cpp.
+
+    To be told of all nodes of the context's graphs: by `reached`, or by llama.cpp itself, if `callback` is
+    its eval callback and `handle` the data of that.
+    """
+
+    def __init__(self, functions: dict[str, Any], handle: Address) -> None:
+        self._f = functions
+        self.handle = handle
+
+    @property
+    def callback(self) -> Address:
+        """The address of the eval callback."""
+        address = ctypes.cast(self._f["edgespec_tree_callback"], ctypes.c_void_p).value
+        assert address is not None
+        return address
+
+    def begin(self, parents: NDArray[np.int32], certain: int, first_cell: int) -> None:
+        """The next pass has branches.
+
+        Args:
+            parents: (rows,) of each row, an earlier one; -1 for the first row, and for rows that fill the
+                pass.
+            certain: leading rows, each the parent of the next one, after which the state is kept.
+            first_cell: that of the first row.
+
+        Raises:
+            ValueError: this is no such tree.
+        """
+        rows = np.ascontiguousarray(parents, dtype=np.int32)
+        if not self._f["edgespec_tree_begin"](self.handle, len(rows), certain, rows.ctypes.data, first_cell):
+            raise ValueError("rows must come after their parents, and the certain ones first, as a chain")
+
+    def reached(self, node: Address) -> None:
+        """A node is about to be computed."""
+        self._f["edgespec_tree_node"](self.handle, node)
+
+    def end(self) -> str:
+        """The pass is over. Returns why its branches are wrong; empty if they are right."""
+        problem: bytes | None = self._f["edgespec_tree_end"](self.handle)
+        return problem.decode() if problem else ""
+
+    def close(self) -> None:
+        """Free this; the context must have been freed."""
+        self._f["edgespec_tree_free"](self.handle)
 
 
 @cache
@@ -136,6 +225,16 @@ def _within_backend() -> Address:
     if not address:
         raise UnsupportedBuild("it has no extra buffer types")
     return address
+
+
+def _register_recurrent(f: dict[str, Any]) -> str:
+    """Have branches of running states computed. Returns why they cannot be; empty if they can."""
+    try:
+        operations = _RecurrentOperations(*(ggml.operation_named(name) for name in STATE_OPERATIONS))
+    except UnsupportedBuild as error:
+        return str(error)
+    problem: bytes | None = f["edgespec_recurrent_register"](_within_backend(), ctypes.byref(operations))
+    return problem.decode() if problem else ""
 
 
 def _operations() -> Any:

@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "ggml_abi.h"
 #include "products.h"
+#include "recurrent.h"
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -235,6 +236,9 @@ class Packed : public ExtraBufferType {
     }
 
     TensorTraits * get_tensor_traits(const Tensor * op) override {
+        if (op->extra) {
+            if (TensorTraits * traits = recurrent_traits(op)) return traits;
+        }
         if (op->op == ops.product) return is_packed(op->src[0]) ? &product : left();
         if (op->op == ops.indexed_product) return is_packed(op->src[0]) ? &indexed_product : left();
         if (op->op == ops.rows) return is_packed(op->src[0]) ? &rows_of : nullptr;

@@ -19,6 +19,7 @@ import numpy as np
 
 from edgespec.files.writing import atomic_write
 from edgespec.kernels.layouts import watch_own
+from edgespec.models.llama.cache.state_cache import StateCache
 from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.backend import build_identity
 from edgespec.models.llama.runtime.batch import Batch
@@ -150,13 +151,19 @@ def _digests(context: Context, tokens: np.ndarray, rows: int, rule: RowRule) -> 
 
     Hashes, as logits of a large vocabulary would be more than 100 MiB beside those that llama.cpp holds.
     """
+    states = StateCache(context, ordered=True) if context.branches else None
     try:
         for start in range(0, len(tokens), rows):
             batch = Batch.run(tokens[start : start + rows], start, n_sequences=1, logits="all")
-            context.decode(batch.padded(rule.padded(len(batch)), sequence_id=1))
+            padded = rule.padded(len(batch))
+            if states is not None:
+                states.append(batch, padded)
+            else:
+                context.decode(batch.padded(padded, sequence_id=1))
             # Zeros compare equal whatever their sign, and adding 0 gives them all the same one.
             yield [hashlib.blake2b((row + 0).data).digest() for row in context.logits()]
-            context.remove(1)
+            if states is None:
+                context.remove(1)
     finally:
         context.clear()
 

@@ -20,6 +20,7 @@ class ChainCache:
     ordered = False
     max_paths = 1
     n_free_ids = 0
+    n_pending = 0
     open_paths = 1
     compactions = 0
     saves_parts = False

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from edgespec.models.llama.cache.chain_cache import ChainCache
 from edgespec.models.llama.cache.shared_cells import SharedCells
+from edgespec.models.llama.cache.state_cache import Placement, StateCache
 from edgespec.models.llama.cache.tree_cache import BranchingCache
 from edgespec.models.llama.runtime.batch import Batch
 from edgespec.models.llama.runtime.context import Context
@@ -18,11 +19,18 @@ class TextCache(Protocol):
 
     After a call that raises anything, KeyboardInterrupt included, `recover` must be called next. It may leave
     less text than there was, but never a different one.
+
+    Attributes:
+        length: committed tokens.
+        n_pending: those at its end that the next pass will read.
     """
 
-    length: int
     saves_parts: bool
 
+    @property
+    def length(self) -> int: ...
+    @property
+    def n_pending(self) -> int: ...
     @property
     def ordered(self) -> bool: ...
     @property
@@ -54,7 +62,9 @@ class TextCache(Protocol):
 
 
 def open_cache(context: Context, *, ordered: bool) -> TextCache:
-    """The cache for the model: with branches if its layers keep cells, otherwise without."""
+    """The cache for the model: with branches if its layers keep cells, or their states can branch here."""
+    if context.branches:
+        return StateCache(context, ordered=ordered)
     if context.model.keeps_recurrent_state:
         return ChainCache(context)
     return BranchingCache(SharedCells(context, ordered=ordered))
@@ -102,6 +112,11 @@ def decode_together(parts: Sequence[tuple[TextCache, Batch]], rows: int, certain
     branching = [(cache, batch) for cache, batch in parts if isinstance(cache, BranchingCache)]
     assert len(branching) == len(parts), "recurrent states take one text at a time"
     branching[0][0].cells.decode(branching, rows)
+
+
+def placement(cache: TextCache) -> Placement | None:
+    """Where the rows that a cache tried last are in the pass; None if they are where they were given."""
+    return cache.placement if isinstance(cache, StateCache) else None
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -27,6 +27,7 @@ class BranchingCache:
     """
 
     saves_parts = True
+    n_pending = 0
 
     def __init__(self, cells: SharedCells) -> None:
         self.length = 0

@@ -14,6 +14,21 @@ IntArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
+class Branches:
+    """How the rows of one sequence branch, where layers keep a running state.
+
+    Attributes:
+        parents: (rows,) of each row, an earlier one; -1 for the first row, and for rows of padding.
+        certain: leading rows, each the parent of the next one, after which the state is kept.
+        first_cell: that of the first row.
+    """
+
+    parents: IntArray
+    certain: int
+    first_cell: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """Tokens to decode together.
 
@@ -29,6 +44,7 @@ class Batch:
         padding: rows at the end whose results are not used.
         features: (rows, width) what a draft head reads beside each token; None for models. Rows of padding
             have none.
+        branches: of a sequence whose running state branches; None if each row follows the one before it.
     """
 
     tokens: IntArray
@@ -38,6 +54,7 @@ class Batch:
     wants_logits: NDArray[np.bool_]
     padding: int = 0
     features: NDArray[np.float32] | None = None
+    branches: Branches | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

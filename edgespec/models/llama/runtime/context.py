@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import llama_cpp
@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, ContextLengthError, MemoryLimitError
+from edgespec.kernels.ggml import UnsupportedBuild
 from edgespec.kernels.layouts import check_sequences_with_states
+from edgespec.kernels.native import library
+from edgespec.kernels.native.library import Branching
 from edgespec.models.llama.runtime import forks
 from edgespec.models.llama.runtime.abort import AbortFlag, DecodeAborted
 from edgespec.models.llama.runtime.backend import log
@@ -48,6 +51,8 @@ class Context:
         observers: of the graph's nodes, besides those that the weights need.
         beside: the context whose model this one borrows matrices of, for draft heads. It must stay open as
             long as this one computes.
+        branching: of a model with a running state, sequences are to branch. Each pass is over a single one,
+            the others keep its earlier states.
 
     Attributes:
         n_cells: cells in the cache, one for each token.
@@ -56,6 +61,7 @@ class Context:
         n_sequences: sequence ids, 0 .. n_sequences - 1.
         n_threads: CPU threads.
         graph: calls the observers of the graph's nodes.
+        branches: whether batches may have branches.
 
     Raises:
         MemoryLimitError: llama.cpp cannot allocate the context.
@@ -76,8 +82,9 @@ class Context:
         kv: str = "f16",
         observers: Sequence[GraphObserver] = (),
         beside: Context | None = None,
+        branching: bool = False,
     ) -> None:
-        if n_sequences > 1 and model.keeps_recurrent_state:
+        if n_sequences > 1 and model.keeps_recurrent_state and not branching:
             check_sequences_with_states(model.layouts)
         self.model = model
         self.n_rows = n_rows
@@ -106,11 +113,14 @@ class Context:
         if beside is not None:
             params.ctx_other = beside.handle
         model.weights.amend_context(params)
-        self.graph = GraphCallback([*model.weights.observers, *observers])
+        self._branching = _new_branching() if branching and model.keeps_recurrent_state else None
+        self.branches = self._branching is not None
+        self.graph = GraphCallback([*model.weights.observers, *observers], self._branching)
         self.graph.install(params)
         log.errors.clear()
         self._handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not self._handle:
+            self._end_branching()
             self._require_weights()
             raise MemoryLimitError(
                 f"llama.cpp cannot set up a context of {n_cells} cells for '{model.path.name}': "
@@ -185,7 +195,7 @@ class Context:
         struct, keep_alive = batch.to_llama()
         log.errors.clear()
         error: BaseException | None = None
-        with self._uninterrupted():
+        with self._uninterrupted(), self._branched(batch) as problems:
             if not self.graph.installed:
                 code = self._compute_thread.call(llama_cpp.llama_decode, handle, struct)
             else:
@@ -201,7 +211,25 @@ class Context:
         if error is not None:
             raise error
         self._require_success(code)
+        if problems:
+            raise BackendError(f"Branches of '{self.model.path.name}' cannot be computed: {problems[0]}.")
         self._n_outputs = batch.n_outputs
+
+    @contextmanager
+    def _branched(self, batch: Batch) -> Iterator[list[str]]:
+        """A block in which a batch's branches are computed; what is wrong with them is in the list then."""
+        problems: list[str] = []
+        if batch.branches is None:
+            yield problems
+            return
+        assert self._branching is not None, "this context has no branches"
+        tree = batch.branches
+        try:
+            self._branching.begin(tree.parents, tree.certain, tree.first_cell)
+            yield problems
+        finally:
+            if problem := self._branching.end():
+                problems.append(problem)
 
     def _compute(self, function: Callable[..., int], *arguments: object) -> int:
         """Call a function of llama.cpp that computes."""
@@ -276,6 +304,10 @@ class Context:
         """
         return bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence, start, end))
 
+    def last_position(self, sequence: int) -> int:
+        """The greatest position of a sequence; -1 if it is empty."""
+        return int(llama_cpp.llama_memory_seq_pos_max(self._memory, sequence))
+
     def clear(self) -> None:
         """Empty the cache."""
         llama_cpp.llama_memory_clear(self._memory, False)
@@ -316,3 +348,17 @@ class Context:
             handle, self._handle, self._memory_handle = self._handle, None, None
             llama_cpp.llama_free(handle)
             self._compute_thread.close()
+            self._end_branching()
+
+    def _end_branching(self) -> None:
+        if self._branching is not None:
+            self._branching.close()
+            self._branching = None
+
+
+def _new_branching() -> Branching | None:
+    """What computes branches of running states; None if nothing can here."""
+    try:
+        return library.load().new_branching()
+    except UnsupportedBuild:
+        return None

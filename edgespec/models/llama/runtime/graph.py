@@ -7,13 +7,16 @@ observers has no callback.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import llama_cpp
 
+from edgespec.kernels import ggml
 from edgespec.kernels.ggml import Address
-from edgespec.kernels.watch import Gate, Watch, open_gate
+from edgespec.kernels.native.library import STATE_OPERATIONS, Branching
+from edgespec.kernels.watch import Gate, Watch, new_watch, open_gate
 
 
 class GraphObserver(Protocol):
@@ -57,21 +60,55 @@ class GraphObserver(Protocol):
         ...
 
 
-class GraphCallback:
-    """The eval callback of one context."""
+class _MarksBranches:
+    """Shows the nodes to what computes branches of running states, among other observers."""
 
-    def __init__(self, observers: Iterable[GraphObserver]) -> None:
+    def __init__(self, branching: Branching) -> None:
+        self._branching = branching
+        self.watch = new_watch()
+        for name in STATE_OPERATIONS:
+            self.watch.ask_about_operation(ggml.operation_named(name))
+
+    def begin(self, stop: Callable[[], bool], padding: int) -> None:
+        """A decode begins."""
+
+    def reached(self, node: Address) -> bool:
+        """Show a node."""
+        self._branching.reached(node)
+        return False
+
+    def computed(self, node: Address) -> None:
+        """Nothing to do: the graph is never stopped for this."""
+
+    def end(self, *, completed: bool) -> None:
+        """The decode has returned."""
+
+
+class GraphCallback:
+    """The eval callback of one context.
+
+    Args:
+        branching: computes branches of running states, and has to know of their nodes, too.
+    """
+
+    def __init__(self, observers: Iterable[GraphObserver], branching: Branching | None = None) -> None:
         self._observers = list(observers)
+        self._branching = branching
         self._error: BaseException | None = None
         self._gate: Gate | None = None
 
     def install(self, params: Any) -> None:
         """Set the callback in the parameters of a context, if there are observers."""
         if self._observers:
+            if self._branching is not None:
+                self._observers.append(_MarksBranches(self._branching))
             self._gate = open_gate(self._call)
             self._set_watches()
             params.cb_eval = llama_cpp.ggml_backend_sched_eval_callback(self._gate.callback)
             params.cb_eval_user_data = self._gate.data
+        elif self._branching is not None:
+            params.cb_eval = ctypes.cast(self._branching.callback, llama_cpp.ggml_backend_sched_eval_callback)
+            params.cb_eval_user_data = self._branching.handle
 
     @property
     def installed(self) -> bool:

@@ -203,6 +203,11 @@ class Model:
         )
 
     @property
+    def keeps_cells(self) -> bool:
+        """Whether some layers keep cells, one for each token (all but purely recurrent models)."""
+        return not llama_cpp.llama_model_is_recurrent(self.handle)
+
+    @property
     def chat_template(self) -> str | None:
         """The Jinja chat template in the file."""
         template = llama_cpp.llama_model_chat_template(self.handle, None)

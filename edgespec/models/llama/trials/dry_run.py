@@ -21,6 +21,7 @@ from pathlib import Path
 
 from edgespec.files.writing import atomic_write
 from edgespec.models.gguf.types import GGUFHeader
+from edgespec.models.llama.cache.state_cache import N_SEQUENCES
 from edgespec.models.llama.heads.context import HeadContext
 from edgespec.models.llama.runtime.backend import build_identity, info_lines
 from edgespec.models.llama.runtime.context import Context
@@ -102,7 +103,8 @@ class AllocationStore:
 def dry_run(path: Path, shapes: Sequence[Shape], beside: Path | None = None) -> list[Allocation] | None:
     """What contexts of these shapes allocate, found without allocating weights or caches.
 
-    A model with a recurrent state has one sequence, whatever the shape says; a head has rows of its own.
+    A model with a running state has sequences for its states, whatever the shape says; a head has rows of
+    its own.
 
     Args:
         beside: the target, for a draft head.
@@ -141,7 +143,8 @@ def _open(model: Model, shape: Shape, beside: Context | None = None) -> Context:
         n_cells=shape.n_cells,
         n_rows=shape.n_rows,
         n_outputs=shape.n_outputs,
-        n_sequences=1 if model.keeps_recurrent_state else shape.n_sequences,
+        n_sequences=N_SEQUENCES if model.keeps_recurrent_state else shape.n_sequences,
         n_threads=1,
         kv=shape.kv,
+        branching=True,
     )

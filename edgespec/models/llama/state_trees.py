@@ -1,0 +1,132 @@
+"""Whether the running states of a model can branch here, found by trying.
+
+How a graph keeps a running state depends on the architecture. Branches are computed where its nodes are
+known (see kernels/native/recurrent.cpp), and a graph may mix rows in a node that is not. So two trees are
+decoded, the second one after a path of the first, and each row is compared with the one that a chain gives.
+The outcome is remembered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.errors import BackendError
+from edgespec.files.writing import atomic_write
+from edgespec.kernels.native.build import sources_digest
+from edgespec.models.llama.cache.state_cache import StateCache
+from edgespec.models.llama.cache.tree_rows import tree_batch
+from edgespec.models.llama.row_rule import file_stem
+from edgespec.models.llama.runtime.backend import build_identity
+from edgespec.models.llama.runtime.batch import Batch
+from edgespec.models.llama.runtime.context import Context, FloatArray
+from edgespec.speculation.tree import TokenTree
+
+ROWS = 16  # of each pass, so that the row count does not choose the kernels
+_MOST_ERROR = 1e-3  # a normalized squared error; garbage has 1 or more
+
+# Parents of the first tree's rows: five certain ones, and then branches. The path to row 9 is accepted.
+_FIRST = (-1, 0, 1, 2, 3, 4, 4, 6, 5, 7, 6, 9)
+_CERTAIN, _LEAF, _ACCEPTED = 5, 11, 8  # of the leaf's path, the last node is rejected
+_OTHER_LEAVES = (8, 10)
+# The second tree's.
+_SECOND = (-1, 0, 0, 2, 2, 3)
+_LEAVES = (1, 4, 5)
+
+
+class Branching(Enum):
+    """What came of it: branches have the bits of chains, differ by rounding, or are wrong."""
+
+    SAME = "same"
+    CLOSE = "close"
+    WRONG = "wrong"
+
+
+def try_branches(context: Context) -> Branching:
+    """Compare trees with chains. The context must be empty, and is left empty."""
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, context.model.vocabulary.n_tokens, 64).tolist()
+    first = _tree(tokens, _FIRST)
+    second = _tree(tokens[len(_FIRST) :], _SECOND)
+    try:
+        found = _through_trees(context, first, second)
+    except BackendError:
+        return Branching.WRONG
+    finally:
+        context.clear()
+    text = [int(first.tokens[row]) for row in first.path(_LEAF)[:_ACCEPTED]]
+    outcomes = [
+        _compared(context, found[0][path := first.path(leaf)], _tokens(first, path)) for leaf in _OTHER_LEAVES
+    ]
+    outcomes += [
+        _compared(context, found[1][path := second.path(leaf)], text + _tokens(second, path))
+        for leaf in _LEAVES
+    ]
+    order = list(Branching)
+    return max(outcomes, key=order.index)
+
+
+def _through_trees(context: Context, first: TokenTree, second: TokenTree) -> tuple[FloatArray, FloatArray]:
+    cache = StateCache(context, ordered=True)
+    found = []
+    for tree, certain in ((first, _CERTAIN), (second, 1)):
+        cache.try_branches(tree_batch(tree, cache.length), ROWS, certain)
+        assert cache.placement is not None
+        found.append(np.array(cache.placement.select(context.logits())))
+        leaf = tree.leaves.tolist().index(_LEAF if tree is first else _LEAVES[0])
+        cache.commit(leaf, _ACCEPTED if tree is first else 1, len(tree.leaves), len(tree))
+    return found[0], found[1]
+
+
+def _tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
+    return TokenTree.build(tokens[: len(parents)], parents, [0.0] * len(parents))
+
+
+def _tokens(tree: TokenTree, path: Sequence[int]) -> list[int]:
+    return [int(tree.tokens[row]) for row in path]
+
+
+def _compared(context: Context, rows: FloatArray, text: Sequence[int]) -> Branching:
+    """How the last rows of a text differ from those of a chain."""
+    try:
+        filled = [*text, *[text[0]] * (ROWS - len(text))]
+        context.decode(Batch.run(filled, 0, n_sequences=1, logits="all"))
+        expected = context.logits()[: len(text)][-len(rows) :]
+        if np.array_equal(rows, expected):
+            return Branching.SAME
+        error = float(np.square(rows - expected).sum() / np.square(expected - expected.mean()).sum())
+        return Branching.CLOSE if error < _MOST_ERROR else Branching.WRONG
+    finally:
+        context.clear()
+
+
+class BranchingStore:
+    """Outcomes of earlier: a small file for each model, its way of being held, llama.cpp build and CPU."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, fingerprint: str, held: str, context: Context) -> Branching:
+        """The outcome for a model: remembered, or found now and saved.
+
+        Args:
+            fingerprint: of the model's header.
+            held: what else determines its kernels: the layout of its weights, layers on a GPU.
+        """
+        identity = f"branching {fingerprint} {held} {build_identity()} {sources_digest()}"
+        path = self._folder / (file_stem(fingerprint, identity) + ".json")
+        try:
+            return Branching(json.loads(path.read_text())["branching"])
+        except (OSError, ValueError, TypeError, KeyError):
+            pass  # not tried yet, or unreadable
+        outcome = try_branches(context)
+        with contextlib.suppress(OSError):  # it is tried again next time
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as file:
+                file.write(json.dumps({"branching": outcome.value}).encode())
+        return outcome
