@@ -12,6 +12,7 @@ import pytest
 
 import edgespec
 from edgespec.engine.engine import Engine
+from edgespec.files.checked import CheckedFiles
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.decisions import Decisions
 from edgespec.kernels.layouts import available_layouts, only
@@ -190,7 +191,7 @@ def test_a_text_goes_on_where_it_was_left(engine: Engine) -> None:
 
 
 def test_what_is_saved_is_restored(engine: Engine, tmp_path: Path) -> None:
-    whole, store = known(engine, 0), StateStore(tmp_path, "any")
+    whole, store = known(engine, 0), StateStore(CheckedFiles(tmp_path), "any")
     engine.generate(PROMPT, CONFIGS[0])
     engine.target.stores.append(store)
     kept = engine.target.keep(store, whole)
