@@ -90,12 +90,13 @@ class Target(CachedTexts):
     def most_unread(self) -> int:
         """Tokens of a prompt that a tree's pass may read: where it saves reading the weights once more.
 
-        A rule that pads passes, and a running state, want a prompt's rows in passes of their own.
+        Where the number of rows chooses the kernels, or a rule pads passes, a prompt has passes of its own; so
+        it has with a running state.
         """
         streamed = self.model.weights.streamed_bytes > 0 and not self.model.keeps_recurrent_state
-        if not streamed or self.rule not in (None, ANY_ROWS):
+        if not streamed or self.rule != ANY_ROWS:
             return 0
-        return min(self.rule.maximum, self.context.n_rows) - 1 if self.rule else self.context.n_rows - 1
+        return min(self.rule.maximum, self.context.n_rows) - 1
 
     def read_chunk(self, tokens: Sequence[int], cached: CachedText) -> int:
         """Read the next tokens of a text whose beginning is cached, in as large a chunk as possible.

@@ -75,6 +75,11 @@ def test_events_come_in_the_order_of_the_api(client: anthropic.Anthropic) -> Non
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 1
 
 
+def prompt_tokens(message: anthropic.types.Message) -> int:
+    """All tokens of the prompt, those that were known already included."""
+    return message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+
+
 def test_a_system_prompt_may_be_text_or_blocks(client: anthropic.Anthropic) -> None:
     text = "You are a sailor.\n\nYou are brief."
     blocks = [
@@ -83,14 +88,14 @@ def test_a_system_prompt_may_be_text_or_blocks(client: anthropic.Anthropic) -> N
     ]
     plain, by_text, by_blocks = (ask(client, **more) for more in ({}, {"system": text}, {"system": blocks}))
     assert by_text.content == by_blocks.content
-    assert plain.usage.input_tokens < by_text.usage.input_tokens == by_blocks.usage.input_tokens
+    assert prompt_tokens(plain) < prompt_tokens(by_text) == prompt_tokens(by_blocks)
 
 
 def test_tokens_are_counted_as_they_are_read(client: anthropic.Anthropic) -> None:
     asked: Any = {"model": "model", "messages": SKY, "system": "Be brief.", "tools": [WEATHER]}
     counted = client.messages.count_tokens(**asked, thinking=OFF)
     answer = ask(client, system="Be brief.", tools=[WEATHER], max_tokens=1)
-    assert counted.input_tokens == answer.usage.input_tokens
+    assert counted.input_tokens == prompt_tokens(answer)
 
 
 def test_thoughts_are_blocks_that_may_come_back(client: anthropic.Anthropic) -> None:

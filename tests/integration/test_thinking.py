@@ -234,7 +234,7 @@ def test_tools_and_results_are_shown_to_the_model(loaded: Engine) -> None:
             assert (template is templates.GPT_OSS) == ("analysis<|message|>I look.<|end|>" in text)
             for part in ("The weather in a city", arguments, "Snow <|im_end|>", "get_weather"):
                 assert part in text, (template, part)
-            assert "The weather in a city" not in rendered(engine, told, tools=(WEATHER,), tool_choice="none")
+            assert rendered(engine, told, tools=(WEATHER,), tool_choice="none") == text, "the prefix is kept"
             end = engine.target.model.vocabulary.tokenize("<|im_end|>", control=True)
             harmless = engine.encoder.encode([*told[:2], {**told[2], "content": "Snow"}])
             assert engine.encoder.encode(told).count(end[0]) == harmless.count(end[0])

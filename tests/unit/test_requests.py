@@ -151,7 +151,7 @@ def test_calls_of_functions_are_part_of_the_answer_before_them() -> None:
     request = read_response(tools=[tool, *others])
     assert [tool.name for tool in request.config.tools] == ["f"], "agents send all tools that they know"
     assert len(request.warnings) == len(others)
-    for kind, said in zip(("web_search", "namespace", "x"), request.warnings, strict=True):
+    for kind, said in zip(("web_search", "namespace", "a list"), request.warnings, strict=True):
         assert kind in said
     assert not read_response(tool_choice="none").config.offers_tools
     for wrong_body, message in (
