@@ -90,8 +90,8 @@ class Target(CachedTexts):
     def most_unread(self) -> int:
         """Tokens of a prompt that a tree's pass may read: where it saves reading the weights once more.
 
-        Where the number of rows chooses the kernels, or a rule pads passes, a prompt has passes of its own; so
-        it has with a running state.
+        Where the number of rows chooses the kernels, or a rule pads passes, a prompt has passes of its own,
+        and so it has with a running state.
         """
         streamed = self.model.weights.streamed_bytes > 0 and not self.model.keeps_recurrent_state
         if not streamed or self.rule != ANY_ROWS:
