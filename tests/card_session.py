@@ -55,11 +55,12 @@ def usual(model: str, order: dict[str, str]) -> dict[str, Any]:
     head = {"draft": order["head"], "drafter": "model", "tree_budget": 12}
     return {
         "processor": case(model, gpu_layers=0),
+        "exact": case(model, gpu_layers=0, exact=True),
         "half": case(model, gpu_layers=15),
         "all": case(model, gpu_layers="all"),
         "streamed": in_least_memory(model, **streamed),
         "streamed with trees": in_least_memory(model, **streamed, **tree),
-        "drafter": case(model, gpu_layers=0, draft_device="RPC0", **tree),
+        "drafter": case(model, gpu_layers=0, draft_device="RPC0", exact=True, **tree),
         "unknown": case(model, device="CUDA7"),
         "plan": plan(model),
         "mixture": case(mixture, gpu_layers=0),

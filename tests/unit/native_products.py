@@ -185,13 +185,16 @@ def i64(value: int) -> ctypes.c_int64:
     return ctypes.c_int64(value)
 
 
+_OTHERS = ("plug", "attention", "recurrent", "watch")  # which have no part in products
+
+
 def sources(machine: str) -> dict[str, tuple[str, ...]]:
     """The library's sources that concern products, with their flags beside the common ones."""
     found = {}
     for line in (SOURCES / "sources.txt").read_text("utf-8").splitlines():
         name, _, flags = line.split("#")[0].partition(" ")
         needs, *rest = flags.split() or [""]
-        if needs in ("any", machine) and not name.startswith(("plug", "attention")):
+        if needs in ("any", machine) and not name.startswith(_OTHERS):
             found[name] = tuple(rest)
     return found
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgespec.plans.derived_passes import known_products
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.on_cards import OnCards
 from edgespec.loading.devices.placing import MARGIN, Wish, drafter_card, place_on_cards, without
 from edgespec.loading.devices.spreading import layer_seconds, layer_sizes, output_bytes
+from edgespec.measure.derived_passes import known_products
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader, TensorInfo
