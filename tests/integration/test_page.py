@@ -234,7 +234,7 @@ def test_an_answer_can_be_stopped(page: Browser) -> None:
     page.press("Enter")
     page.wait_for("passes.length > 2")
     page.wait_for("!running && !document.querySelector('.busy')")
-    assert page.run("document.querySelector('.figures').textContent") == "stopped"
+    page.wait_for("document.querySelector('.figures')?.textContent === 'stopped'")
     page.run("settings = {}")
     assert ask(page, "And then?")
 
