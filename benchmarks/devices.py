@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 
 import edgespec
+from benchmarks.hollow_files import write_hollow
 from benchmarks.workload import q4_0
 from edgespec import GenerationConfig
 from edgespec.costs.curves import Curve
@@ -191,20 +191,7 @@ def large_header(path: Path) -> Path:
             f"blk.{layer}.ffn_up": (28672, 8192, _Q4),
             f"blk.{layer}.ffn_down": (8192, 28672, wide),
         }
-    total = 0
-    for name, (rows, width, kind) in shapes.items():
-        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        n_bytes = rows * width // block * block_bytes
-        stored = (rows, width // block * block_bytes)  # the writer counts bytes of raw types
-        writer.add_tensor_info(f"{name}.weight", stored, np.dtype(np.uint8), n_bytes, kind)
-        total += -(-n_bytes // 32) * 32
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size + 32 + total)
-    return path
+    return write_hollow(writer, path, shapes)
 
 
 def on_paper(name: str, files: ModelFiles, own: tuple[float, ...]) -> Cards:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
-import numpy as np
 
+from benchmarks.hollow_files import write_hollow
 from edgespec.errors import MemoryLimitError
 from edgespec.plans.model_plan import plan_for
 from edgespec.plans.plan import PlanRequest
@@ -120,20 +120,7 @@ def write_header(folder: Path, shape: Shape) -> Path:
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"token {number}" for number in range(shape.vocabulary)])
-    total = 0
-    for name, (rows, length, kind) in shape.matrices().items():
-        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        n_bytes = rows * length // block * block_bytes
-        stored = (rows, length // block * block_bytes)  # the writer counts bytes of raw types
-        writer.add_tensor_info(f"{name}.weight", stored, np.dtype(np.uint8), n_bytes, kind)
-        total += -(-n_bytes // 32) * 32
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size + 32 + total)
-    return path
+    return write_hollow(writer, path, shape.matrices())
 
 
 if __name__ == "__main__":
