@@ -29,6 +29,14 @@ def speaking(engine: Engine, template: str) -> Iterator[Engine]:
             engine.encoder = before
 
 
+def now_speaking(engine: Engine, template: str) -> Engine:
+    """The engine with another chat template, for as long as it is open."""
+    engine.encoder.close()
+    vocabulary = engine.target.model.vocabulary
+    engine.encoder = Encoder(vocabulary, ChatTemplate(template, "", "<|im_end|>"), engine.context)
+    return engine
+
+
 def with_template(model: Path, template: str, path: Path) -> Path:
     """A copy of a model with another chat template.
 

@@ -12,11 +12,10 @@ import openai
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.models.text.encoding import Encoder
-from edgespec.models.text.template import ChatTemplate
 from edgespec.serving.request_log import Entry, RequestLog
 from tests.integration.test_thinking import ASKED, WEATHER
 from tests.serving import CHAT, TEXT, Running, load, serving
+from tests.templated import now_speaking
 from tests.unit import templates
 from tests.waiting import wait_until
 
@@ -32,11 +31,7 @@ SYSTEM = "You are a sailor."
 
 
 def thinking(path: Path) -> Engine:
-    engine = load(path, 1024)
-    engine.encoder.close()
-    vocabulary = engine.target.model.vocabulary
-    engine.encoder = Encoder(vocabulary, ChatTemplate(TEMPLATE, "", "<|im_end|>"), engine.context)
-    return engine
+    return now_speaking(load(path, 1024), TEMPLATE)
 
 
 @pytest.fixture(scope="module")

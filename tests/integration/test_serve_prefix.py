@@ -16,10 +16,9 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.models.llama.cache.states import BLOCK
-from edgespec.models.text.encoding import Encoder
-from edgespec.models.text.template import ChatTemplate
 from tests.integration.test_serve_api import TEMPLATE
 from tests.serving import CHAT, Running, load, serving, started
+from tests.templated import now_speaking
 from tests.waiting import PATIENCE_S, wait_until
 
 Change = Callable[[dict[str, Any]], None]
@@ -45,11 +44,7 @@ SHOWS = TEMPLATE.replace(
 
 def showing_thoughts(path: Path) -> Engine:
     assert SHOWS != TEMPLATE
-    engine = load(path, 1024)
-    engine.encoder.close()
-    vocabulary = engine.target.model.vocabulary
-    engine.encoder = Encoder(vocabulary, ChatTemplate(SHOWS, "", "<|im_end|>"), engine.context)
-    return engine
+    return now_speaking(load(path, 1024), SHOWS)
 
 
 @pytest.fixture(scope="module")
