@@ -71,16 +71,9 @@ def passes_by_first_layers(target: Target, first_layers: FirstLayers) -> PassPro
     for rows in [*untimed, 1]:  # the first decode of all is slower
         if first_layers.decode(rows) is None:
             return None
-    weights = target.model.weights
-    return PassProfile(
-        Curve.through(first_layers.seconds.items()),
-        streamed=True,
-        read_rate=StreamRate(weights, since_loading=True).rate,
-        weight_bytes=target.model.n_bytes,
-        parameters=target.model.n_parameters,
-        quick=True,
-        busy=watch.pressure,
-    )
+    rate = StreamRate(target.model.weights, since_loading=True).rate
+    profile = _profile(target, Curve.through(first_layers.seconds.items()), (), rate)
+    return replace(profile, quick=True, busy=watch.pressure)
 
 
 def measure_passes(target: Target, seconds: float, on_progress: Progress) -> tuple[PassProfile, bool]:

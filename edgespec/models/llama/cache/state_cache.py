@@ -145,15 +145,11 @@ class StateCache:
         place = np.empty_like(order)
         place[order] = np.arange(len(order), dtype=np.int32)
         parents = np.array(tried.parents, dtype=np.int32)[order]
-        parents = np.where(parents >= 0, place[parents], -1) + len(
-            pending
-        )  # the root follows the pending ones
-        tokens = np.concatenate([np.array(pending, dtype=np.int32), batch.tokens[order]])
-        depths = np.concatenate(
-            [np.arange(len(pending)), batch.positions[order] - text.n_read], dtype=np.int32
-        )
-        wants = batch.wants_logits[order]
         n_before = len(pending)
+        parents = np.where(parents >= 0, place[parents], -1) + n_before  # the root follows the pending ones
+        tokens = np.concatenate([np.array(pending, dtype=np.int32), batch.tokens[order]])
+        depths = np.concatenate([np.arange(n_before), batch.positions[order] - text.n_read], dtype=np.int32)
+        wants = batch.wants_logits[order]
         padding = max(rows - len(tokens), 0) if self.ordered else 0
         wants = np.concatenate([np.full(n_before, self.ordered and wants.any()), wants])
         all_parents = np.concatenate([np.arange(-1, n_before - 1), parents, np.full(padding, -1)])
