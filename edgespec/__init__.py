@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edgespec.engine.sessions.session import Session
     from edgespec.generation.config import GenerationConfig
     from edgespec.loading.load import load
+    from edgespec.loading.load import open_engine as open_engine
 
 __all__ = ["EdgeSpecError", "Engine", "GenerationConfig", "Session", "__version__", "load"]
 
@@ -27,6 +28,7 @@ _HOMES = {
     "GenerationConfig": "edgespec.generation.config",
     "Session": "edgespec.engine.sessions.session",
     "load": "edgespec.loading.load",
+    "open_engine": "edgespec.loading.load",  # for the command line
 }
 
 
