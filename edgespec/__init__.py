@@ -49,8 +49,9 @@ def __getattr__(name: str) -> Any:
         if error.name != "llama_cpp":
             raise
         from edgespec.errors import BackendError
+        from edgespec.installation import install_command
 
         raise BackendError(
             "llama-cpp-python is not installed.",
-            "Run 'python3 scripts/setup.py' in EdgeSpec's folder, or: pip install llama-cpp-python==0.3.36",
+            f"Install it: {install_command()}",
         ) from error

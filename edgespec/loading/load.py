@@ -16,7 +16,9 @@ from edgespec.errors import MemoryLimitError
 from edgespec.files.checked import CheckedFiles
 from edgespec.files.kept import Kept
 from edgespec.kernels.layouts import own_in_use
+from edgespec.kernels.native.build import COMMAND, build_once, library_path
 from edgespec.kernels.report_store import ensure_report, report_notes, stored_report
+from edgespec.kernels.setting import own_allowed
 from edgespec.loading.adapters import read_adapters
 from edgespec.loading.arguments import LoadArguments, checked_config, takes_options
 from edgespec.loading.devices.finding import open_cards
@@ -192,6 +194,13 @@ def _try_kernels(state: LoadState) -> None:
     Raises:
         UsageError: exact decoding with large trees was asked for, which takes EdgeSpec's own kernels.
     """
+    if own_allowed() and library_path() is None:
+        state.on_progress("Compiling EdgeSpec's kernels (once)", 0.0)
+        if problem := build_once():
+            state.notes.append(
+                f"llama.cpp's kernels are used, which are slower than EdgeSpec's own: {problem}. "
+                f"To try again: {COMMAND}"
+            )
     if stored_report() is None:
         state.on_progress("Trying the processor's kernels (once)", 0.0)
     state.notes += report_notes(ensure_report())
