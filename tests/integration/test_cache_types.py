@@ -144,8 +144,6 @@ def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_p
     assert adapted.to_json()["adapter_bytes"] == adapted.adapter_bytes
     with pytest.raises(UsageError, match="LoRA adapters need all weights in memory"):
         planned(smol_path, half.chosen.holding.needed, lora=(str(adapter),))
-    with pytest.raises(UsageError, match="type of keys and values"):
-        planned(tiny, kv="q4_0")
     with pytest.raises(ModelFileError, match="adapter"):
         planned(tiny, lora=(str(smol_path),))
 
