@@ -7,18 +7,23 @@ processes take turns pass by pass, so that what else the machine does falls on a
 in milliseconds, and how many times as fast own kernels are as the fastest of llama.cpp's. Own kernels
 are measured for every instruction set that the processor has.
 
-Beside the table, each layout's reading of weights in a pass of one row is compared with the bandwidth of
-memory: the model's bytes over the pass's time, and its share of what all threads read per second.
+Beside the table, each layout's reading of weights in a pass of the fewest rows is compared with the
+bandwidth of memory: the model's bytes over the pass's time, and its share of what all threads read per
+second. Passes of the most rows are compared with the most 8-bit multiply-adds per second that each
+instruction set computes in registers (benchmarks/int8_peak.cpp; needs a C++ compiler).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.kernels.layouts import available_layouts
-from edgespec.kernels.native import library
+from edgespec.kernels.native import build, library
 from edgespec.kernels.report_store import ensure_report, layouts_in_use
 from edgespec.kernels.setting import OWN, PLAIN, VARIABLE, setting_for, setting_of
 from edgespec.machine.cores import usable_cores
@@ -40,6 +45,14 @@ from edgespec.models.llama.runtime.context import Context
 from edgespec.models.llama.runtime.model import Model
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
+SETS = {  # the file of EdgeSpec's own kernels for each instruction set
+    "avx2": "avx2.cpp",
+    "avx2-vnni": "avx2_vnni.cpp",
+    "avx512-vnni": "avx512_vnni.cpp",
+    "amx": "amx.cpp",
+    "neon-dotprod": "neon.cpp",
+    "neon-i8mm": "neon_i8mm.cpp",
+}
 _WORKER = "--serve"
 _SWEPT = 512 << 20  # bytes
 
@@ -72,6 +85,8 @@ def main() -> None:
     for setting in settings:
         print(f"{setting:24}" + "".join(f"{1e3 * found[setting, rows]:9.1f}" for rows in options.rows))
     print_bandwidth({s: found[s, min(options.rows)] for s in settings}, path, options.threads)
+    most = max(options.rows)
+    print_peaks({s: found[s, most] for s in settings}, most, path, options.threads)
     own = [setting for setting in settings if setting.startswith(str(setting_of(OWN)))]
     others = [setting for setting in settings if setting not in own]
     if own and others:
@@ -106,6 +121,46 @@ def read_bandwidth(n_threads: int, rounds: int = 7) -> float:
             list(pool.map(np.bitwise_or.reduce, parts))
             best = max(best, sum(part.nbytes for part in parts) / (time.perf_counter() - begun))
     return best
+
+
+def print_peaks(seconds: dict[str, float], rows: int, path: Path, n_threads: int) -> None:
+    """Print how much of the processor's 8-bit arithmetic passes of the most rows reach.
+
+    Args:
+        seconds: of such a pass, by setting.
+    """
+    multiply_adds = rows * sum(
+        math.prod(tensor.shape) for tensor in read_header(path).tensors if len(tensor.shape) == 2
+    )
+    peaks = {name: peak for name in SETS if (peak := int8_peak(name, n_threads)) is not None}
+    for name, peak in peaks.items():
+        print(f"{name:24}{peak / 1e9:9.0f} billion 8-bit multiply-adds/s in registers, {n_threads} threads")
+    for setting, taken in seconds.items():
+        speed = multiply_adds / taken
+        own = setting.removeprefix(f"{setting_of(OWN)}-")
+        peak = peaks.get(own) or max(peaks.values(), default=0.0)
+        share = f" {100 * speed / peak:5.0f} %" if peak else ""
+        print(f"{setting:24}{speed / 1e9:9.0f} billion/s at {rows} rows{share}")
+
+
+def int8_peak(name: str, n_threads: int) -> float | None:
+    """Return the 8-bit multiply-adds per second of all threads in an instruction set; None where it lacks."""
+    flags = next((s.flags for s in build.sources() if s.name == SETS[name]), None)
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if flags is None or compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "peak"
+        macro = f"-DSET_{name.upper().replace('-', '_')}"
+        source = Path(__file__).with_name("int8_peak.cpp")
+        command = [compiler, "-std=c++17", "-O3", *flags, macro, str(source), "-o", str(program)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            return None
+        started = [subprocess.Popen([program], stdout=subprocess.PIPE, text=True) for _ in range(n_threads)]
+        said = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        return None  # the processor lacks the instructions
+    return sum(map(float, said))
 
 
 def measure(

@@ -143,7 +143,7 @@ def _compile(compiler: Sequence[str], scratch: Path) -> Path:
         raise BuildFailed(f"{compiler[0]} fails at {source.name}:\n{done.stderr.strip()}")
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        objects = [str(path) for path in pool.map(compiled, _sources()) if path is not None]
+        objects = [str(path) for path in pool.map(compiled, sources()) if path is not None]
     library = scratch / _library_name()
     done = _run([*compiler, *_LINK, *objects, "-o", str(library), *_libraries()])
     if done.returncode:
@@ -171,8 +171,8 @@ def _install(library: Path) -> Path:
     raise BuildFailed(f"the library cannot be written: {refused}")
 
 
-def _sources() -> list[Source]:
-    """The files for this machine."""
+def sources() -> list[Source]:
+    """Return the files to compile for this machine."""
     found = []
     for line in (SOURCES / _MANIFEST).read_text("utf-8").splitlines():
         fields = line.split("#")[0].split()

@@ -152,9 +152,11 @@ inline typename I::Floats small_total(typename I::Ints sum, typename I::Floats d
     return total;
 }
 
-// W strips of a Super type by at most CHUNK rows.
-template <class I, class T, int W>
-inline void multiply_super(const Work & work, const Activations & a, int64_t first, int64_t row0, int rows) {
+// W strips of a Super type by at most CHUNK rows. ONE: by one row, where each strip's weights are used as soon as they
+// are decoded, so that more strips fit into registers.
+template <class I, class T, int W, bool ONE>
+inline void multiply_super(const Work & work, const Activations & a, int64_t first, int64_t row0, int given) {
+    const int rows = ONE ? 1 : given;
     using Ints = typename I::Ints;
     constexpr bool OFFSET = T::OFFSET != 0 && !I::template is_signed<T>;
     alignas(64) int32_t sums[CHUNK * W * I::LANES];
@@ -178,7 +180,7 @@ inline void multiply_super(const Work & work, const Activations & a, int64_t fir
         for (int step = 0; step < 8; step++) {
             typename I::Bytes quants[W][VECTORS];
             typename I::Scale scale[W], second[W];
-            EACH(w) {
+            const auto take = [&](int w) __attribute__((always_inline)) {
                 decode<I, T>(s.steps[w], quants[w]);
                 s.next_step(w);
                 if constexpr (T::SUB == 32) {
@@ -187,26 +189,30 @@ inline void multiply_super(const Work & work, const Activations & a, int64_t fir
                     scale[w] = I::first(pairs[w][step]);
                     second[w] = I::second(pairs[w][step]);
                 }
-            }
+            };
             const int8_t * x = a.quants + ((block * 4 + step / 2) * a.padded + row0) * GROUP + step % 2 * STEP;
-            for (int r = 0; r < rows; r += I::ROWS, x += I::ROWS * GROUP) {
-                const int here = rows - r < I::ROWS ? 1 : I::ROWS;
+            const auto add = [&](int w, int r, int here) __attribute__((always_inline)) {
                 const int8_t * y = here == 2 ? x + GROUP : x;
-                EACH(w) {
-                    Ints found[I::ROWS];
-                    if constexpr (T::SUB == 32) {
-                        scaled_sums<I, T, 8>(quants[w], x, y, scale[w], found);
-                    } else {
-                        Ints more[I::ROWS];
-                        scaled_sums<I, T, 4>(quants[w], x, y, scale[w], found);
-                        scaled_sums<I, T, 4>(quants[w] + 4, x + 16, y + 16, second[w], more);
-                        for (int i = 0; i < I::ROWS; i++) found[i] = I::add(found[i], more[i]);
-                    }
-                    for (int i = 0; i < I::ROWS && i < here; i++) {
-                        int32_t * to = sums + ((r + i) * W + w) * I::LANES;
-                        I::store(to, step ? I::add(I::ints(to), found[i]) : found[i]);
-                    }
+                Ints found[I::ROWS];
+                if constexpr (T::SUB == 32) {
+                    scaled_sums<I, T, 8>(quants[w], x, y, scale[w], found);
+                } else {
+                    Ints more[I::ROWS];
+                    scaled_sums<I, T, 4>(quants[w], x, y, scale[w], found);
+                    scaled_sums<I, T, 4>(quants[w] + 4, x + 16, y + 16, second[w], more);
+                    for (int i = 0; i < I::ROWS; i++) found[i] = I::add(found[i], more[i]);
                 }
+                for (int i = 0; i < I::ROWS && i < here; i++) {
+                    int32_t * to = sums + ((r + i) * W + w) * I::LANES;
+                    I::store(to, step ? I::add(I::ints(to), found[i]) : found[i]);
+                }
+            };
+            if constexpr (ONE) {
+                EACH(w) take(w), add(w, 0, 1);
+            } else {
+                EACH(w) take(w);
+                for (int r = 0; r < rows; r += I::ROWS, x += I::ROWS * GROUP)
+                    EACH(w) add(w, r, rows - r < I::ROWS ? 1 : I::ROWS);
             }
         }
         const int64_t at = block * a.padded + row0;
@@ -235,8 +241,9 @@ inline void multiply_super(const Work & work, const Activations & a, int64_t fir
     write_rows<I, W>(work, totals, first, row0, rows);
 }
 
-template <class I, class T, int W>
-inline void multiply_small(const Work & work, const Activations & a, int64_t first, int64_t row0, int rows) {
+template <class I, class T, int W, bool ONE>
+inline void multiply_small(const Work & work, const Activations & a, int64_t first, int64_t row0, int given) {
+    const int rows = ONE ? 1 : given;
     using Ints = typename I::Ints;
     constexpr bool OFFSET = T::OFFSET != 0 && !I::template is_signed<T>;
     alignas(64) float totals[CHUNK * W * I::LANES];
@@ -245,29 +252,36 @@ inline void multiply_small(const Work & work, const Activations & a, int64_t fir
     for (int64_t step = 0; step < work.k / STEP; step++) {
         typename I::Bytes quants[W][VECTORS];
         typename I::Floats d[W], m[W];
-        EACH(w) {
+        const auto take = [&](int w) __attribute__((always_inline)) {
             decode<I, T>(s.steps[w], quants[w]);
             s.next_step(w);
             if constexpr (T::SCALING == Scaling::POWER) d[w] = I::powers(s.scales[w] + s.part[w] * I::LANES);
             else d[w] = I::halves(s.scales[w] + s.part[w] * I::LANES * 2);
             m[w] = T::MIN ? I::halves(s.scales[w] + 32 + s.part[w] * I::LANES * 2) : d[w];
             s.scales[w] += T::SCALE_BYTES;
-        }
+        };
         const int8_t * x = a.quants + (step / 2 * a.padded + row0) * GROUP + step % 2 * STEP;
         const int64_t at = step * a.padded + row0;
-        for (int r = 0; r < rows; r += I::ROWS, x += I::ROWS * GROUP) {
-            const int here = rows - r < I::ROWS ? 1 : I::ROWS;
-            const int8_t * y = here == 2 ? x + GROUP : x;
-            Ints start = I::no_ints();
-            if constexpr (OFFSET) start = I::dot_pairs(I::first_of_pair(-T::OFFSET), (const int16_t *) (a.sums + at + r));
-            EACH(w) {
-                Ints found[I::ROWS];
-                dot_sums<I, T>(start, quants[w], x, y, found);
-                for (int i = 0; i < I::ROWS && i < here; i++) {
-                    const int64_t row = at + r + i;
-                    float * to = totals + ((r + i) * W + w) * I::LANES;
-                    I::store(to, small_total<I, T>(found[i], d[w], m[w], a.d[row], a.scaled[row], I::floats(to)));
-                }
+        const auto add = [&](int w, int r, int here, Ints start) __attribute__((always_inline)) {
+            Ints found[I::ROWS];
+            dot_sums<I, T>(start, quants[w], x, here == 2 ? x + GROUP : x, found);
+            for (int i = 0; i < I::ROWS && i < here; i++) {
+                const int64_t row = at + r + i;
+                float * to = totals + ((r + i) * W + w) * I::LANES;
+                I::store(to, small_total<I, T>(found[i], d[w], m[w], a.d[row], a.scaled[row], I::floats(to)));
+            }
+        };
+        const auto start = [&](int r) __attribute__((always_inline)) {
+            if constexpr (OFFSET) return I::dot_pairs(I::first_of_pair(-T::OFFSET), (const int16_t *) (a.sums + at + r));
+            else return I::no_ints();
+        };
+        if constexpr (ONE) {
+            EACH(w) take(w), add(w, 0, 1, start(0));
+        } else {
+            EACH(w) take(w);
+            for (int r = 0; r < rows; r += I::ROWS, x += I::ROWS * GROUP) {
+                const Ints begun = start(r);
+                EACH(w) add(w, r, rows - r < I::ROWS ? 1 : I::ROWS, begun);
             }
         }
     }
@@ -313,10 +327,16 @@ template <class I, class T, int W> void multiply_strips(const Work & work, const
     } else {
         for (int64_t r = 0; r < a.rows; r += CHUNK) {
             const int rows = (int) (a.rows - r < CHUNK ? a.rows - r : CHUNK);
-            if constexpr (T::BLOCK == 256) multiply_super<I, T, W>(work, a, first, r, rows);
-            else multiply_small<I, T, W>(work, a, first, r, rows);
+            if constexpr (T::BLOCK == 256) multiply_super<I, T, W, false>(work, a, first, r, rows);
+            else multiply_small<I, T, W, false>(work, a, first, r, rows);
         }
     }
+}
+
+// Whole panels by one row: lines of memory are read once, in order.
+template <class I, class T> void multiply_row(const Work & work, const Activations & a, int64_t first) {
+    if constexpr (T::BLOCK == 256) multiply_super<I, T, I::PARTS, true>(work, a, first, 0, 1);
+    else multiply_small<I, T, I::PARTS, true>(work, a, first, 0, 1);
 }
 
 template <class T> constexpr int activation_kind() {
@@ -329,6 +349,9 @@ template <class I> bool multiply(int type, const Work & work) {
         const Activations a = place(activation_kind<T>(), work.k, work.rows, const_cast<void *>(work.activations));
         int64_t strip = work.panel0 * I::PARTS;
         const int64_t end = work.panel1 * I::PARTS;
+        if constexpr (I::PARTS > I::STRIPS && !is_float<T>)
+            if (a.rows == 1)
+                for (; strip < end; strip += I::PARTS) multiply_row<I, T>(work, a, strip);
         for (; strip + I::STRIPS <= end; strip += I::STRIPS) multiply_strips<I, T, I::STRIPS>(work, a, strip);
         if constexpr (I::STRIPS > 1)
             for (; strip < end; strip++) multiply_strips<I, T, 1>(work, a, strip);
