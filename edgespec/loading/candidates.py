@@ -14,7 +14,7 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.models.hub.drafter_choice import Candidate
-from edgespec.offload.planning.budget import memory_room, predict_memory
+from edgespec.offload.planning.budget import predict_memory
 from edgespec.offload.planning.needs import with_second_copy
 from edgespec.profiles.store import Keys, ProfileStore
 
@@ -66,6 +66,7 @@ class _Speeds:
     def __init__(self, target: ModelFiles, state: LoadState, store: ProfileStore) -> None:
         self._target = target
         self._options = state.options
+        self._budget = state.budget
         self._store = store
         self._header = target.headers[0]
         self._threads = state.options.threads or known_threads(self._header.fingerprint, store)
@@ -77,7 +78,7 @@ class _Speeds:
             drafter = with_second_copy(self._size(header), ModelFiles.of(header))
             sizes = [replace(self._size(self._header), weights=self._target.tensor_bytes), drafter]
             streams = self._options.offload == "stream"
-            holding = predict_memory(sizes, self._target, memory_room(self._options.memory), streams=streams)
+            holding = predict_memory(sizes, self._target, self._budget, streams=streams)
         except EdgeSpecError:
             return None  # it cannot be read, or does not fit
         keys = Keys.of(self._header.fingerprint, header.fingerprint, threads=self._threads, mode="")

@@ -7,7 +7,6 @@ from pathlib import Path
 from edgespec.errors import ModelFileError, UsageError
 from edgespec.loading.candidates import choose_candidate
 from edgespec.loading.state import LoadState
-from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.heads import is_head, read_head, require_fit, unusable
 from edgespec.models.gguf.layers import ModelFiles
@@ -82,7 +81,7 @@ def _known_drafter(target: ModelFiles, state: LoadState) -> Path | None:
     found = drafters_that_fit(
         target.headers[0],
         target.tensor_bytes,
-        budget=min(options.memory or available_memory(), available_memory()),
+        budget=min(options.memory or state.free.available, state.free.available),
         n_cells=options.n_cells,
         n_outputs=options.n_nodes,
     )

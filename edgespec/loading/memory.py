@@ -19,7 +19,7 @@ from edgespec.loading.pass_costs import expected_prefill
 from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.model import Model
-from edgespec.offload.planning.budget import MemoryPlan, bytes_needed, memory_room, plan_memory
+from edgespec.offload.planning.budget import MemoryPlan, bytes_needed, plan_memory
 from edgespec.offload.planning.needs import ContextOptions, Needs, measure_needs
 from edgespec.workers.crew import Crew
 
@@ -87,7 +87,7 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
     on_cards, spread, left = NO_CARDS, None, needs
     if state.crew is not None:
         needs, spread = _spread_on_workers(state.crew, needs, target, drafter, state)
-        left, room = spread.left(needs), memory_room(state.options.memory)
+        left, room = spread.left(needs), state.budget
         if _fits(left, room):
             return MemoryDecision(needs, MemoryPlan(room, memory_map=False), spread)
     elif state.cards is not None:
@@ -98,6 +98,7 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
         left = on_cards.left(needs)
     plan = plan_memory(
         state.options.for_memory,
+        state.budget,
         left.footprints,
         target,
         user_cache_path("edgespec") / "packs",
@@ -115,7 +116,7 @@ def _place_on_cards(
 ) -> OnCards:
     """What goes to the devices; raises as place_models."""
     wish = replace(state.wish, most=state.most_on_devices, read_rate=read_rate(target))
-    room = memory_room(state.options.memory)
+    room = state.budget
     on_cards = place_models(cards, needs, target, drafter, room, wish, state.card_request)
     state.notes += on_cards.notes
     state.warnings += on_cards.shortfall(wish)
@@ -129,7 +130,7 @@ def _spread_on_workers(
 
     Where the memories do not suffice, passes get fewer rows first, and what is left over is streamed then.
     """
-    room = memory_room(state.options.memory)
+    room = state.budget
     try:
         spread = spread_over(crew, needs, target, room)
         suffices = _fits(spread.left(needs), room)
@@ -179,7 +180,7 @@ def _needs(
             own_in_use(),
             state.drafter_sequences(),
         ),
-        budget=memory_room(options.memory) - indexing + lent,
+        budget=state.budget - indexing + lent,
         offload=options.offload,
         prefill=expected_prefill(target, options.context, state.n_threads),
     )

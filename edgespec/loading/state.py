@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 from edgespec.errors import MemoryLimitError
@@ -13,7 +14,7 @@ from edgespec.loading.devices.finding import NONE, CardRequest
 from edgespec.loading.devices.placing import Wish
 from edgespec.loading.options import DEFAULT_KV, LoadOptions
 from edgespec.machine.cores import default_threads
-from edgespec.machine.probe import available_memory
+from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.footprint import USUAL_NODES
 from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.abort import AbortFlag
@@ -70,6 +71,16 @@ class LoadState:
         """Have this closed if a later step fails."""
         self._opened.append(opened)
         return opened
+
+    @cached_property
+    def free(self) -> FreeMemory:
+        """Free memory, read once: after devices were opened, which takes some, and before any decision."""
+        return FreeMemory.read()
+
+    @property
+    def budget(self) -> int:
+        """Bytes of this machine's memory that may be used."""
+        return self.free.budget(self.options.memory)
 
     @property
     def card_request(self) -> CardRequest:
@@ -140,7 +151,7 @@ class LoadState:
     def _with_figures(self, error: MemoryLimitError) -> MemoryLimitError:
         return MemoryLimitError(
             f"{error.what} About {readable(self.needed_bytes)} are needed, and "
-            f"{readable(available_memory())} are available, unless the process has a lower limit.",
+            f"{readable(self.free.available)} were available, unless the process has a lower limit.",
             "Ask for a smaller --context or --tree-budget, close other programs, or take a smaller model.",
         )
 

@@ -21,7 +21,6 @@ from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes, footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.offload.planning.budget import memory_room
 from edgespec.offload.planning.needs import with_second_copy
 from edgespec.profiles.store import ProfileStore
 from edgespec.units import readable
@@ -66,7 +65,7 @@ def plan_texts(
         min(options.text_tokens or USUAL_TEXT, options.context),
     )
     sizes = SIZES if asked is None else sorted({*(n for n in SIZES if n < asked), asked})
-    room = memory_room(options.memory)
+    room = state.budget
     placed = _possible(models, cells, sizes, room, state)
     possible = {texts: there.holding for texts, there in placed.items()}
     if not possible:  # there is no room for a single one; loading says what is missing

@@ -18,7 +18,6 @@ from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import LARGE_NODES, USUAL_NODES
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.budget import memory_room
 from edgespec.profiles.store import ProfileStore
 
 _LARGEST_NODES = 256  # where passes of LARGE_NODES were measured, and wait for the disk
@@ -33,7 +32,7 @@ def usual_nodes(files: ModelFiles, state: LoadState, store: ProfileStore | None 
         store: what passes take, if it was measured; None is that of this machine.
     """
     options, header = state.options, files.headers[0]
-    room = memory_room(options.memory)
+    room = state.budget
     streams = options.offload in ("auto", "stream") and (
         options.offload == "stream" or files.tensor_bytes > room
     )

@@ -27,6 +27,7 @@ from edgespec.loading.devices.crew_plan import CrewPlan
 from edgespec.loading.devices.finding import CardRequest, open_cards
 from edgespec.loading.devices.placed import Placed, Placement
 from edgespec.loading.options import check_cache
+from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import (
     LARGE_NODES,
@@ -44,7 +45,7 @@ from edgespec.models.hub.inspection import InspectedModel, inspect_model
 from edgespec.models.llama.prefill_chunks import lengths_that_differ
 from edgespec.models.llama.row_rule import MOST_PADDED_ROWS
 from edgespec.offload.packing.pack import gains_from_packing
-from edgespec.offload.planning.budget import memory_room, predict_memory
+from edgespec.offload.planning.budget import predict_memory
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, streamed_counts, with_second_copy
 from edgespec.plans.draft_costs import DraftCosts
 from edgespec.plans.pass_costs import PassCosts
@@ -119,7 +120,7 @@ class _Planning:
         files = ModelFiles(model.headers)
         check_cache(request.kv, header)
         self._adapter_bytes = sum(a.header.file_bytes for a in read_adapters(request.lora, header))
-        room = memory_room(None)
+        room = FreeMemory.read().budget()
         budget = request.memory or room
         if budget > room:
             self._notes.append(

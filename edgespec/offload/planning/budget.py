@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
 from edgespec.errors import BackendError, MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
-from edgespec.machine.probe import available_memory
+from edgespec.machine.memory import PROCESS_BYTES
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint
 from edgespec.models.gguf.layers import ModelFiles
@@ -27,12 +25,8 @@ from edgespec.offload.planning.stream_plan import (
 from edgespec.progress import Progress
 from edgespec.units import readable
 
-# The interpreter and its libraries. In another program, what exceeds this is that program's own.
-PROCESS_BYTES = 96 << 20
-
 LEARNED_BYTES = 22 << 20  # for what is learned of a pair with a model as drafter, including while it is saved
 _LATER_BYTES = 64 << 20  # vocabularies, noise and so on, if they were not measured
-_MARGIN = 0.05  # of available memory, left for other programs
 
 
 @dataclass(frozen=True)
@@ -95,6 +89,7 @@ class MemoryPlan:
 
 def plan_memory(
     options: MemoryOptions,
+    budget: int,
     footprints: list[Footprint],
     files: ModelFiles,
     pack_folder: Path,
@@ -106,6 +101,7 @@ def plan_memory(
     """Decide where the target's weights are held; packs them first if they are to be streamed.
 
     Args:
+        budget: bytes that may be used: those of the options, if there are as many.
         footprints: the target's footprint, and the drafter's if it is a model.
         process: bytes of the process itself; None estimates them.
         n_rows: most rows of the target's passes.
@@ -116,7 +112,6 @@ def plan_memory(
         BackendError: weights must be streamed, and cannot be on this machine.
         OutputError, StreamError: as plan_stream.
     """
-    budget = memory_room(options.memory)
     notes: list[str] = []
     warnings = []
     if options.memory is not None and options.memory > budget:
@@ -251,13 +246,3 @@ def bytes_needed(footprints: list[Footprint], process: int | None = None) -> int
         process: bytes of the process itself; None estimates them.
     """
     return (process_bytes(footprints) if process is None else process) + sum(p.total for p in footprints)
-
-
-def memory_room(wanted: int | None) -> int:
-    """Bytes that everything may take: what was asked for, but no more than is available.
-
-    This includes what the process already holds. If nothing was asked for, a margin is left to other
-    programs.
-    """
-    room = available_memory() + min(psutil.Process().memory_info().rss, PROCESS_BYTES)
-    return min(wanted, room) if wanted is not None else int(room * (1 - _MARGIN))

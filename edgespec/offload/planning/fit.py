@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from edgespec.errors import MemoryLimitError
+from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, footprint
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
-from edgespec.offload.planning.budget import bytes_needed, memory_room, predict_memory
+from edgespec.offload.planning.budget import bytes_needed, predict_memory
 
 USUAL_CONTEXT = 4096  # tokens, the default
 
@@ -27,7 +28,7 @@ def fit_report(
         budget: bytes of memory that may be used; None is what is available here.
         context: most tokens of a text.
     """
-    room = memory_room(None) if budget is None else budget
+    room = FreeMemory.read().budget() if budget is None else budget
     files = ModelFiles(tuple(headers))
     needs = footprint(headers[0], n_cells=context + SPARE_CELLS, n_outputs=USUAL_NODES)
     needs = replace(needs, weights=files.tensor_bytes)

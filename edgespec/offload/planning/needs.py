@@ -18,6 +18,7 @@ from edgespec.costs.planner import Passes
 from edgespec.costs.prompts import best_rows
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.ggml import UnsupportedBuild
+from edgespec.machine.memory import PROCESS_BYTES
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint, footprint, vocabulary_bytes, work_bytes
 from edgespec.models.gguf.heads import is_head, read_head
@@ -27,7 +28,7 @@ from edgespec.models.llama.cache.shared_cells import PART
 from edgespec.models.llama.heads.context import HEAD_ROWS
 from edgespec.models.llama.trials.dry_run import AllocationStore, Shape
 from edgespec.models.text.template import WORKER_BYTES
-from edgespec.offload.planning.budget import LEARNED_BYTES, PROCESS_BYTES, bytes_needed, predict_memory
+from edgespec.offload.planning.budget import LEARNED_BYTES, bytes_needed, predict_memory
 from edgespec.offload.planning.stream_plan import tied_bytes
 from edgespec.speculation.noise import noise_bytes
 from edgespec.speculation.sampling import scratch_bytes
