@@ -199,8 +199,6 @@ def bench(
     if compare is not None and is_shared(compare):
         results().text(compared(compare, flag.or_argument(loading.model.name, called)))
         return
-    load = flag.on(loading, called).arguments() | ({"context": context} if context is not None else {})
-    model, memory, offload = load.pop("model", None), load.pop("memory", None), load.pop("offload", "auto")
     trees = list(dict.fromkeys(_tree(text) for text in tree_budgets or _TREES))
     form, rows_name = form_and_file(form)
     if form == "md" and rows_name is None and json_name == "-":
@@ -219,13 +217,11 @@ def bench(
     from edgespec.bench.rows.request import Request, check
 
     request = Request(
-        model=model,
-        load=load,
+        load=flag.on(loading, called),
         config=config,
         trees=trees,
-        memory=memory,
         cap=cap,
-        offload=offload,
+        context=context,
         workload=workload,
         prompts=prompts,
         repetitions=repetitions,

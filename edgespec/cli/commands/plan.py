@@ -46,26 +46,10 @@ def plan(
     """
     loading, config = flag.on(loading, called), sampling.config()
     from edgespec.plans.model_plan import plan_for
-    from edgespec.plans.plan import PlanRequest
 
     terminal = Terminal(quiet=output.quiet, verbose=output.verbose)
-    model, devices = loading.model, loading.devices
-    request = PlanRequest(
-        model.name,
-        loading.speculation.draft,
-        loading.memory.limit,
-        model.context,
-        devices.threads,
-        config.temperature,
-        kv=model.kv,
-        lora=model.lora,
-        workers=devices.workers,
-        gpu_layers=devices.gpu_layers,
-        device=devices.names,
-        draft_device=devices.draft_device,
-    )
     with terminal.working() as progress:
-        found = plan_for(request, progress)
+        found = plan_for(loading, progress, temperature=config.temperature)
     if output.as_json:
         results().record(found.to_json())
     else:
