@@ -28,6 +28,7 @@ from platformdirs import user_cache_path
 
 import edgespec
 from benchmarks.workload import FOLDER, PROMPTS, dropped_four, q4_0, smollm2, widened
+from edgespec.config import Config
 from edgespec.engine.engine import Engine
 from edgespec.files.kept import Kept
 from edgespec.generation.config import GenerationConfig
@@ -35,7 +36,7 @@ from edgespec.generation.result import PassRecord
 from edgespec.machine.probe import usable_cores
 from edgespec.measure.full_profile import measure_full_profile
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import Plan, PlanRequest
+from edgespec.plans.plan import Plan
 from edgespec.profiles.stream_rate import StreamRate
 
 CONTEXT = 1024
@@ -180,8 +181,8 @@ def _use(target: Path, draft: str, memory: int, options: argparse.Namespace) -> 
 
 
 def _plan(target: Path, draft: str, memory: int) -> Plan:
-    wish = PlanRequest(str(target), draft, memory, CONTEXT, usable_cores())
-    return plan_for(wish, lambda _what, _fraction: None)
+    asked = Config.of(model=target, draft=draft, memory=memory, context=CONTEXT, threads=usable_cores())
+    return plan_for(asked, lambda _what, _fraction: None)
 
 
 def _measured(

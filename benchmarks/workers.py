@@ -23,6 +23,7 @@ from pathlib import Path
 import edgespec
 from benchmarks.slow_network import DelayedPort
 from benchmarks.workload import PROMPTS, dropped, q4_0, widened
+from edgespec.config import Config
 from edgespec.costs.planner import Prediction
 from edgespec.generation.config import GenerationConfig
 from edgespec.generation.result import Generation
@@ -32,7 +33,6 @@ from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.budget import bytes_needed
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import PlanRequest
 from edgespec.progress import no_progress
 
 _CONTEXT = 1024
@@ -57,13 +57,13 @@ def _row(delay: float, draft: str, workers: Sequence[str], options: argparse.Nam
     memory = _tight(options.model) + (_tight_drafter(options.draft) if trees else 0)
     nodes = options.nodes if trees else 1
     plan = plan_for(
-        PlanRequest(
-            str(options.model),
-            draft,
-            memory,
-            _CONTEXT,
-            options.threads,
-            workers=tuple(workers),
+        Config.of(
+            model=options.model,
+            draft=draft,
+            memory=memory,
+            context=_CONTEXT,
+            threads=options.threads,
+            workers=workers,
         ),
         no_progress,
     )

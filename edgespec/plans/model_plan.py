@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from platformdirs import user_cache_path
 
+from edgespec.config import Config
 from edgespec.costs.batches import SIZES, BatchPrediction, TextCells, fewest_texts, predict_batch
 from edgespec.costs.planned_memory import HitRates, PlannedMemory
 from edgespec.costs.planner import (
@@ -26,8 +27,6 @@ from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.crew_plan import CrewPlan
 from edgespec.loading.devices.finding import CardRequest, open_cards
 from edgespec.loading.devices.placed import Placed, Placement
-from edgespec.loading.options import check_cache
-from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import (
     LARGE_NODES,
@@ -37,6 +36,7 @@ from edgespec.models.gguf.footprint import (
     Footprint,
     cell_bytes,
     footprint,
+    require_cache_type,
 )
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
@@ -49,7 +49,7 @@ from edgespec.offload.planning.budget import predict_memory
 from edgespec.offload.planning.needs import MOST_PROMPT_ROWS, streamed_counts, with_second_copy
 from edgespec.plans.draft_costs import DraftCosts
 from edgespec.plans.pass_costs import PassCosts
-from edgespec.plans.plan import BatchPlan, Plan, PlanRequest
+from edgespec.plans.plan import BatchPlan, Plan
 from edgespec.profiles.store import ProfileStore
 from edgespec.progress import Progress
 from edgespec.units import readable
@@ -60,21 +60,24 @@ _NO_OVERLAP = 1.0  # a layer's experts are known only when they are needed, so n
 
 
 def plan_for(
-    request: PlanRequest,
+    config: Config,
     on_progress: Progress,
     store: ProfileStore | None = None,
     cards: Cards | None = None,
+    *,
+    temperature: float = 0.0,
 ) -> Plan:
     """The plan for a model that is here, or for one on the Hub, of which only the header is read.
 
     Args:
+        config: its memory limit may be more than the machine has, to see what that would give.
         cards: to plan for cards that are not here.
 
     Raises:
         EdgeSpecError: the model or the drafter cannot be found.
         MemoryLimitError: the memory is too small; says how much would do.
     """
-    return _Planning(request, on_progress, store or ProfileStore(), cards).plan()
+    return _Planning(config, on_progress, store or ProfileStore(), cards, temperature).plan()
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,15 @@ class _Planning:
     """The steps of a plan, with what they share."""
 
     def __init__(
-        self, request: PlanRequest, on_progress: Progress, store: ProfileStore, cards: Cards | None
+        self,
+        config: Config,
+        on_progress: Progress,
+        store: ProfileStore,
+        cards: Cards | None,
+        temperature: float,
     ) -> None:
-        self._request = request
+        self._config = config
+        self._temperature = temperature
         self._on_progress = on_progress
         self._store = store
         self._notes: list[str] = []
@@ -113,15 +122,15 @@ class _Planning:
         self._any_rows = own_in_use()  # whether exact passes may have any number of rows
 
     def plan(self) -> Plan:
-        request = self._request
-        model = inspect_model(request.model or str(catalog.find(None)), self._on_progress)
+        named, memory = self._config.model, self._config.memory
+        model = inspect_model(named.name or str(catalog.find(None)), self._on_progress)
         header = model.headers[0]
         self._notes += model.notes
         files = ModelFiles(model.headers)
-        check_cache(request.kv, header)
-        self._adapter_bytes = sum(a.header.file_bytes for a in read_adapters(request.lora, header))
-        room = FreeMemory.read().budget()
-        budget = request.memory or room
+        require_cache_type(named.kv, header)
+        self._adapter_bytes = sum(a.header.file_bytes for a in read_adapters(named.lora, header))
+        room = memory_room(None)
+        budget = memory.limit or room
         if budget > room:
             self._notes.append(
                 f"The plan is for {readable(budget)} of memory; {readable(room)} are free now."
@@ -129,17 +138,17 @@ class _Planning:
         target = self._target(files)
         known = self._store.experts(header.fingerprint)
         self._hits = HitRates.measured_at(known.held, known.hit_rate) if known else HitRates()
-        threads = request.threads or known_threads(header.fingerprint, self._store)
+        threads = self._config.devices.threads or known_threads(header.fingerprint, self._store)
         placement = self._placement(files, threads)
         placed = self._placed(placement, [target], budget)
-        if request.lora and placed.holding.streamed_bytes:
+        if named.lora and placed.holding.streamed_bytes:
             raise refuse_streaming()
         pass_costs = PassCosts(self._store, threads, self._on_progress)
         if placed.holding.streamed_bytes:
             here, _ = pass_costs.of_target(model, streams=True, padded=False)
-            rows, placed = self._pieces(files, placement, [], budget, placed.over(here), request.context)
+            rows, placed = self._pieces(files, placement, [], budget, placed.over(here), named.context)
             target = self._target(files, rows)
-        draft_costs = DraftCosts(model, self._store, pass_costs, threads, request.temperature)
+        draft_costs = DraftCosts(model, self._store, pass_costs, threads, self._temperature)
         candidates = self._candidates(model, draft_costs, pass_costs, placement, target, budget, placed)
         plain, *drafters = candidates
         comparison = Comparison(plain.sizes[0], tuple(candidate.sizes for candidate in drafters))
@@ -166,14 +175,14 @@ class _Planning:
                 "measures them."
             )
         return Plan(
-            model=request.model or header.path.stem,
+            model=named.name or header.path.stem,
             comparison=comparison,
             advice=advise(
                 chosen, way.passes, way.drafting, way.most, self._more_memory(placement, target, way)
             ),
             batch=self._batch(files, placement, plain),
-            kv=request.kv,
-            cache_bytes=request.context * cell_bytes(header, request.kv),
+            kv=named.kv,
+            cache_bytes=named.context * cell_bytes(header, named.kv),
             adapter_bytes=self._adapter_bytes,
             prompts=self._prompts(files, placement, way, pass_costs.attend_s(model)),
             notes=list(dict.fromkeys(self._notes)),
@@ -182,14 +191,14 @@ class _Planning:
 
     def _placement(self, files: ModelFiles, threads: int) -> Placement:
         """The holders of layers: workers, this machine's devices, or the processor alone."""
-        request = self._request
-        if request.workers:
+        devices = self._config.devices
+        if devices.workers:
             self._on_progress("Connecting to workers", 0.0)
-            crew = CrewPlan.of(request.workers, files, threads)
+            crew = CrewPlan.of(devices.workers, files, threads)
             self._notes += crew.notes
             return crew
         wanted = CardRequest(
-            request.gpu_layers, request.device, threads, request.draft_device, self._on_progress, self._notes
+            devices.gpu_layers, devices.names, threads, devices.draft_device, self._on_progress, self._notes
         )
         return placement_here(self._cards or open_cards(files, wanted), files, wanted, self._store)
 
@@ -201,7 +210,8 @@ class _Planning:
         drafter: InspectedModel | None = None,
     ) -> Placed:
         files = None if drafter is None else ModelFiles(drafter.headers)
-        return placement.place(prints, budget, files, streams=self._request.streams, hits=self._hits)
+        streams = self._config.memory.offload == "stream"
+        return placement.place(prints, budget, files, streams=streams, hits=self._hits)
 
     def _candidates(
         self,
@@ -233,7 +243,7 @@ class _Planning:
             return _Candidate(drafting, placed, here, passes, most, drafter, tuple(drawn))
 
         found = [candidate(Drafting("none"), without_drafter)]
-        for drafting, drafter in costs.of_drafters(self._request.draft, self._on_progress):
+        for drafting, drafter in costs.of_drafters(self._config.speculation.draft, self._on_progress):
             if drafter is None:
                 found.append(candidate(drafting, without_drafter))
                 continue
@@ -277,14 +287,14 @@ class _Planning:
         most = files.headers[0].context_length
         found: dict[int, PromptTime | None] = {}
         for tokens in _PROMPTS:
-            context = max(self._request.context, tokens + USUAL_TEXT)
+            context = max(self._config.model.context, tokens + USUAL_TEXT)
             found[tokens] = None
             if most and tokens >= most:
                 continue
             budget = way.placed.holding.budget
             rows, placed = MOST_PROMPT_ROWS, way.placed
             try:
-                if context > self._request.context:
+                if context > self._config.model.context:
                     size = self._target(files, context=context)
                     placed = self._placed(placement, [size, *beside], budget, way.drafter)
                 passes = placed.over(way.here)
@@ -328,8 +338,8 @@ class _Planning:
         """Many texts at once, without drafts: the speed for each number of them that there is room for."""
         alone = plain.placed.holding
         budget, streams = alone.budget, alone.streamed_bytes > 0
-        request = self._request
-        cells = TextCells(cell_bytes(files.headers[0], request.kv), min(USUAL_TEXT, request.context))
+        model = self._config.model
+        cells = TextCells(cell_bytes(files.headers[0], model.kv), min(USUAL_TEXT, model.context))
         one = self._target(files)
         sizes: list[BatchPrediction] = []
         for texts in SIZES:
@@ -351,7 +361,7 @@ class _Planning:
 
     def _target(self, files: ModelFiles, rows: int = USUAL_NODES, context: int | None = None) -> Footprint:
         """The footprint of the model, its adapters included."""
-        size = self._footprint(files.headers[0], rows, self._request.kv, context)
+        size = self._footprint(files.headers[0], rows, self._config.model.kv, context)
         return replace(size, weights=files.tensor_bytes, buffers=size.buffers + self._adapter_bytes)
 
     def _drafter(self, model: InspectedModel) -> Footprint:
@@ -360,7 +370,7 @@ class _Planning:
     def _footprint(
         self, header: GGUFHeader, rows: int = USUAL_NODES, kv: str = "f16", context: int | None = None
     ) -> Footprint:
-        cells = (context or self._request.context) + SPARE_CELLS
+        cells = (context or self._config.model.context) + SPARE_CELLS
         return footprint(header, n_cells=cells, n_outputs=USUAL_NODES, n_rows=rows, kv=kv)
 
     def _more_memory(

@@ -12,13 +12,14 @@ import pytest
 
 import edgespec
 from edgespec import GenerationConfig
+from edgespec.config import Config
 from edgespec.errors import MemoryLimitError, ModelFileError, UsageError
 from edgespec.generation.result import Generation
 from edgespec.models.gguf.footprint import SPARE_CELLS
 from edgespec.models.gguf.header import read_header
 from edgespec.models.llama.trials.dry_run import Shape, dry_run
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import Plan, PlanRequest
+from edgespec.plans.plan import Plan
 from edgespec.progress import no_progress
 from tests.desk import EDGESPEC
 from tests.fuzz.headers import UINT32, parse
@@ -70,7 +71,7 @@ def test_a_model_whose_heads_do_not_fit_is_refused(smol_path: Path, tmp_path: Pa
     odd.write_bytes(data)
     with pytest.raises(UsageError, match="has heads of 24 elements, and q8_0 stores 32 together"):
         edgespec.load(odd, draft="none", kv="q8_0")
-    with pytest.raises(UsageError, match=r"The type of keys and values is q9\. It must be f16 or q8_0\."):
+    with pytest.raises(UsageError, match=r"kv is 'q9'\. It must be f16 or q8_0\."):
         edgespec.load(smol_path, kv="q9")
 
 
@@ -125,8 +126,8 @@ def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_p
     """What it counts for them is what loading would find: all of it, or nothing that can be run."""
 
     def planned(model: Path, memory: int = 1 << 30, **more: object) -> Plan:
-        wish = PlanRequest(str(model), "none", memory=memory, context=1024, **more)  # type: ignore[arg-type]
-        return plan_for(wish, no_progress)
+        asked = Config.of(model=model, draft="none", memory=memory, context=1024, **more)
+        return plan_for(asked, no_progress)
 
     half, quantized = (planned(smol_path, kv=kv) for kv in ("f16", "q8_0"))
     assert half.cache_bytes == 1024 * 30 * 2 * 3 * 64 * 2, (
@@ -144,8 +145,6 @@ def test_a_plan_counts_the_cache_and_adapters(smol_path: Path, tiny: Path, tmp_p
     assert adapted.to_json()["adapter_bytes"] == adapted.adapter_bytes
     with pytest.raises(UsageError, match="LoRA adapters need all weights in memory"):
         planned(smol_path, half.chosen.holding.needed, lora=(str(adapter),))
-    with pytest.raises(UsageError, match="type of keys and values"):
-        planned(tiny, kv="q4_0")
     with pytest.raises(ModelFileError, match="adapter"):
         planned(tiny, lora=(str(smol_path),))
 
@@ -168,8 +167,8 @@ def test_a_long_context_is_planned_and_held_within_the_budget(short_path: Path) 
         pytest.skip("this system does not say what is held")
     context = 32_768
     budget = least_memory(short_path, context=context, kv="q8_0", threads=2) + (8 << 20)
-    wish = PlanRequest(str(short_path), "none", memory=1 << 30, context=context, kv="q8_0")
-    planned = plan_for(wish, no_progress)
+    asked = Config.of(model=short_path, draft="none", memory=1 << 30, context=context, kv="q8_0")
+    planned = plan_for(asked, no_progress)
     layers = read_header(short_path).block_count or 0
     assert planned.cache_bytes == context * layers * 2 * 3 * 64 * 34 // 32
     with pytest.raises(MemoryLimitError, match=f"A context of {context} tokens needs") as refused:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.commands.plan import plan_report
+from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
 from edgespec.kernels.report import ROWS
@@ -22,7 +23,7 @@ from edgespec.models.hub.registry import REGISTERED, Pair, Registry
 from edgespec.models.llama.row_rule import SPARING
 from edgespec.plans import model_plan
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import Plan, PlanRequest
+from edgespec.plans.plan import Plan
 from edgespec.profiles.store import DiskProfile, PassProfile, ProfileStore, disk_key, machine_identity
 from edgespec.progress import no_progress
 from tests.least_memory import least_memory
@@ -43,7 +44,8 @@ def store(tmp_path: Path, smol_path: Path) -> ProfileStore:
 
 
 def planned(target: Path, store: ProfileStore, memory: int, draft: Path | str = "none") -> Plan:
-    return plan_for(PlanRequest(str(target), str(draft), memory, 512, THREADS), no_progress, store)
+    asked = Config.of(model=target, draft=draft, memory=memory, context=512, threads=THREADS)
+    return plan_for(asked, no_progress, store)
 
 
 def test_the_first_command_of_all_may_be_a_plan(smol_path: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.config import Config
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.devices import spreading
@@ -21,7 +22,7 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning import budget as budget_planning
 from edgespec.offload.planning.budget import bytes_needed
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import Plan, PlanRequest
+from edgespec.plans.plan import Plan
 from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import PassProfile, ProfileStore, machine_identity
 from edgespec.progress import no_progress
@@ -117,8 +118,9 @@ def planned(model: Path, drafter: Path, store: ProfileStore, **more: str) -> Pla
     for tensor in read_header(drafter).tensors:  # steps are derived from how fast the processor multiplies
         speed = {"threads": str(THREADS), "type": str(tensor.type_id)}
         store.put_products(machine_identity() | speed, SECONDS)
-    request = PlanRequest(str(model), str(drafter), 4 << 30, 512, THREADS, **more)  # type: ignore[arg-type]
-    return plan_for(request, no_progress, store, Cards.of([card(4 << 30)], usual_type(ModelFiles.of(header))))
+    pair = {"model": model, "draft": drafter, "memory": 4 << 30, "context": 512, "threads": THREADS}
+    cards = Cards.of([card(4 << 30)], usual_type(ModelFiles.of(header)))
+    return plan_for(Config.of(**(pair | more)), no_progress, store, cards)
 
 
 def test_a_plan_counts_the_drafter_where_loading_puts_it(

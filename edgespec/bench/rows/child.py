@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.config import Config
 from edgespec.errors import ContextLengthError, EdgeSpecError
 from edgespec.progress import Progress
 
@@ -106,16 +107,16 @@ def budgets(task: dict[str, Any]) -> dict[str, Any]:
     from edgespec.offload.planning.held_experts import budget_for_experts
     from edgespec.offload.planning.needs import ContextOptions
 
-    files, load = ModelFiles.of(read_header(Path(task["model"]))), task["load"]
+    files, load = ModelFiles.of(read_header(Path(task["model"]))), Config.of(**task["load"])
     options = ContextOptions(
-        load["context"] + SPARE_CELLS,
+        load.model.context + SPARE_CELLS,
         USUAL_NODES,
         n_sequences=1,
-        n_threads=load.get("threads") or default_threads(),
-        kv=load.get("kv", "f16"),
+        n_threads=load.devices.threads or default_threads(),
+        kv=load.model.kv,
     )
     start_backend()
-    prefill = expected_prefill(files, load["context"], options.n_threads)
+    prefill = expected_prefill(files, load.model.context, options.n_threads)
     found = {
         n: budget_for_experts(files, options, n / 100, prefill) + _PROCESSES_DIFFER for n in task["held"]
     }
@@ -313,9 +314,9 @@ def _speed(group: list[Generation]) -> float:
 
 
 def _load(task: dict[str, Any], report: Progress) -> Engine:
-    from edgespec.loading.load import load
+    from edgespec.loading.load import open_engine
 
-    return load(**task["load"], on_progress=report)
+    return open_engine(Config.of(**task["load"]), report)
 
 
 def _rendered(engine: Engine, prompts: list[str]) -> list[str]:
