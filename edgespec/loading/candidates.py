@@ -77,7 +77,7 @@ class _Speeds:
             drafter = with_second_copy(self._size(header), ModelFiles.of(header))
             sizes = [replace(self._size(self._header), weights=self._target.tensor_bytes), drafter]
             memory = self._state.config.memory
-            room, streams = memory_room(memory.limit), memory.offload == "stream"
+            room, streams = self._state.budget, memory.offload == "stream"
             holding = predict_memory(sizes, self._target, room, streams=streams)
         except EdgeSpecError:
             return None  # it cannot be read, or does not fit

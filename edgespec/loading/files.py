@@ -81,7 +81,7 @@ def _known_drafter(target: ModelFiles, state: LoadState) -> Path | None:
     found = drafters_that_fit(
         target.headers[0],
         target.tensor_bytes,
-        budget=min(state.config.memory.limit or available_memory(), available_memory()),
+        budget=min(state.config.memory.limit or state.free.available, state.free.available),
         n_cells=state.n_cells,
         n_outputs=state.n_nodes,
     )

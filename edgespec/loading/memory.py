@@ -87,7 +87,7 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
     on_cards, spread, left = NO_CARDS, None, needs
     if state.crew is not None:
         needs, spread = _spread_on_workers(state.crew, needs, target, drafter, state)
-        left, room = spread.left(needs), memory_room(state.config.memory.limit)
+        left, room = spread.left(needs), state.budget
         if _fits(left, room):
             return MemoryDecision(needs, MemoryPlan(room, memory_map=False), spread)
     elif state.cards is not None:
@@ -98,6 +98,7 @@ def decide_memory(target: ModelFiles, drafter: ModelFiles | None, state: LoadSta
         left = on_cards.left(needs)
     plan = plan_memory(
         state.config,
+        state.budget,
         left.footprints,
         target,
         user_cache_path("edgespec") / "packs",
@@ -115,7 +116,7 @@ def _place_on_cards(
 ) -> OnCards:
     """What goes to the devices; raises as place_models."""
     wish = replace(state.wish, most=state.most_on_devices, read_rate=read_rate(target))
-    room = memory_room(state.config.memory.limit)
+    room = state.budget
     on_cards = place_models(cards, needs, target, drafter, room, wish, state.card_request)
     state.notes += on_cards.notes
     state.warnings += on_cards.shortfall(wish)
@@ -129,7 +130,7 @@ def _spread_on_workers(
 
     Where the memories do not suffice, passes get fewer rows first, and what is left over is streamed then.
     """
-    room = memory_room(state.config.memory.limit)
+    room = state.budget
     try:
         spread = spread_over(crew, needs, target, room)
         suffices = _fits(spread.left(needs), room)
@@ -179,7 +180,7 @@ def _needs(
             own_in_use(),
             state.drafter_sequences(),
         ),
-        budget=memory_room(config.memory.limit) - indexing + lent,
+        budget=state.budget - indexing + lent,
         offload=config.memory.offload,
         prefill=expected_prefill(target, config.model.context, state.n_threads),
     )

@@ -14,7 +14,7 @@ from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.finding import CardRequest
 from edgespec.loading.devices.placing import Wish
 from edgespec.machine.cores import default_threads
-from edgespec.machine.probe import available_memory
+from edgespec.machine.memory import FreeMemory
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
 from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.abort import AbortFlag
@@ -84,7 +84,7 @@ class LoadState:
     @property
     def budget(self) -> int:
         """Bytes of this machine's memory that may be used."""
-        return self.free.budget(self.options.memory)
+        return self.free.budget(self.config.memory.limit)
 
     @property
     def card_request(self) -> CardRequest:

@@ -66,7 +66,7 @@ def plan_texts(
         min(config.batching.text_tokens or USUAL_TEXT, config.model.context),
     )
     sizes = SIZES if asked is None else sorted({*(n for n in SIZES if n < asked), asked})
-    room = memory_room(config.memory.limit)
+    room = state.budget
     placed = _possible(models, cells, sizes, room, state)
     possible = {texts: there.holding for texts, there in placed.items()}
     if not possible:  # there is no room for a single one; loading says what is missing

@@ -31,7 +31,7 @@ def usual_nodes(files: ModelFiles, state: LoadState, store: ProfileStore | None 
         store: what passes take, if it was measured; None is that of this machine.
     """
     config, header = state.config, files.headers[0]
-    room = memory_room(config.memory.limit)
+    room = state.budget
     offload = config.memory.offload
     streams = offload == "stream" or (offload == "auto" and files.tensor_bytes > room)
     drafts = config.speculation.drafts and config.speculation.tree_budget is None

@@ -27,6 +27,7 @@ from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.crew_plan import CrewPlan
 from edgespec.loading.devices.finding import CardRequest, open_cards
 from edgespec.loading.devices.placed import Placed, Placement
+from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import (
     LARGE_NODES,
@@ -129,7 +130,7 @@ class _Planning:
         files = ModelFiles(model.headers)
         require_cache_type(named.kv, header)
         self._adapter_bytes = sum(a.header.file_bytes for a in read_adapters(named.lora, header))
-        room = memory_room(None)
+        room = FreeMemory.read().budget()
         budget = memory.limit or room
         if budget > room:
             self._notes.append(

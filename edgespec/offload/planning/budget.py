@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from edgespec.config import Config
 from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
 from edgespec.errors import BackendError, MemoryLimitError
@@ -71,6 +69,7 @@ class MemoryPlan:
 
 def plan_memory(
     config: Config,
+    budget: int,
     footprints: list[Footprint],
     files: ModelFiles,
     pack_folder: Path,
@@ -94,7 +93,6 @@ def plan_memory(
         OutputError, StreamError: as plan_stream.
     """
     options = config.memory
-    budget = memory_room(options.limit)
     notes: list[str] = []
     warnings = []
     if options.limit is not None and options.limit > budget:
