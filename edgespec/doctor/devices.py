@@ -43,15 +43,15 @@ def examine_devices(build: Build, on_progress: Progress) -> tuple[DeviceFacts, .
     if not build.gpus:
         return ()
     from edgespec.kernels.device_speed import DeviceFailed
-    from edgespec.loading.devices.finding import AUTO, CardRequest, describe, measured
+    from edgespec.loading.devices.finding import describe, measured
     from edgespec.machine.cores import default_threads
 
-    request = CardRequest(AUTO, (), default_threads(), on_progress=on_progress)
+    threads = default_threads()
     found = []
     for device in build.gpus:
         about = (device.name, device.description, device.free, device.total)
         try:
-            card = measured(device, _Q4_K, request)
+            card = measured(device, _Q4_K, threads, on_progress)
         except DeviceFailed as error:
             found.append(DeviceFacts(*about, problem=str(error)))
         else:

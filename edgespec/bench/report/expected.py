@@ -10,7 +10,7 @@ from edgespec.costs.planner import best
 from edgespec.errors import EdgeSpecError
 from edgespec.machine.cores import default_threads
 from edgespec.plans.model_plan import plan_for
-from edgespec.plans.plan import Plan
+from edgespec.plans.report import PlanReport
 from edgespec.progress import no_progress
 
 
@@ -39,5 +39,5 @@ def expected(spec: RowSpec, temperature: float) -> float | None:
 
 
 @lru_cache(maxsize=32)
-def _plan(config: Config, temperature: float) -> Plan:
+def _plan(config: Config, temperature: float) -> PlanReport:
     return plan_for(config, no_progress, temperature=temperature)

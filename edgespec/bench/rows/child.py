@@ -100,7 +100,7 @@ def budgets(task: dict[str, Any]) -> dict[str, Any]:
     import edgespec.loading.load  # noqa: F401  # its imports take memory, too
     from edgespec.loading.pass_costs import expected_prefill
     from edgespec.machine.cores import default_threads
-    from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
+    from edgespec.models.gguf.footprint import cells_for
     from edgespec.models.gguf.header import read_header
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.llama.runtime.backend import start_backend
@@ -109,8 +109,7 @@ def budgets(task: dict[str, Any]) -> dict[str, Any]:
 
     files, load = ModelFiles.of(read_header(Path(task["model"]))), Config.of(**task["load"])
     options = ContextOptions(
-        load.model.context + SPARE_CELLS,
-        USUAL_NODES,
+        cells_for(load.model.context),
         n_sequences=1,
         n_threads=load.devices.threads or default_threads(),
         kv=load.model.kv,

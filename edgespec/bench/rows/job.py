@@ -21,13 +21,11 @@ from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.config import AUTO, Config, ModelConfig
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
-from edgespec.loading.devices.card_plan import placement_here
-from edgespec.loading.devices.finding import CardRequest, open_cards
-from edgespec.loading.devices.placed import Placement
+from edgespec.loading.devices.finding import open_cards
+from edgespec.loading.devices.machine import MachineSnapshot
+from edgespec.loading.plan import Planner
 from edgespec.machine.cores import default_threads
-from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.experts import layer_weights
-from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES, Footprint, footprint
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
@@ -91,21 +89,32 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         if held and load.memory.limit is None and request.cap is None:
             request = replace(request, cap=int(min(held.values()) / BUDGET_SHARE))
         options = RowOptions(load, request.trees, request.cap, marks, request.texts, held)
-        room = available_memory()
+        notes: list[str] = []
+        threads = load.devices.threads or default_threads()
+        machine = MachineSnapshot.read(threads, open_cards(files, load.devices, threads, notes, on_progress))
+        room = machine.free.available
         limit = min(options.limit or room, room)
-        drafter = _drafter(header, files, load, limit, request.trees, on_progress)
+        # Rows have budgets and trees of their own; the largest trees need the most.
+        trees = [tree for tree in request.trees if isinstance(tree, int)]
+        planner = Planner(
+            files, load.with_(memory=None, offload=AUTO, tree_budget=max(trees, default=None)), machine
+        )
+        drafter = _drafter(planner, limit, on_progress)
         if drafter is not None:
             load = load.with_(draft=drafter)  # the same one for every row
             options = replace(options, load=load)
         programs = None
         if request.compare:
             programs = find_programs(request.compare, speculative=drafter is not None)
-        wanted = _wanted_cards(load)
-        placement = placement_here(open_cards(files, wanted), files, wanted)
-        prints = _footprints(header, files, drafter, load, request.trees)
+        drafts = None if drafter is None else ModelFiles.of(read_header(drafter))
+        needs = planner.needs(drafts)
 
         def fits(budget: int) -> bool:
-            return _fits(placement, prints, budget, drafter)
+            """Whether this memory and that of devices hold everything, so that nothing is streamed."""
+            try:
+                return planner.place(needs, drafts, budget=budget).memory.in_memory
+            except MemoryLimitError:
+                return False
 
         experts = bool(layer_weights(files).experts)
         shared = bool(load.devices.workers)  # with other machines, all weights are in some memory
@@ -125,7 +134,7 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         if request.texts:
             others.append(_llama_cpp_batches(request, load, files, marks))
         about = _about(request, header, files, options, len(texts))
-        about["notes"] += wanted.notes
+        about["notes"] += notes
         draft = load.speculation.draft
         about["draft"] = drafter.name if drafter else "the text itself" if draft == AUTO else draft
         yield Job(specs, run_config, others, about)
@@ -166,53 +175,17 @@ def _held(request: Request, files: ModelFiles, load: Config) -> dict[int, int]:
     return {int(percent): budget for percent, budget in result["budgets"].items()}
 
 
-def _drafter(
-    header: GGUFHeader,
-    files: ModelFiles,
-    load: Config,
-    limit: int,
-    trees: Sequence[int | str],
-    on_progress: Progress,
-) -> Path | None:
+def _drafter(planner: Planner, limit: int, on_progress: Progress) -> Path | None:
     """The drafter's file if a model drafts; with "auto", the one that loading within the limit would take."""
-    if load.speculation.names_a_model:
-        return catalog.find(load.speculation.draft, on_progress)
-    if load.speculation.draft != AUTO:
+    speculation, context = planner.config.speculation, planner.context
+    if speculation.names_a_model:
+        return catalog.find(speculation.draft, on_progress)
+    if speculation.draft != AUTO:
         return None
-    n_cells, n_outputs = _sizes(load.model.context, trees)
-    found = drafter_to_take(header, files.tensor_bytes, budget=limit, n_cells=n_cells, n_outputs=n_outputs)
+    found = drafter_to_take(
+        planner.target, budget=limit, n_cells=context.n_cells, n_outputs=context.n_outputs
+    )
     return found.path if found is not None else None
-
-
-def _fits(placement: Placement, prints: list[Footprint], budget: int, drafter: Path | None) -> bool:
-    """Whether this memory and that of devices hold everything, so that nothing is streamed."""
-    drafts = None if drafter is None else ModelFiles.of(read_header(drafter))
-    try:
-        return not placement.place(prints, budget, drafts).holding.streamed_bytes
-    except MemoryLimitError:
-        return False
-
-
-def _footprints(
-    header: GGUFHeader,
-    files: ModelFiles,
-    drafter: Path | None,
-    load: Config,
-    trees: Sequence[int | str],
-) -> list[Footprint]:
-    """Memory of the target, and of the drafter if it is a model, as loading will count it."""
-    n_cells, n_outputs = _sizes(load.model.context, trees)
-    target = footprint(header, n_cells=n_cells, n_outputs=n_outputs, kv=load.model.kv)
-    prints = [replace(target, weights=files.tensor_bytes)]
-    if drafter is not None:
-        prints.append(footprint(read_header(drafter), n_cells=n_cells, n_outputs=n_outputs))
-    return prints
-
-
-def _sizes(context: int, trees: Sequence[int | str]) -> tuple[int, int]:
-    """Cells and outputs that contexts need for the largest trees."""
-    budgets = [tree for tree in trees if isinstance(tree, int)]
-    return context + SPARE_CELLS + max(budgets, default=0), max([USUAL_NODES, *budgets])
 
 
 def _llama_cpp(
@@ -256,13 +229,6 @@ def _llama_cpp_batches(
         row_seconds=request.row_seconds,
         marks=marks,
     )
-
-
-def _wanted_cards(load: Config) -> CardRequest:
-    """The graphics cards that may hold layers, as loading will ask for them."""
-    devices = load.devices
-    threads = devices.threads or default_threads()
-    return CardRequest(devices.layers_here, devices.names, threads, devices.drafter_here)
 
 
 def _about(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgespec.costs.planned_memory import PlannedExperts, PlannedMemory
     from edgespec.costs.planner import Prediction
     from edgespec.costs.prompts import PromptTime
-    from edgespec.plans.plan import BatchPlan, Plan
+    from edgespec.plans.report import BatchPlan, PlanReport
 
 _PLANNED = {"model", "draft", "memory", "context", "threads", "kv", "lora", "workers"}
 _PLANNED |= {"gpu_layers", "device", "draft_device", "temperature"}
@@ -56,7 +56,7 @@ def plan(
         results().text(plan_report(found))
 
 
-def plan_report(plan: Plan) -> str:
+def plan_report(plan: PlanReport) -> str:
     """The plan for people: the choice, what it was compared with, and what would help."""
     chosen = plan.chosen
     holding = chosen.holding

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from edgespec.config import AUTO, NONE, DevicesConfig
 from edgespec.costs.curves import Curve
 from edgespec.errors import BackendError, UsageError
 from edgespec.kernels.device_speed import DeviceFailed, measure_speeds
@@ -16,8 +17,6 @@ from edgespec.profiles.device_profile import DeviceProfile
 from edgespec.profiles.store import Key, ProfileStore, machine_identity
 from edgespec.progress import Progress, no_progress
 from edgespec.units import readable
-
-AUTO, ALL, NONE = "auto", "all", "none"
 
 
 def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
@@ -38,48 +37,33 @@ def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
     return tuple(known[name] for name in names) or there
 
 
-@dataclass
-class CardRequest:
-    """Which devices are to be used.
-
-    Attributes:
-        layers: "auto", "all" or a number.
-        names: of devices; empty for all.
-        n_threads: the processor computes with.
-        drafter: "auto", "none" or the name of a device for the drafter.
-        notes: what was found, in sentences.
-    """
-
-    layers: int | str
-    names: tuple[str, ...]
-    n_threads: int
-    drafter: str = NONE
-    on_progress: Progress = no_progress
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def forced(self) -> bool:
-        """Whether a device must be used."""
-        return self.layers not in (0, AUTO) or self.drafter not in (AUTO, NONE)
-
-
-def open_cards(files: ModelFiles, request: CardRequest) -> Cards | None:
+def open_cards(
+    files: ModelFiles,
+    devices: DevicesConfig,
+    n_threads: int,
+    notes: list[str],
+    on_progress: Progress = no_progress,
+) -> Cards | None:
     """The cards that may hold layers of the target or the drafter, measured; None if there are none.
+
+    Args:
+        n_threads: the processor computes with.
+        notes: gets what was found, in sentences.
 
     Raises:
         UsageError: layers were asked for, and there is no device; or there is none of a name.
         BackendError: llama.cpp fails with a device that was asked for.
     """
-    if request.layers == 0 and not request.forced:
+    if devices.layers_here == 0 and not devices.requires_gpu:
         return None
-    there = find_devices(request.names)
-    if request.drafter not in (AUTO, NONE, *(device.name for device in there)):
-        there += find_devices([request.drafter])
+    there = find_devices(devices.names)
+    if devices.drafter_here not in (AUTO, NONE, *(device.name for device in there)):
+        there += find_devices([devices.drafter_here])
     if not there:
-        if request.forced:
+        if devices.requires_gpu:
             why = "finds no GPU here" if current_build().offloads else "is compiled for the processor alone"
             raise UsageError(
-                f"The gpu layers are {request.layers}, and this llama.cpp build {why}.",
+                f"The gpu layers are {devices.layers_here}, and this llama.cpp build {why}.",
                 _why_none("Leave out --gpu-layers"),
             )
         return None
@@ -87,30 +71,30 @@ def open_cards(files: ModelFiles, request: CardRequest) -> Cards | None:
     cards = []
     for device in there:
         try:
-            cards.append(measured(device, type_id, request))
+            cards.append(measured(device, type_id, n_threads, on_progress))
         except DeviceFailed as error:
-            if request.forced or request.names:
+            if devices.requires_gpu or devices.names:
                 raise BackendError(
                     f"llama.cpp cannot compute on {device.name} ({device.description}): trying it, it ended "
                     f"({error}).",
                     "Update the card's driver, or use --gpu-layers 0.",
                 ) from error
-            request.notes.append(f"{device.name} is not used: trying it, llama.cpp ended ({error}).")
-    request.notes += [describe(card) for card in cards]
+            notes.append(f"{device.name} is not used: trying it, llama.cpp ended ({error}).")
+    notes += [describe(card) for card in cards]
     return Cards.of(cards, type_id) if cards else None
 
 
-def measured(device: Device, type_id: int, request: CardRequest) -> Card:
+def measured(device: Device, type_id: int, n_threads: int, on_progress: Progress = no_progress) -> Card:
     """A device, with how fast it is: as stored, or measured now in a child process.
 
     Raises:
         DeviceFailed: llama.cpp cannot compute on it.
     """
-    store, key = ProfileStore(), _key(device, type_id, request.n_threads)
+    store, key = ProfileStore(), _key(device, type_id, n_threads)
     profile = store.device(key)
     if profile is None:
-        request.on_progress(f"Trying {device.name} (once)", 0.0)
-        profile = measure_device(device.name, type_id, request.n_threads)
+        on_progress(f"Trying {device.name} (once)", 0.0)
+        profile = measure_device(device.name, type_id, n_threads)
         store.put(key, profile)
     return Card(
         device.name, device.description, device.free, device.total, device.kind == SHARED_GPU, profile
@@ -137,14 +121,14 @@ def describe(card: Card) -> str:
     )
 
 
-def with_type(cards: Cards, files: ModelFiles, request: CardRequest) -> Cards:
-    """The same cards, measured with the weights that most of another model has."""
+def with_type(cards: Cards, files: ModelFiles, n_threads: int) -> Cards:
+    """Cards, measured with the weights that most of another model has."""
     type_id = usual_type(files)
     if type_id == cards.type_id:
         return cards
     there = {device.name: device for device in current_build().gpus}
     try:
-        again = [measured(there[card.name], type_id, request) for card in cards.devices]
+        again = [measured(there[card.name], type_id, n_threads) for card in cards.devices]
     except (DeviceFailed, KeyError):
         return cards
     return Cards.of(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from edgespec.config import ALL, AUTO
 from edgespec.costs.spread import RemotePart
 from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.finding import ALL, AUTO, CardRequest, with_type
+from edgespec.loading.devices.finding import with_type
 from edgespec.loading.devices.placing import Wish, drafter_card, place_on_cards, without
 from edgespec.loading.devices.spreading import Spread, layer_sizes, remote_parts, usual_type
 from edgespec.models.gguf.footprint import Footprint
@@ -107,14 +108,14 @@ def place_models(
     drafter: ModelFiles | None,
     room: int,
     wish: Wish,
-    request: CardRequest,
+    n_threads: int,
 ) -> OnCards:
     """What goes to the devices: the drafter, if its steps are faster there, and then layers of the target.
 
     Args:
         needs: as if everything were on the processor.
         room: bytes of this machine's memory.
-        request: by which the cards were found, to measure them with the drafter's weights.
+        n_threads: the processor computes with.
 
     Raises:
         MemoryLimitError: something was asked for that no device has room for.
@@ -122,7 +123,7 @@ def place_models(
     on = OnCards(cards)
     if drafter is not None and wish.places_drafters and not is_head(drafter.headers[0]):
         size = needs.footprints[1]
-        card = drafter_card(with_type(cards, drafter, request), drafter, size, wish.drafter)
+        card = drafter_card(with_type(cards, drafter, n_threads), drafter, size, wish.drafter)
         if card is not None:
             cards = without(cards, card, size.total)
             on = OnCards(

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edgespec.config import ALL, AUTO, NONE
 from edgespec.costs.spread import Place, fill_places, spread_layers
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.finding import ALL, AUTO, NONE
 from edgespec.loading.devices.spreading import (
     CLEARLY_FASTER,
     USUAL_ROWS,

@@ -39,8 +39,8 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A prediction of how a model would run on this machine.
+class PlanReport:
+    """How a model would run on this machine, and what it was compared with.
 
     Attributes:
         comparison: the ways to run that were compared; the choice is the fastest of them.
