@@ -98,7 +98,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         require_loadable([adapter.header], target_files.headers[0])
     _try_kernels(state)
     _connect_workers(target_files, state)
-    state.cards = open_cards(target_files, state.card_request)
+    state.cards = open_cards(target_files, state.placement_request)
     drafter_files = find_drafter(target_files, state)
     state.usual_nodes = usual_nodes(target_files, state)
     texts = plan_texts(target_files, drafter_files, state)

@@ -114,11 +114,11 @@ def _place_on_cards(
     cards: Cards, needs: Needs, target: ModelFiles, drafter: ModelFiles | None, state: LoadState
 ) -> OnCards:
     """What goes to the devices; raises as place_models."""
-    wish = replace(state.wish, most=state.most_on_devices, read_rate=read_rate(target))
+    request = replace(state.placement_request, read_rate=read_rate(target))
     room = memory_room(state.config.memory.limit)
-    on_cards = place_models(cards, needs, target, drafter, room, wish, state.card_request)
+    on_cards = place_models(cards, needs, target, drafter, room, request)
     state.notes += on_cards.notes
-    state.warnings += on_cards.shortfall(wish)
+    state.warnings += on_cards.shortfall(request)
     return on_cards
 
 

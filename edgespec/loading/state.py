@@ -10,8 +10,7 @@ from edgespec.config import Config, ModelConfig
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.adapters import Adapter
 from edgespec.loading.devices.cards import Cards
-from edgespec.loading.devices.finding import CardRequest
-from edgespec.loading.devices.placing import Wish
+from edgespec.loading.devices.finding import PlacementRequest
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
 from edgespec.models.gguf.footprint import SPARE_CELLS, USUAL_NODES
@@ -76,23 +75,11 @@ class LoadState:
         return opened
 
     @property
-    def card_request(self) -> CardRequest:
-        """The devices of this machine to use."""
-        devices = self.config.devices
-        return CardRequest(
-            devices.layers_here,
-            devices.names,
-            self.n_threads,
-            devices.drafter_here,
-            self.on_progress,
-            self.notes,
-        )
-
-    @property
-    def wish(self) -> Wish:
+    def placement_request(self) -> PlacementRequest:
         """The requested device placement."""
-        request = self.card_request
-        return Wish(request.layers, drafter=request.drafter)
+        return PlacementRequest(
+            self.config.devices, self.n_threads, self.on_progress, self.notes, self.most_on_devices
+        )
 
     @contextmanager
     def undone_on_memory_limit(self) -> Iterator[None]:

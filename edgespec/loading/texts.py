@@ -127,7 +127,7 @@ def _placement(target: ModelFiles, state: LoadState) -> Placement:
     """What may hold layers: workers, or this machine alone."""
     if state.crew is not None:
         return CrewPlan(state.crew, target)
-    return placement_here(state.cards, target, state.card_request)
+    return placement_here(state.cards, target, state.placement_request)
 
 
 def _known_passes(

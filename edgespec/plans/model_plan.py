@@ -25,7 +25,7 @@ from edgespec.loading.adapters import read_adapters, refuse_streaming
 from edgespec.loading.devices.card_plan import placement_here
 from edgespec.loading.devices.cards import Cards
 from edgespec.loading.devices.crew_plan import CrewPlan
-from edgespec.loading.devices.finding import CardRequest, open_cards
+from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.placed import Placed, Placement
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import (
@@ -197,9 +197,7 @@ class _Planning:
             crew = CrewPlan.of(devices.workers, files, threads)
             self._notes += crew.notes
             return crew
-        wanted = CardRequest(
-            devices.gpu_layers, devices.names, threads, devices.draft_device, self._on_progress, self._notes
-        )
+        wanted = PlacementRequest(devices, threads, self._on_progress, self._notes)
         return placement_here(self._cards or open_cards(files, wanted), files, wanted, self._store)
 
     def _placed(

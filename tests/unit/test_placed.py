@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.config import Config
+from edgespec.config import Config, DevicesConfig
 from edgespec.costs.curves import Curve
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.devices import spreading
 from edgespec.loading.devices.card_plan import CardPlan
 from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.finding import CardRequest
+from edgespec.loading.devices.finding import PlacementRequest
 from edgespec.loading.devices.placed import OnProcessor, Placed
 from edgespec.loading.devices.spreading import usual_type
 from edgespec.models.gguf.footprint import Footprint, footprint
@@ -58,11 +58,11 @@ def place(
     free: int,
     budget: int,
     drafter: ModelFiles | None = None,
-    request: CardRequest | None = None,
+    devices: DevicesConfig | None = None,
 ) -> Placed:
     cards = Cards.of([card(free)], usual_type(files))
     prints = [size_of(each) for each in (files, drafter) if each is not None]
-    request = request or CardRequest("auto", (), THREADS, "auto")
+    request = PlacementRequest(devices or DevicesConfig(), THREADS)
     return CardPlan(cards, files, request, ProfileStore(Path("none"))).place(prints, budget, drafter)
 
 
@@ -103,10 +103,10 @@ def test_a_drafter_stays_on_the_processor_where_the_card_has_no_room_or_is_left_
     files: ModelFiles,
 ) -> None:
     for free, layers, wanted in ((16 << 20, "auto", "auto"), (4 << 30, 0, "auto"), (4 << 30, "auto", "none")):
-        placed = place(files, free, 4 << 30, files, CardRequest(layers, (), THREADS, wanted))
+        placed = place(files, free, 4 << 30, files, DevicesConfig(gpu_layers=layers, draft_device=wanted))
         assert placed.drafter_device == ""
         assert placed.draft_steps(STEPS) == STEPS
-    named = CardRequest(0, (), THREADS, "CUDA0")
+    named = DevicesConfig(gpu_layers=0, draft_device="CUDA0")
     assert place(files, 4 << 30, 4 << 30, files, named).drafter_device
 
 

@@ -22,7 +22,7 @@ from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.config import AUTO, Config, ModelConfig
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
 from edgespec.loading.devices.card_plan import placement_here
-from edgespec.loading.devices.finding import CardRequest, open_cards
+from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.placed import Placement
 from edgespec.machine.cores import default_threads
 from edgespec.machine.probe import available_memory
@@ -100,7 +100,7 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         programs = None
         if request.compare:
             programs = find_programs(request.compare, speculative=drafter is not None)
-        wanted = _wanted_cards(load)
+        wanted = PlacementRequest(load.devices, load.devices.threads or default_threads())
         placement = placement_here(open_cards(files, wanted), files, wanted)
         prints = _footprints(header, files, drafter, load, request.trees)
 
@@ -256,13 +256,6 @@ def _llama_cpp_batches(
         row_seconds=request.row_seconds,
         marks=marks,
     )
-
-
-def _wanted_cards(load: Config) -> CardRequest:
-    """The graphics cards that may hold layers, as loading will ask for them."""
-    devices = load.devices
-    threads = devices.threads or default_threads()
-    return CardRequest(devices.layers_here, devices.names, threads, devices.drafter_here)
 
 
 def _about(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgespec.costs.planned_memory import HitRates
 from edgespec.loading.devices.cards import Cards
-from edgespec.loading.devices.finding import CardRequest
+from edgespec.loading.devices.finding import PlacementRequest
 from edgespec.loading.devices.on_cards import drafter_parts, place_models
 from edgespec.loading.devices.placed import OnProcessor, Placed, Placement
-from edgespec.loading.devices.placing import Wish
 from edgespec.loading.devices.spreading import read_rate, remote_parts
 from edgespec.models.gguf.footprint import USUAL_NODES, Footprint
 from edgespec.models.gguf.layers import ModelFiles
@@ -24,12 +25,11 @@ class CardPlan:
     """
 
     def __init__(
-        self, cards: Cards, files: ModelFiles, request: CardRequest, store: ProfileStore | None = None
+        self, cards: Cards, files: ModelFiles, request: PlacementRequest, store: ProfileStore | None = None
     ) -> None:
         self._cards = cards
         self._files = files
-        self._request = request
-        self._wish = Wish(request.layers, read_rate=read_rate(files, store), drafter=request.drafter)
+        self._request = replace(request, read_rate=read_rate(files, store))
 
     def place(
         self,
@@ -46,7 +46,7 @@ class CardPlan:
             MemoryLimitError: the budget is too small, or no card has room for what was asked for.
         """
         needs = Needs(prints, process_bytes(prints), USUAL_NODES)
-        on = place_models(self._cards, needs, self._files, drafter, budget, self._wish, self._request)
+        on = place_models(self._cards, needs, self._files, drafter, budget, self._request)
         left = on.left(needs)
         spread = on.spread
         holding = predict_memory(
@@ -63,7 +63,7 @@ class CardPlan:
 
 
 def placement_here(
-    cards: Cards | None, files: ModelFiles, request: CardRequest, store: ProfileStore | None = None
+    cards: Cards | None, files: ModelFiles, request: PlacementRequest, store: ProfileStore | None = None
 ) -> Placement:
     """A model on this machine: on its cards, if there are any, and its processor.
 
