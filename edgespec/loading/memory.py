@@ -20,7 +20,7 @@ from edgespec.loading.state import LoadState
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.budget import MemoryPlan, bytes_needed, memory_room, plan_memory
-from edgespec.offload.planning.needs import ContextOptions, Needs, measure_needs
+from edgespec.offload.planning.needs import ContextShape, Needs, measure_needs
 from edgespec.workers.crew import Crew
 
 
@@ -166,21 +166,18 @@ def _needs(
     needs = measure_needs(
         target,
         drafter,
-        ContextOptions(
+        config,
+        ContextShape(
             state.n_cells,
             state.n_nodes,
             state.n_sequences(),
             state.n_threads,
             devices,
-            config.speculation.exact,
-            config.memory.experts,
-            config.model.kv,
             sum(adapter.header.file_bytes for adapter in state.adapters),
             own_in_use(),
             state.drafter_sequences(),
         ),
         budget=memory_room(config.memory.limit) - indexing + lent,
-        offload=config.memory.offload,
         prefill=expected_prefill(target, config.model.context, state.n_threads),
     )
     return replace(needs, process=needs.process + indexing)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from edgespec.config import Config
 from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.budget import predict_memory
-from edgespec.offload.planning.needs import ContextOptions, Prefill, measure_needs
+from edgespec.offload.planning.needs import ContextShape, Prefill, measure_needs
 
 _STEP = 1 << 20  # bytes; finer would be finer than what is known of the process
 
 
-def budget_for_experts(files: ModelFiles, options: ContextOptions, share: float, prefill: Prefill) -> int:
+def budget_for_experts(
+    files: ModelFiles, config: Config, shape: ContextShape, share: float, prefill: Prefill
+) -> int:
     """The least budget under which this share of the experts is in memory at a time, without a drafter.
 
     It is found by bisection: more memory never holds fewer experts.
@@ -27,9 +30,11 @@ def budget_for_experts(files: ModelFiles, options: ContextOptions, share: float,
     if not layer_weights(files).experts:
         raise ValueError("the model has no experts")
 
+    config = config.with_(offload="stream")
+
     def holds(budget: int) -> bool:
         try:
-            needs = measure_needs(files, None, options, budget=budget, offload="stream", prefill=prefill)
+            needs = measure_needs(files, None, config, shape, budget=budget, prefill=prefill)
             plan = predict_memory(
                 needs.footprints, files, budget, streams=True, process=needs.process, n_rows=needs.rows
             )

@@ -13,6 +13,7 @@ from functools import cache
 import psutil
 from platformdirs import user_cache_path
 
+from edgespec.config import Config
 from edgespec.costs.planned_memory import PlannedMemory
 from edgespec.costs.planner import Passes
 from edgespec.costs.prompts import best_rows
@@ -41,14 +42,12 @@ _LATER_BYTES = 12 << 20  # imports and small allocations during generation
 
 
 @dataclass(frozen=True)
-class ContextOptions:
-    """The options that contexts' memory depends on.
+class ContextShape:
+    """The sizes of contexts, on which their memory depends besides the options.
 
     Attributes:
         n_cells, n_outputs, n_sequences, n_threads: of every context; see runtime.context.
         devices: whether layers are on devices.
-        exact, experts: as for loading.
-        kv: of the target's context; the drafter's is always f16.
         adapters: bytes of LoRA adapters.
         own_kernels: whether EdgeSpec's own kernels are in use.
         drafter_sequences: of the drafter's context, which has as many outputs; None for those of the target.
@@ -59,9 +58,6 @@ class ContextOptions:
     n_sequences: int
     n_threads: int
     devices: bool = False
-    exact: bool | None = None
-    experts: str = "auto"
-    kv: str = "f16"
     adapters: int = 0
     own_kernels: bool = False
     drafter_sequences: int | None = None
@@ -98,16 +94,15 @@ class Needs:
 def measure_needs(
     files: ModelFiles,
     draft: ModelFiles | None,
-    options: ContextOptions,
+    config: Config,
+    shape: ContextShape,
     *,
     budget: int,
-    offload: str,
     prefill: Prefill,
 ) -> Needs:
     """What target and drafter need, with the rows per pass that suit the budget best.
 
     Args:
-        offload: as for loading.
         prefill: what the size of prompts' pieces depends on, where weights are streamed.
 
     Raises:
@@ -115,7 +110,8 @@ def measure_needs(
         MemoryLimitError: not even the logits fit.
     """
     process = _process_bytes()  # before the dry runs, which leave memory allocated
-    fewest = max(USUAL_NODES, options.n_outputs)
+    kv, offload, asked = config.model.kv, config.memory.offload, config.speculation.exact
+    fewest = max(USUAL_NODES, shape.n_outputs)
     counts = [fewest]
     while counts[0] * 2 <= MOST_PROMPT_ROWS:
         counts.insert(0, counts[0] * 2)
@@ -123,7 +119,7 @@ def measure_needs(
     shown = 0  # bytes of a row's hidden states
 
     def sized(row_counts: Sequence[int]) -> dict[int, Footprint]:
-        found = dict(zip(row_counts, _footprints(files, options, row_counts), strict=True))
+        found = dict(zip(row_counts, _footprints(files, shape, row_counts, kv), strict=True))
         if offload == "none":  # otherwise the file is mapped, or the stream plan counts the copy
             found = {rows: with_second_copy(size, files) for rows, size in found.items()}
         return {rows: replace(size, buffers=size.buffers + rows * shown) for rows, size in found.items()}
@@ -131,33 +127,34 @@ def measure_needs(
     drafter = []
     if draft is not None and is_head(draft.headers[0]):
         head = read_head(draft.headers[0])
-        own = replace(options, kv="f16", n_outputs=HEAD_ROWS)
+        own = replace(shape, n_outputs=HEAD_ROWS)
         drafter = _footprints(draft, own, [HEAD_ROWS], beside=files.headers[0])
         shown = _SHOWN_COPIES * 4 * head.target_width * len(head.layers)
     elif draft is not None:
-        outputs = options.drafter_sequences or options.n_outputs
-        own = replace(options, kv="f16", n_outputs=outputs, n_sequences=outputs)
+        outputs = shape.drafter_sequences or shape.n_outputs
+        own = replace(shape, n_outputs=outputs, n_sequences=outputs)
         (small,) = _footprints(draft, own, [MOST_PROMPT_ROWS])
         drafter = [with_second_copy(small, draft)]
     sizes = sized(counts)
     headers = [files.headers[0], draft.headers[0]] if draft else [files.headers[0]]
-    process += options.adapters + _later_bytes(headers, sizes[fewest].cache // options.n_cells)
+    process += shape.adapters + _later_bytes(headers, sizes[fewest].cache // shape.n_cells)
 
     def whole(rows: int) -> int:
         return bytes_needed([sizes[rows], *drafter], process)
 
     if offload != "stream" and whole(fewest) <= budget:
         # In memory, exact passes that are padded have few rows, as reading the weights is cheap.
-        padded = options.exact and not options.own_kernels
+        padded = asked and not shape.own_kernels
         rows = fewest if padded else next(n for n in counts if whole(n) <= budget)
     else:
         # Streamed models decode exactly by default, but for those whose experts are streamed one by one.
-        alone = options.experts != "never" and bool(layer_weights(files).experts)
-        exact = offload != "mmap" and not alone if options.exact is None else options.exact
-        if exact and (offload == "mmap" or options.devices):
+        alone = config.memory.experts != "never" and bool(layer_weights(files).experts)
+        exact = offload != "mmap" and not alone if asked is None else asked
+        if exact and (offload == "mmap" or shape.devices):
             rows = fewest  # only streamed weights allow long pieces in exact decoding
         else:
-            estimates = {n: _estimate(files, options, n) for n in streamed_counts(counts[0], options.n_cells)}
+            larger = streamed_counts(counts[0], shape.n_cells)
+            estimates = {n: _estimate(files, shape, n, kv) for n in larger}
             while True:
                 possible = {**estimates, **sizes}
                 holdings = streamed_holdings(possible, drafter, files, budget, process)
@@ -212,43 +209,41 @@ def _process_bytes() -> int:
     return min(psutil.Process().memory_info().rss, PROCESS_BYTES)
 
 
-def _estimate(files: ModelFiles, options: ContextOptions, rows: int) -> Footprint:
+def _estimate(files: ModelFiles, shape: ContextShape, rows: int, kv: str) -> Footprint:
     """The footprint of a model with a context for so many rows, without a dry run."""
     size = footprint(
         files.headers[0],
-        n_cells=options.n_cells,
-        n_outputs=options.n_outputs,
+        n_cells=shape.n_cells,
+        n_outputs=shape.n_outputs,
         n_rows=rows,
-        n_threads=options.n_threads,
-        kv=options.kv,
+        n_threads=shape.n_threads,
+        kv=kv,
     )
     return replace(size, weights=files.tensor_bytes)
 
 
 def _footprints(
     files: ModelFiles,
-    options: ContextOptions,
+    shape: ContextShape,
     row_counts: Sequence[int],
+    kv: str = "f16",
     beside: GGUFHeader | None = None,
 ) -> list[Footprint]:
     """The footprints of a model with contexts for each of these row counts.
 
     Args:
+        kv: of the context; a drafter's is always f16.
         beside: of the target, for a draft head.
     """
     header = files.headers[0]
-    shapes = [
-        Shape(options.n_cells, n, options.n_outputs, options.n_sequences, options.kv) for n in row_counts
-    ]
+    shapes = [Shape(shape.n_cells, n, shape.n_outputs, shape.n_sequences, kv) for n in row_counts]
     store = AllocationStore(user_cache_path("edgespec") / "allocations")
     found = store.get(header, shapes, beside)
     footprints = []
     for at, rows in enumerate(row_counts):
-        size = footprint(
-            header, n_cells=options.n_cells, n_outputs=options.n_outputs, n_rows=rows, kv=options.kv
-        )
+        size = footprint(header, n_cells=shape.n_cells, n_outputs=shape.n_outputs, n_rows=rows, kv=kv)
         if found is not None:
-            work = work_bytes(files.headers, rows, options.n_threads, options.n_cells)
+            work = work_bytes(files.headers, rows, shape.n_threads, shape.n_cells)
             size = replace(size, cache=found[at].cache, buffers=found[at].buffers + work)
         footprints.append(replace(size, weights=files.tensor_bytes))
     return footprints
