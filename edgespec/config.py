@@ -87,14 +87,14 @@ class MemoryConfig(Group):
     pack: str = option(
         AUTO,
         "--pack",
-        "Whether to store streamed weights in this CPU's fast layout, in a copy on disk.",
+        "Store a copy of streamed weights on disk, in this CPU's fast layout.",
         OneOf(AUTO, "always", "never"),
         more='"auto" does so if the disk has room for the copy.',
     )
     slots: int | None = option(
         None,
         "--slots",
-        "How many streamed layers to buffer at once.",
+        "Streamed layers to buffer at once.",
         Number(2, 4096),
         says="as many as keep the disk busy",
     )
@@ -310,10 +310,11 @@ class BatchingConfig(Group):
 
     parallel: int | str | None = option(
         None,
-        "",
+        "--parallel",
         "Sequences to make room for in the KV cache, as far as the memory allows.",
         Number(1, MOST_PARALLEL, {AUTO: AUTO}),
         says="one, whose room several share",
+        everywhere=False,
         more='"auto" takes the number with the highest throughput, by the memory and the measured passes.',
     )
     text_tokens: int | None = option(

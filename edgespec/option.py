@@ -154,6 +154,7 @@ class Option:
         metavar: the value in a usage line, where that of `values` is not clear enough.
         argument: its name as an argument of `edgespec.load`; empty for that of the field.
         of_load: whether it is an argument of `edgespec.load`.
+        everywhere: whether all commands that load a model have its flag.
     """
 
     flags: str
@@ -164,6 +165,7 @@ class Option:
     metavar: str = ""
     argument: str = ""
     of_load: bool = True
+    everywhere: bool = True
 
 
 def option(default: Any, flags: str, help_text: str, values: Values, **more: Any) -> Any:

@@ -77,6 +77,8 @@ def test_words_are_those_of_the_packages_that_understand_them() -> None:
         ("gpu_layers", "-1", "all"),
         ("gpu_layers", -1, "all"),
         ("gpu_layers", "12", 12),
+        ("gpu_layers", "ALL", "all"),
+        ("gpu_layers", "0", 0),
         ("parallel", "7", 7),
         ("device", "CUDA0, CUDA1,", ("CUDA0", "CUDA1")),
         ("device", ["CUDA0"], ("CUDA0",)),
@@ -104,7 +106,10 @@ def test_values_are_read(name: str, given: Any, read: Any) -> None:
         ("threads", 1025, "threads is 1025. It must be from 1 to 1024."),
         ("memory", 0, "memory is 0. It must be above 0 and below 8 EiB."),
         ("memory", "lots", "'lots' is not a size. Write it like 12GiB, 800MB or 4000000000."),
-        ("gpu_layers", "some", "gpu_layers is 'some'. It must be from 0 to 999999, auto or all."),
+        *(
+            ("gpu_layers", given, f"gpu_layers is {given!r}. It must be from 0 to 999999, auto or all.")
+            for given in ("", "-2", "some", "1.5")
+        ),
         ("offload", "gpu", "offload is 'gpu'. It must be auto, stream, mmap or none."),
         ("kv", "q4_0", "kv is 'q4_0'. It must be f16 or q8_0."),
         ("exact", "yes", "exact is 'yes'. It must be true or false."),

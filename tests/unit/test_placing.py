@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.cli.options.values import parse_gpu_layers
 from edgespec.config import DevicesConfig
 from edgespec.costs.curves import Curve
-from edgespec.errors import MemoryLimitError, UsageError
+from edgespec.errors import MemoryLimitError
 from edgespec.kernels import report_store
 from edgespec.kernels.layouts import available_layouts
 from edgespec.kernels.report import Report
@@ -197,16 +196,3 @@ def test_measurements_are_kept_by_device(tmp_path: Path) -> None:
     )
     assert plain.passes == on_card.passes
     assert plain.drafts != on_card.drafts
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("auto", "auto"), ("ALL", "all"), ("-1", "all"), ("0", 0), ("12", 12)]
-)
-def test_numbers_of_layers(text: str, value: int | str) -> None:
-    assert parse_gpu_layers(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "-2", "some", "1.5"])
-def test_what_is_no_number_of_layers(text: str) -> None:
-    with pytest.raises(UsageError, match="a number, auto or all"):
-        parse_gpu_layers(text)

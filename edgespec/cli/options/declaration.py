@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edgespec.cli.completion import complete_draft, complete_model, complete_words
-from edgespec.config import OPTIONS, Config
+from edgespec.config import OPTIONS, TREES, Config
 
 
 def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool = True, **more: Any) -> Any:
@@ -43,7 +43,10 @@ def is_on_command_line(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def config_option(name: str, *, panel: str = "", help_text: str = "", **more: Any) -> Any:
+_ITS_GROUP = "its group"
+
+
+def config_option(name: str, *, panel: str | None = _ITS_GROUP, help_text: str = "", **more: Any) -> Any:
     """An option of `Config` as an option of the command line; the model is an argument.
 
     Args:
@@ -53,18 +56,21 @@ def config_option(name: str, *, panel: str = "", help_text: str = "", **more: An
     group, declared = OPTIONS[name]
     values = declared.option.values
     more = {"metavar": declared.option.metavar or values.metavar or None} | more
-    if values.words:
-        more = {"autocompletion": complete_words(*values.words)} | more
     more = _COMPLETED.get(name, {}) | more
     help_text = help_text or declared.help
     if not declared.option.flags:
         return typer.Argument(help=help_text, envvar=variable_of(name), show_envvar=False, **more)
     if values.typed is bool:
         more["show_default"] = False
-    return option(panel or group.capitalize(), declared.option.flags, help_text, **more)
+    panel = group.capitalize() if panel == _ITS_GROUP else panel
+    return option(panel, declared.option.flags, help_text, **more)
 
 
-_COMPLETED = {"model": {"autocompletion": complete_model}, "draft": {"autocompletion": complete_draft}}
+_COMPLETED: dict[str, dict[str, Any]] = {
+    "model": {"autocompletion": complete_model},
+    "draft": {"autocompletion": complete_draft},
+    "tree": {"autocompletion": complete_words(*TREES)},
+}
 
 
 def with_options(
@@ -127,5 +133,5 @@ def _config_parameters(leave_out: Collection[str]) -> list[inspect.Parameter]:
             annotation=Annotated[declared.option.values.typed | None, config_option(name)],
         )
         for name, (_, declared) in OPTIONS.items()
-        if name not in leave_out and (declared.option.flags or name == "model")
+        if name not in leave_out and declared.option.everywhere and (declared.option.flags or name == "model")
     ]
