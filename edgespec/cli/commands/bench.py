@@ -392,4 +392,4 @@ def _numbers(name: str, given: str | None, what: str) -> list[int] | None:
 
 
 def _tree(text: str) -> int | str:
-    return OPTIONS["tree_budget"][1].read(text) or "auto"
+    return OPTIONS["tree_budget"].read(text) or "auto"

@@ -54,7 +54,7 @@ def parse_budget(value: str) -> int | None:
     """
     if value.strip().lower() in (*_NOTHING, AS_AT_START):
         return None
-    budget: int = OPTIONS[_BUDGET][1].read(value)
+    budget: int = OPTIONS[_BUDGET].read(value)
     return budget
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edgespec.cli.completion import complete_draft, complete_model, complete_words
-from edgespec.config import OPTIONS, TREES, Config
+from edgespec.config import OPTIONS, TREES, Config, heading_of
 
 
 def option(panel: str | None, flags: str, help_text: str = "", *, variable: bool = True, **more: Any) -> Any:
@@ -53,17 +53,14 @@ def config_option(name: str, *, panel: str | None = _ITS_GROUP, help_text: str =
         name: as an argument of `edgespec.load`.
         panel, help_text, more: where the option means something else to a command; see `option`.
     """
-    group, declared = OPTIONS[name]
-    values = declared.option.values
-    more = {"metavar": declared.option.metavar or values.metavar or None} | more
-    more = _COMPLETED.get(name, {}) | more
+    declared = OPTIONS[name]
+    more = _COMPLETED.get(name, {}) | {"metavar": declared.metavar or declared.values.metavar or None} | more
     help_text = help_text or declared.help
-    if not declared.option.flags:
+    if not declared.flags:
         return typer.Argument(help=help_text, envvar=variable_of(name), show_envvar=False, **more)
-    if values.typed is bool:
+    if declared.values.typed is bool:
         more["show_default"] = False
-    panel = group.capitalize() if panel == _ITS_GROUP else panel
-    return option(panel, declared.option.flags, help_text, **more)
+    return option(heading_of(name) if panel == _ITS_GROUP else panel, declared.flags, help_text, **more)
 
 
 _COMPLETED: dict[str, dict[str, Any]] = {
@@ -130,8 +127,8 @@ def _config_parameters(leave_out: Collection[str]) -> list[inspect.Parameter]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[declared.option.values.typed | None, config_option(name)],
+            annotation=Annotated[declared.values.typed | None, config_option(name)],
         )
-        for name, (_, declared) in OPTIONS.items()
-        if name not in leave_out and declared.option.everywhere and (declared.option.flags or name == "model")
+        for name, declared in OPTIONS.items()
+        if name not in leave_out and declared.everywhere and (declared.flags or name == "model")
     ]

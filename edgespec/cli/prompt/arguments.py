@@ -27,7 +27,7 @@ FirstWord = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help=OPTIONS["model"][1].help,
+        help=OPTIONS["model"].help,
         autocompletion=complete_model,
     ),
 ]
