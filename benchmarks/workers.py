@@ -31,7 +31,7 @@ from edgespec.loading.devices.spreading import layer_sizes
 from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.header import read_header
 from edgespec.models.gguf.layers import ModelFiles
-from edgespec.offload.planning.needs import ContextOptions, PairSizes
+from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.plans.model_plan import plan_for
 from edgespec.progress import no_progress
 
@@ -121,7 +121,7 @@ def _answers(engine: edgespec.Engine, options: argparse.Namespace) -> list[Gener
 def _tight(model: Path) -> int:
     """Memory for everything and a quarter of the layers."""
     files = ModelFiles.of(read_header(model))
-    sizes = PairSizes(files, None, ContextOptions(cells_for(_CONTEXT)), measured=False)
+    sizes = PairSizes(files, None, ContextShape(cells_for(_CONTEXT)), measured=False)
     return sizes.at(USUAL_NODES).total - sum(layer_sizes(files)) * 3 // 4
 
 

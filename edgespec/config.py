@@ -12,17 +12,17 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.option import (
-    Declared,
     Group,
     Number,
     OneOf,
+    Option,
     Size,
     Switch,
     Text,
     Texts,
-    declared,
     listed,
     option,
+    options_of,
 )
 
 AUTO, ALL, NONE = "auto", "all", "none"
@@ -45,7 +45,7 @@ class ModelConfig(Group):
         "GGUF file or model name.",
         Text(),
         says="the bundled smollm2-135m",
-        argument="model",
+        name="model",
         metavar="MODEL",
         more="A name is in the catalog, or is org/repo[:quant] on the Hub, which is downloaded if needed.",
     )
@@ -74,7 +74,7 @@ class MemoryConfig(Group):
     """The memory budget, and what becomes of weights that exceed it."""
 
     limit: int | None = option(
-        None, "--memory", "Memory limit.", Size(), says="all available memory", argument="memory"
+        None, "--memory", "Memory limit.", Size(), says="all available memory", name="memory"
     )
     offload: str = option(
         AUTO,
@@ -87,14 +87,14 @@ class MemoryConfig(Group):
     pack: str = option(
         AUTO,
         "--pack",
-        "Whether to store streamed weights in this CPU's fast layout, in a copy on disk.",
+        "Store a copy of streamed weights on disk, in this CPU's fast layout.",
         OneOf(AUTO, "always", "never"),
         more='"auto" does so if the disk has room for the copy.',
     )
     slots: int | None = option(
         None,
         "--slots",
-        "How many streamed layers to buffer at once.",
+        "Streamed layers to buffer at once.",
         Number(2, 4096),
         says="as many as keep the disk busy",
     )
@@ -145,7 +145,7 @@ class DevicesConfig(Group):
         "GPUs to use, by the names that 'edgespec doctor' prints.",
         Texts(),
         says=ALL,
-        argument="device",
+        name="device",
         metavar="NAME,...",
     )
     draft_device: str = option(
@@ -203,7 +203,7 @@ class SpeculationConfig(Group):
         "Kind of drafter, if --draft does not determine it.",
         OneOf("model", "lookup", "merged"),
         says="whatever the model supports",
-        argument="drafter",
+        name="drafter",
     )
     draft_from: str | None = option(
         None,
@@ -310,10 +310,11 @@ class BatchingConfig(Group):
 
     parallel: int | str | None = option(
         None,
-        "",
+        "--parallel",
         "Sequences to make room for in the KV cache, as far as the memory allows.",
         Number(1, MOST_PARALLEL, {AUTO: AUTO}),
         says="one, whose room several share",
+        everywhere=False,
         more='"auto" takes the number with the highest throughput, by the memory and the measured passes.',
     )
     text_tokens: int | None = option(
@@ -362,23 +363,27 @@ class Config:
         """A copy with some options changed, by their names as arguments; raises as `Config`."""
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
-            group, one = OPTIONS[name]
-            changes.setdefault(group, {})[one.field.name] = value
-        groups = {group: replace(getattr(self, group), **values) for group, values in changes.items()}
-        return replace(self, **groups)
+            changes.setdefault(_GROUPS[name], {})[OPTIONS[name].field] = value
+        return replace(
+            self, **{group: replace(getattr(self, group), **its) for group, its in changes.items()}
+        )
 
     def arguments(self) -> dict[str, Any]:
         """The options that differ from their defaults, by their names as arguments, for JSON too."""
-        found = {}
-        for name, (group, one) in OPTIONS.items():
-            value = getattr(getattr(self, group), one.field.name)
-            if value != one.default:
-                found[name] = [*value] if isinstance(value, tuple) else value
-        return found
+        values = {name: getattr(getattr(self, _GROUPS[name]), OPTIONS[name].field) for name in OPTIONS}
+        return {
+            name: [*value] if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value != OPTIONS[name].default
+        }
 
 
-GROUPS = {group.name: type(group.default) for group in fields(Config)}
-OPTIONS: Mapping[str, tuple[str, Declared]] = {
-    one.name: (group, one) for group, kind in GROUPS.items() for one in declared(kind)
-}
-"""Every option by its name as an argument, with the group that it is in."""
+_BY_GROUP = {group.name: options_of(type(group.default)) for group in fields(Config)}
+_GROUPS = {option.name: group for group, options in _BY_GROUP.items() for option in options}
+OPTIONS: Mapping[str, Option] = {option.name: option for options in _BY_GROUP.values() for option in options}
+"""Every option by its name as an argument."""
+
+
+def heading_of(name: str) -> str:
+    """The heading under which `--help` lists an option: that of its group."""
+    return _GROUPS[name].capitalize()

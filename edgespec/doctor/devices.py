@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgespec.config import DevicesConfig
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
@@ -43,15 +44,15 @@ def examine_devices(build: Build, on_progress: Progress) -> tuple[DeviceFacts, .
     if not build.gpus:
         return ()
     from edgespec.kernels.device_speed import DeviceFailed
-    from edgespec.loading.devices.finding import describe, measured
+    from edgespec.loading.devices.finding import PlacementRequest, describe, measured
     from edgespec.machine.cores import default_threads
 
-    threads = default_threads()
+    request = PlacementRequest(DevicesConfig(), default_threads(), on_progress)
     found = []
     for device in build.gpus:
         about = (device.name, device.description, device.free, device.total)
         try:
-            card = measured(device, _Q4_K, threads, on_progress)
+            card = measured(device, _Q4_K, request)
         except DeviceFailed as error:
             found.append(DeviceFacts(*about, problem=str(error)))
         else:

@@ -60,7 +60,7 @@ def takes_options(load: _Load) -> _Load:
             inspect.Parameter(
                 name,
                 kinds.get(name, inspect.Parameter.KEYWORD_ONLY),
-                default=OPTIONS[name][1].default if name in OPTIONS else None,
+                default=OPTIONS[name].default if name in OPTIONS else None,
                 annotation=hint,
             )
             for name, hint in types.items()
@@ -88,7 +88,7 @@ def checked_config(arguments: dict[str, Any]) -> Config:
 
 def _described(name: str) -> str:
     """An argument for the documentation, which knows no flags."""
-    text = re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), OPTIONS[name][1].documentation)
+    text = re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), OPTIONS[name].documentation)
     return textwrap.fill(
         f"{name}: {text}", _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
     )

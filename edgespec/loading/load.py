@@ -22,7 +22,7 @@ from edgespec.kernels.report_store import ensure_report, report_notes, stored_re
 from edgespec.kernels.setting import own_allowed
 from edgespec.loading.adapters import read_adapters
 from edgespec.loading.arguments import LoadArguments, checked_config, takes_options
-from edgespec.loading.devices.finding import open_cards
+from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
@@ -100,7 +100,9 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         require_loadable([adapter.header], target_files.headers[0])
     _try_kernels(state)
     _connect_workers(target_files, state)
-    cards = open_cards(target_files, config.devices, state.n_threads, state.notes, state.on_progress)
+    cards = open_cards(
+        target_files, PlacementRequest(config.devices, state.n_threads, state.on_progress, state.notes)
+    )
     machine = MachineSnapshot.read(state.n_threads, cards, state.crew)
     adapter_bytes = sum(adapter.header.file_bytes for adapter in state.adapters)
     planner = Planner(target_files, config, machine, beside=adapter_bytes)

@@ -18,10 +18,9 @@ from edgespec.costs.spread import RemotePart, curve_over_machines
 from edgespec.drafters.folder_index import MAKING_BYTES
 from edgespec.errors import MemoryLimitError
 from edgespec.generation.result import MemoryUse
-from edgespec.loading.devices.finding import describe
+from edgespec.loading.devices.finding import PlacementRequest, describe
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.on_cards import NO_CARDS, OnCards, drafter_parts, place_models
-from edgespec.loading.devices.placing import Wish
 from edgespec.loading.devices.spreading import Spread, read_rate, remote_parts
 from edgespec.loading.devices.workers import spread_over
 from edgespec.loading.pass_costs import expected_prefill
@@ -30,7 +29,7 @@ from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.llama.runtime.model import Model
 from edgespec.offload.planning.budget import MemoryPlan, plan_memory
-from edgespec.offload.planning.needs import ContextOptions, Needs, PairSizes
+from edgespec.offload.planning.needs import ContextShape, Needs, PairSizes
 from edgespec.offload.planning.rows import needs_within
 from edgespec.offload.planning.stream_layout import StreamLayout
 from edgespec.profiles.store import ProfileStore
@@ -58,7 +57,7 @@ class Plan:
     config: Config
     target: ModelFiles
     drafter: ModelFiles | None
-    context: ContextOptions
+    context: ContextShape
     needs: Needs
     memory: MemoryPlan
     machine: MachineSnapshot
@@ -189,13 +188,13 @@ class Planner:
         return Passes(profile.compute, profile.read_rate, profile.accept_s, profile.overlap)
 
     @property
-    def context(self) -> ContextOptions:
+    def context(self) -> ContextShape:
         """The sizes of contexts."""
         config = self.config
         parallel, tree = config.batching.parallel, config.speculation.tree_budget
         asked = max(tree or 0, parallel if isinstance(parallel, int) else 0, USUAL_NODES)
         nodes = max(asked, self.usual_nodes)
-        return ContextOptions(
+        return ContextShape(
             cells_for(config.model.context, tree or 0) + self.more_cells,
             nodes,
             _sequences(nodes),
@@ -271,7 +270,7 @@ class Planner:
         else:
             on_cards = on_cards or self._on_cards(needs, drafter, budget)
             spread, left = on_cards.spread, on_cards.left(needs)
-            notes, warnings = tuple(on_cards.notes), tuple(on_cards.shortfall(self._wish))
+            notes, warnings = tuple(on_cards.notes), tuple(on_cards.shortfall(self._request))
         memory = plan_memory(
             left,
             self.target,
@@ -331,12 +330,16 @@ class Planner:
         cards = self.machine.cards
         if cards is None:
             return NO_CARDS
-        return place_models(cards, needs, self.target, drafter, budget, self._wish, self.machine.n_threads)
+        return place_models(cards, needs, self.target, drafter, budget, self._request)
 
     @property
-    def _wish(self) -> Wish:
-        devices = self.config.devices
-        return Wish(devices.layers_here, self.most_on_cards, self.read_rate, devices.drafter_here)
+    def _request(self) -> PlacementRequest:
+        return PlacementRequest(
+            self.config.devices,
+            self.machine.n_threads,
+            most=self.most_on_cards,
+            read_rate=self.read_rate,
+        )
 
 
 def _sequences(nodes: int) -> int:

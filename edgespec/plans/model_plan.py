@@ -20,7 +20,7 @@ from edgespec.costs.prompts import PromptTime, predict_prompt
 from edgespec.errors import MemoryLimitError
 from edgespec.loading.adapters import read_adapters, refuse_streaming
 from edgespec.loading.devices.cards import Cards
-from edgespec.loading.devices.finding import open_cards
+from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.workers import measure_workers, workers_in_words
 from edgespec.loading.plan import Plan, Planner
@@ -170,7 +170,7 @@ class _Planning:
             workers = measure_workers(devices.workers, files, threads)
             self._notes += workers_in_words(workers, files)
         elif cards is None:
-            cards = open_cards(files, devices, threads, self._notes, self._on_progress)
+            cards = open_cards(files, PlacementRequest(devices, threads, self._on_progress, self._notes))
         machine = MachineSnapshot.read(threads, cards, workers)
         room = machine.free.budget()
         if limit is None or limit <= room:

@@ -32,7 +32,7 @@ from edgespec.offload.experts.guesses import Guesser
 from edgespec.offload.packing.pack import gains_from_packing
 from edgespec.offload.planning.budget import plan_memory
 from edgespec.offload.planning.held_experts import budget_for_experts
-from edgespec.offload.planning.needs import ContextOptions, Needs
+from edgespec.offload.planning.needs import ContextShape, Needs
 from edgespec.offload.weights import StreamedWeights
 from edgespec.profiles import updates
 from edgespec.profiles.store import ProfileStore
@@ -208,15 +208,15 @@ def test_a_plan_knows_how_many_experts_fit_and_says_what_it_assumes(plain: Path)
 
 
 def test_the_budget_that_holds_a_share_of_the_experts(plain: Path, smol_path: Path) -> None:
-    options = ContextOptions(cells_for(256), n_sequences=1)
+    shape = ContextShape(cells_for(256), n_sequences=1)
     files = ModelFiles.of(read_header(plain))
     prefill = expected_prefill(files, 256, 1)
-    budgets = [budget_for_experts(files, options, share, prefill) for share in (0.4, 0.6, 0.8)]
+    budgets = [budget_for_experts(files, Config(), shape, share, prefill) for share in (0.4, 0.6, 0.8)]
     assert budgets == sorted(budgets)
     with edgespec.load(plain, memory=budgets[1], offload="stream", draft="none", context=256) as engine:
         assert 0.4 < weights_of(engine).experts_held < 0.8
     with pytest.raises(ValueError, match="the model has no experts"):
-        budget_for_experts(ModelFiles.of(read_header(smol_path)), options, 0.5, prefill)
+        budget_for_experts(ModelFiles.of(read_header(smol_path)), Config(), shape, 0.5, prefill)
 
 
 def test_runs_measure_how_often_experts_are_in_memory(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -292,14 +292,14 @@ def test_the_budget_counts_the_head(pair: TinyPair) -> None:
     from edgespec.config import Config
     from edgespec.loading.pass_costs import expected_prefill
     from edgespec.models.gguf.layers import ModelFiles
-    from edgespec.offload.planning.needs import ContextOptions, PairSizes
+    from edgespec.offload.planning.needs import ContextShape, PairSizes
     from edgespec.offload.planning.rows import needs_within
 
     files, head = (ModelFiles.of(read_header(path)) for path in (pair.target, pair.head))
-    options = ContextOptions(512, 64, 64, 1)
+    shape = ContextShape(512, 64, 64, 1)
     prefill = expected_prefill(files, 512, 1)
     alone, both = (
-        needs_within(PairSizes(files, drafter, options, measured=True), files, 8 << 30, Config(), prefill)
+        needs_within(PairSizes(files, drafter, shape, measured=True), files, 8 << 30, Config(), prefill)
         for drafter in (None, head)
     )
     assert both.footprints[1].weights == head.tensor_bytes

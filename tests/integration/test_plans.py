@@ -55,8 +55,8 @@ def least_planned(target: Path, store: ProfileStore) -> int:
         try:
             planned(target, store, budget)
         except MemoryLimitError as error:
-            assert error.least is not None
-            assert error.least > budget
+            if error.least is None or error.least <= budget:
+                raise
             budget = error.least
         else:
             return budget

@@ -12,9 +12,9 @@ from edgespec.config import NONE, Config
 from edgespec.costs.planned_memory import HitRates, PlannedExperts, PlannedMemory
 from edgespec.costs.prompts import best_rows
 from edgespec.errors import MemoryLimitError
+from edgespec.loading.devices.finding import PlacementRequest
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.on_cards import NO_CARDS, place_models
-from edgespec.loading.devices.placing import Wish
 from edgespec.loading.devices.spreading import Spread, read_rate
 from edgespec.loading.devices.workers import spread_over
 from edgespec.models.gguf.experts import LayerWeights, layer_weights
@@ -89,8 +89,8 @@ def predict_on(
         return predict(left, files.first_layers(spread.here) if spread.elsewhere else files, budget)
     if machine.cards is None:
         return predict(needs, files, budget, streams=streams)
-    wish = _wish(config, files)
-    on = place_models(machine.cards, needs, files, drafter, budget, wish, machine.n_threads)
+    request = _request(machine, config, files)
+    on = place_models(machine.cards, needs, files, drafter, budget, request)
     rest = files if on.spread is None else files.first_layers(on.spread.here)
     return predict(on.left(needs), rest, budget, streams=streams)
 
@@ -137,8 +137,8 @@ def decide(
     else:
         needs, on_cards = measure(), NO_CARDS
         if machine.cards is not None:
-            wish = _wish(config, target)
-            on_cards = place_models(machine.cards, needs, target, drafter, budget, wish, machine.n_threads)
+            request = _request(machine, config, target)
+            on_cards = place_models(machine.cards, needs, target, drafter, budget, request)
             spread = on_cards.spread
             if spread is not None:
                 needs = measure(spread.lent_bytes, devices=True)
@@ -218,9 +218,8 @@ def _whole(needs: Needs) -> int:
     return needs.process + sum(size.weights + size.cache + size.buffers for size in needs.footprints)
 
 
-def _wish(config: Config, files: ModelFiles) -> Wish:
-    devices = config.devices
-    return Wish(devices.layers_here, read_rate=read_rate(files), drafter=devices.drafter_here)
+def _request(machine: MachineSnapshot, config: Config, files: ModelFiles) -> PlacementRequest:
+    return PlacementRequest(config.devices, machine.n_threads, read_rate=read_rate(files))
 
 
 def _stored(files: ModelFiles, weights: LayerWeights, *, packed: bool) -> tuple[dict[int, int], int]:

@@ -53,11 +53,11 @@ def model(
             shapes[f"{block}.{matrix}.weight"] = (width, width), type_id
         if experts:
             shapes[f"{block}.ffn_gate_inp.weight"] = (width, experts), F32
-        for matrix, shape in (("gate", (width, wide)), ("up", (width, wide)), ("down", (wide, width))):
+        for matrix, size in (("gate", (width, wide)), ("up", (width, wide)), ("down", (wide, width))):
             if experts:
-                shapes[f"{block}.ffn_{matrix}_exps.weight"] = (*shape, experts), type_id
+                shapes[f"{block}.ffn_{matrix}_exps.weight"] = (*size, experts), type_id
             else:
-                shapes[f"{block}.ffn_{matrix}.weight"] = shape, type_id
+                shapes[f"{block}.ffn_{matrix}.weight"] = size, type_id
     tensors, at = [], 4096
     for tensor, (shape, kind) in shapes.items():
         elements = 1
@@ -73,7 +73,7 @@ def model(
         "llama.feed_forward_length": wide,
         "llama.attention.head_count": width // 64,
         "llama.context_length": 8192,
-        "tokenizer.ggml.tokens": ArrayInfo(8, vocabulary),
+        "tokenizer.ggml.tokens": ArrayInfo("string", vocabulary),
     }
     if experts:
         metadata |= {"llama.expert_count": experts, "llama.expert_used_count": 2}

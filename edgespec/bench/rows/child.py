@@ -105,19 +105,19 @@ def budgets(task: dict[str, Any]) -> dict[str, Any]:
     from edgespec.models.gguf.layers import ModelFiles
     from edgespec.models.llama.runtime.backend import start_backend
     from edgespec.offload.planning.held_experts import budget_for_experts
-    from edgespec.offload.planning.needs import ContextOptions
+    from edgespec.offload.planning.needs import ContextShape
 
     files, load = ModelFiles.of(read_header(Path(task["model"]))), Config.of(**task["load"])
-    options = ContextOptions(
+    shape = ContextShape(
         cells_for(load.model.context),
         n_sequences=1,
         n_threads=load.devices.threads or default_threads(),
         kv=load.model.kv,
     )
     start_backend()
-    prefill = expected_prefill(files, load.model.context, options.n_threads)
+    prefill = expected_prefill(files, load.model.context, shape.n_threads)
     found = {
-        n: budget_for_experts(files, options, n / 100, prefill) + _PROCESSES_DIFFER for n in task["held"]
+        n: budget_for_experts(files, load, shape, n / 100, prefill) + _PROCESSES_DIFFER for n in task["held"]
     }
     return {"budgets": found}
 

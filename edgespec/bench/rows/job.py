@@ -21,7 +21,7 @@ from edgespec.bench.rows.synthetic import MixtureShape, synthetic_target
 from edgespec.bench.rows.workload import balanced, own_questions, read_questions
 from edgespec.config import AUTO, Config, ModelConfig
 from edgespec.errors import BackendError, MemoryLimitError, UsageError
-from edgespec.loading.devices.finding import open_cards
+from edgespec.loading.devices.finding import PlacementRequest, open_cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.plan import Planner
 from edgespec.machine.cores import default_threads
@@ -91,7 +91,9 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         options = RowOptions(load, request.trees, request.cap, marks, request.texts, held)
         notes: list[str] = []
         threads = load.devices.threads or default_threads()
-        machine = MachineSnapshot.read(threads, open_cards(files, load.devices, threads, notes, on_progress))
+        machine = MachineSnapshot.read(
+            threads, open_cards(files, PlacementRequest(load.devices, threads, on_progress, notes))
+        )
         room = machine.free.available
         limit = min(options.limit or room, room)
         # Rows have budgets and trees of their own; the largest trees need the most.

@@ -15,9 +15,9 @@ PLAIN = "none"  # no tree
 
 BUDGET_SHARE = 0.95  # of a memory cap; the rest is for what nobody counts
 
-_PLAIN = {
-    name: option.default for name, (_, option) in OPTIONS.items() if name.startswith(("draft", "tree"))
-} | {"draft": "none"}
+_PLAIN = {name: option.default for name, option in OPTIONS.items() if name.startswith(("draft", "tree"))} | {
+    "draft": "none"
+}
 _NAMES = {"memory": "in memory", "mmap": "memory-mapped", "stream": "streamed", "llama.cpp": "llama.cpp"}
 _OFFLOAD = {"memory": "none", "mmap": "mmap", "stream": "stream"}
 

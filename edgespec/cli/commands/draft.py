@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli.options.declaration import option
+from edgespec.cli.options.declaration import config_option, option
 from edgespec.cli.screen.formatting import table
 from edgespec.cli.screen.results import results
 from edgespec.cli.screen.terminal import Terminal
@@ -34,12 +34,14 @@ Output = Annotated[
         metavar="FILE",
     ),
 ]
-Memory = Annotated[str | None, option(None, "--memory", "Memory limit for the target.", metavar="SIZE")]
+Memory = Annotated[str | None, config_option("memory", panel=None, help_text="Memory limit for the target.")]
 PassSeconds = Annotated[
     float | None,
     option(None, "--pass-seconds", "Seconds per target pass. Default: measured.", metavar="S"),
 ]
-Threads = Annotated[int | None, option(None, "-t --threads", "CPU threads. Default: all cores.", metavar="N")]
+Threads = Annotated[
+    int | None, config_option("threads", panel=None, help_text="CPU threads. Default: all cores.")
+]
 Json = Annotated[bool, option(None, "--json", "Print JSON.")]
 Quiet = Annotated[bool, option(None, "--quiet", "Print only results and errors.")]
 

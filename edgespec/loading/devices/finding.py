@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from edgespec.config import AUTO, NONE, DevicesConfig
 from edgespec.costs.curves import Curve
@@ -37,33 +37,58 @@ def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
     return tuple(known[name] for name in names) or there
 
 
-def open_cards(
-    files: ModelFiles,
-    devices: DevicesConfig,
-    n_threads: int,
-    notes: list[str],
-    on_progress: Progress = no_progress,
-) -> Cards | None:
-    """The cards that may hold layers of the target or the drafter, measured; None if there are none.
+@dataclass(frozen=True)
+class PlacementRequest:
+    """A request to place layers, and the drafter, on devices of this machine.
 
-    Args:
+    Attributes:
+        devices: the options.
         n_threads: the processor computes with.
-        notes: gets what was found, in sentences.
+        notes: sentences on what was found.
+        most: layers on devices at most, after a load has run out of their memory.
+        read_rate: bytes of weights that the disk reads per second.
+    """
+
+    devices: DevicesConfig
+    n_threads: int
+    on_progress: Progress = no_progress
+    notes: list[str] = field(default_factory=list)
+    most: int | None = None
+    read_rate: float = 1e9
+
+    @property
+    def layers(self) -> int | str:
+        """Layers of the target: "auto", "all" or a number."""
+        return self.devices.layers_here
+
+    @property
+    def drafter(self) -> str:
+        """The device for the drafter: "auto", "none" or a name."""
+        return self.devices.drafter_here
+
+    @property
+    def places_drafters(self) -> bool:
+        """False where no drafter may be on a device; without layers there, only one that was named may."""
+        return self.drafter != NONE and (self.layers != 0 or self.drafter != AUTO)
+
+
+def open_cards(files: ModelFiles, request: PlacementRequest) -> Cards | None:
+    """The cards that may hold layers of the target or the drafter, measured; None if there are none.
 
     Raises:
         UsageError: layers were asked for, and there is no device; or there is none of a name.
         BackendError: llama.cpp fails with a device that was asked for.
     """
-    if devices.layers_here == 0 and not devices.requires_gpu:
+    if request.layers == 0 and not request.devices.requires_gpu:
         return None
-    there = find_devices(devices.names)
-    if devices.drafter_here not in (AUTO, NONE, *(device.name for device in there)):
-        there += find_devices([devices.drafter_here])
+    there = find_devices(request.devices.names)
+    if request.drafter not in (AUTO, NONE, *(device.name for device in there)):
+        there += find_devices([request.drafter])
     if not there:
-        if devices.requires_gpu:
+        if request.devices.requires_gpu:
             why = "finds no GPU here" if current_build().offloads else "is compiled for the processor alone"
             raise UsageError(
-                f"The gpu layers are {devices.layers_here}, and this llama.cpp build {why}.",
+                f"The gpu layers are {request.layers}, and this llama.cpp build {why}.",
                 _why_none("Leave out --gpu-layers"),
             )
         return None
@@ -71,30 +96,30 @@ def open_cards(
     cards = []
     for device in there:
         try:
-            cards.append(measured(device, type_id, n_threads, on_progress))
+            cards.append(measured(device, type_id, request))
         except DeviceFailed as error:
-            if devices.requires_gpu or devices.names:
+            if request.devices.requires_gpu or request.devices.names:
                 raise BackendError(
                     f"llama.cpp cannot compute on {device.name} ({device.description}): trying it, it ended "
                     f"({error}).",
                     "Update the card's driver, or use --gpu-layers 0.",
                 ) from error
-            notes.append(f"{device.name} is not used: trying it, llama.cpp ended ({error}).")
-    notes += [describe(card) for card in cards]
+            request.notes.append(f"{device.name} is not used: trying it, llama.cpp ended ({error}).")
+    request.notes.extend(map(describe, cards))
     return Cards.of(cards, type_id) if cards else None
 
 
-def measured(device: Device, type_id: int, n_threads: int, on_progress: Progress = no_progress) -> Card:
+def measured(device: Device, type_id: int, request: PlacementRequest) -> Card:
     """A device, with how fast it is: as stored, or measured now in a child process.
 
     Raises:
         DeviceFailed: llama.cpp cannot compute on it.
     """
-    store, key = ProfileStore(), _key(device, type_id, n_threads)
+    store, key = ProfileStore(), _key(device, type_id, request.n_threads)
     profile = store.device(key)
     if profile is None:
-        on_progress(f"Trying {device.name} (once)", 0.0)
-        profile = measure_device(device.name, type_id, n_threads)
+        request.on_progress(f"Trying {device.name} (once)", 0.0)
+        profile = measure_device(device.name, type_id, request.n_threads)
         store.put(key, profile)
     return Card(
         device.name, device.description, device.free, device.total, device.kind == SHARED_GPU, profile
@@ -121,14 +146,14 @@ def describe(card: Card) -> str:
     )
 
 
-def with_type(cards: Cards, files: ModelFiles, n_threads: int) -> Cards:
-    """Cards, measured with the weights that most of another model has."""
+def with_type(cards: Cards, files: ModelFiles, request: PlacementRequest) -> Cards:
+    """The same cards, measured with the weights that most of another model has."""
     type_id = usual_type(files)
     if type_id == cards.type_id:
         return cards
     there = {device.name: device for device in current_build().gpus}
     try:
-        again = [measured(there[card.name], type_id, n_threads) for card in cards.devices]
+        again = [measured(there[card.name], type_id, request) for card in cards.devices]
     except (DeviceFailed, KeyError):
         return cards
     return Cards.of(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from edgespec.config import ALL, AUTO
 from edgespec.costs.spread import RemotePart
 from edgespec.loading.devices.cards import Card, Cards
-from edgespec.loading.devices.finding import with_type
-from edgespec.loading.devices.placing import Wish, drafter_card, place_on_cards, without
+from edgespec.loading.devices.finding import PlacementRequest, with_type
+from edgespec.loading.devices.placing import drafter_card, place_on_cards, without
 from edgespec.loading.devices.spreading import Spread, layer_sizes, remote_parts, usual_type
 from edgespec.models.gguf.footprint import Footprint
 from edgespec.models.gguf.heads import is_head
@@ -75,12 +75,12 @@ class OnCards:
         notes = [] if self.drafter_card is None else [f"The drafter is on {self.drafter_card.name}."]
         return notes if self.placed is None else [*notes, f"Layers: {self.placed.where}."]
 
-    def shortfall(self, wish: Wish) -> list[str]:
+    def shortfall(self, request: PlacementRequest) -> list[str]:
         """A warning if fewer layers are there than were asked for."""
-        if self.cards is None or self.placed is None or wish.layers == AUTO:
+        if self.cards is None or self.placed is None or request.layers == AUTO:
             return []
         total = self.placed.here + self.placed.elsewhere
-        wanted = total if wish.layers == ALL else min(int(wish.layers), total)
+        wanted = total if request.layers == ALL else min(int(request.layers), total)
         if self.placed.elsewhere >= wanted:
             return []
         free = " and ".join(f"{card.name} ({readable(card.free)} free)" for card in self.cards.devices)
@@ -107,23 +107,21 @@ def place_models(
     target: ModelFiles,
     drafter: ModelFiles | None,
     room: int,
-    wish: Wish,
-    n_threads: int,
+    request: PlacementRequest,
 ) -> OnCards:
     """What goes to the devices: the drafter, if its steps are faster there, and then layers of the target.
 
     Args:
         needs: as if everything were on the processor.
         room: bytes of this machine's memory.
-        n_threads: the processor computes with.
 
     Raises:
         MemoryLimitError: something was asked for that no device has room for.
     """
     on = OnCards(cards)
-    if drafter is not None and wish.places_drafters and not is_head(drafter.headers[0]):
+    if drafter is not None and request.places_drafters and not is_head(drafter.headers[0]):
         size = needs.footprints[1]
-        card = drafter_card(with_type(cards, drafter, n_threads), drafter, size, wish.drafter)
+        card = drafter_card(with_type(cards, drafter, request), drafter, size, request.drafter)
         if card is not None:
             cards = without(cards, card, size.total)
             on = OnCards(
@@ -133,9 +131,9 @@ def place_models(
                 drafter_bytes=size.weights,
                 shared_bytes=size.weights + size.cache if card.shared else 0,
             )
-    if wish.layers == 0:
+    if request.layers == 0:
         return on
-    spread = place_on_cards(cards, on.left(needs), target, room, wish)
+    spread = place_on_cards(cards, on.left(needs), target, room, request)
     shared = _shared_bytes(cards, spread, needs.footprints[0]) if spread.elsewhere else 0
     return replace(on, placed=spread, shared_bytes=on.shared_bytes + shared)
 

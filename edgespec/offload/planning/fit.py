@@ -12,7 +12,7 @@ from edgespec.models.gguf.footprint import USUAL_NODES, cells_for
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.models.gguf.types import GGUFHeader
 from edgespec.offload.planning.budget import least_budget, plan_memory
-from edgespec.offload.planning.needs import ContextOptions, PairSizes
+from edgespec.offload.planning.needs import ContextShape, PairSizes
 
 USUAL_CONTEXT = ModelConfig().context
 
@@ -31,7 +31,7 @@ def fit_report(
     """
     room = FreeMemory.read().budget() if budget is None else budget
     files, config = ModelFiles(tuple(headers)), Config.of(context=context)
-    sizes = PairSizes(files, None, ContextOptions(cells_for(context)), measured=False)
+    sizes = PairSizes(files, None, ContextShape(cells_for(context)), measured=False)
     needs = sizes.at(USUAL_NODES)
     try:
         plan = plan_memory(needs, files, room, config)

@@ -7,13 +7,15 @@ from edgespec.errors import MemoryLimitError
 from edgespec.models.gguf.experts import layer_weights
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.budget import plan_memory
-from edgespec.offload.planning.needs import ContextOptions, PairSizes
+from edgespec.offload.planning.needs import ContextShape, PairSizes
 from edgespec.offload.planning.rows import Prefill, needs_within
 
 _STEP = 1 << 20  # bytes; finer would be finer than what is known of the process
 
 
-def budget_for_experts(files: ModelFiles, options: ContextOptions, share: float, prefill: Prefill) -> int:
+def budget_for_experts(
+    files: ModelFiles, config: Config, shape: ContextShape, share: float, prefill: Prefill
+) -> int:
     """The least budget under which this share of the experts is in memory at a time, without a drafter.
 
     It is found by bisection: more memory never holds fewer experts.
@@ -29,7 +31,7 @@ def budget_for_experts(files: ModelFiles, options: ContextOptions, share: float,
     if not layer_weights(files).experts:
         raise ValueError("the model has no experts")
 
-    config, sizes = Config.of(offload="stream"), PairSizes(files, None, options, measured=True)
+    config, sizes = config.with_(offload="stream"), PairSizes(files, None, shape, measured=True)
 
     def holds(budget: int) -> bool:
         try:

@@ -38,7 +38,7 @@ _LATER_BYTES = 12 << 20  # imports and small allocations during generation
 
 
 @dataclass(frozen=True)
-class ContextOptions:
+class ContextShape:
     """The options that contexts' memory depends on.
 
     Attributes:
@@ -104,7 +104,7 @@ class PairSizes:
         self,
         target: ModelFiles,
         drafter: ModelFiles | None,
-        context: ContextOptions,
+        context: ContextShape,
         *,
         measured: bool,
         copied: bool = False,
@@ -168,7 +168,7 @@ class PairSizes:
     def _sizes(
         self,
         files: ModelFiles,
-        context: ContextOptions,
+        context: ContextShape,
         row_counts: Sequence[int],
         beside: GGUFHeader | None = None,
     ) -> list[Footprint]:
@@ -195,7 +195,7 @@ class PairSizes:
         ]
 
     @staticmethod
-    def _estimate(files: ModelFiles, context: ContextOptions, rows: int) -> Footprint:
+    def _estimate(files: ModelFiles, context: ContextShape, rows: int) -> Footprint:
         return footprint(
             files,
             n_cells=context.n_cells,
