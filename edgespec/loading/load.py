@@ -103,7 +103,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     cards = open_cards(
         target_files, PlacementRequest(config.devices, state.n_threads, state.on_progress, state.notes)
     )
-    machine = MachineSnapshot.read(state.n_threads, cards, state.crew)
+    machine = MachineSnapshot.read(state.n_threads, cards, state.workers)
     adapter_bytes = sum(adapter.header.file_bytes for adapter in state.adapters)
     planner = Planner(target_files, config, machine, beside=adapter_bytes)
     drafter_files = find_drafter(planner, state)
@@ -127,7 +127,7 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         drafted_by,
         threads=target.context.n_threads,
         mode=f"{target.rule} {plan.kernels}{state.variant}",
-        workers=plan.places if state.crew is None else f"{plan.places} {state.crew.identity}",
+        workers=plan.places if state.workers is None else f"{plan.places} {state.workers.identity}",
         drafter_device=plan.on_cards.drafter_name,
     )
     return Engine(
@@ -213,5 +213,5 @@ def _connect_workers(files: ModelFiles, state: LoadState) -> None:
     """Connect to the workers that were named; raises as `workers.connect`."""
     if state.config.devices.workers:
         state.on_progress("Connecting to workers", 0.0)
-    crew = connect(files, state)
-    state.crew = None if crew is None else state.keep(crew)
+    workers = connect(files, state)
+    state.workers = None if workers is None else state.keep(workers)

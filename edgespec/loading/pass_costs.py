@@ -1,4 +1,4 @@
-"""What the target's passes take, as far as that is known while its memory is planned."""
+"""The time of the target's passes, as far as it is known while its memory is planned."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for texts
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the weights of a target and its drafter are, and what that takes.
+    """The places of the weights of a target and its drafter, and the memory that these take.
 
     Attributes:
         config: the options that it is for.
@@ -68,17 +68,17 @@ class Plan:
 
     @property
     def holding(self) -> PlannedMemory:
-        """Where the target's weights are, in bytes."""
+        """The places of the target's weights, in bytes."""
         return self.memory.holding
 
     @property
     def streams(self) -> bool:
-        """Whether passes read weights from disk."""
+        """True if passes read weights from disk."""
         return self.holding.streamed_bytes > 0
 
     @property
     def exact(self) -> bool:
-        """Whether decoding is to be exact: as asked for, or else where the weights are streamed.
+        """Exactness of decoding: as asked for, or else where the weights are streamed.
 
         A streamed pass takes the same time with the rows that exactness adds. But where only the experts that
         rows need are read, a pass over few rows takes about as long as its arithmetic.
@@ -88,12 +88,12 @@ class Plan:
 
     @property
     def kernels(self) -> str:
-        """Which kernels run, as keys of what is remembered name them."""
+        """The kernels that run, as keys of what is remembered name them."""
         return "plain" if self.memory.kernels_differ else "packed"
 
     @property
     def places(self) -> str:
-        """Which layers are on which device, for keys; empty if all are on the processor."""
+        """The places of layers, for keys; empty if all are on the processor."""
         return f" layers={self.spread.key}" if self.spread is not None else ""
 
     def with_layout(self, layout: StreamLayout) -> Plan:
@@ -101,7 +101,7 @@ class Plan:
         return replace(self, memory=replace(self.memory, layout=layout, holding=layout.holding))
 
     def use(self, model: Model) -> MemoryUse:
-        """What the loaded target takes, for reports."""
+        """Memory of the loaded target, for reports."""
         footprints, layout = self.needs.footprints, self.memory.layout
         use = MemoryUse(budget_bytes=self.memory.budget, resident_bytes=sum(f.weights for f in footprints))
         use.device_bytes = self.on_cards.drafter_bytes
@@ -119,7 +119,7 @@ class Plan:
 
     @property
     def parts(self) -> list[RemotePart]:
-        """What passes take on the devices that hold layers."""
+        """Time per pass on each device that holds layers."""
         devices = self.machine.workers or self.on_cards.cards
         if self.spread is None or devices is None:
             return []
@@ -169,7 +169,7 @@ class Planner:
 
     @cached_property
     def hits(self) -> HitRates:
-        """How often experts are in memory, as far as that was measured."""
+        """Hit rates of experts in memory, as far as they were measured."""
         known = self.store.experts(self.target.headers[0].fingerprint)
         return HitRates.measured_at(known.held, known.hit_rate) if known else HitRates()
 
@@ -179,7 +179,7 @@ class Planner:
         return read_rate(self.target, self.store)
 
     def known_passes(self, *, streams: bool) -> Passes | None:
-        """What passes of the target take; None if that was not measured yet."""
+        """Passes of the target; None if they were not measured yet."""
         profile = self.store.preferred_passes(
             self.target.headers[0].fingerprint, self.threads, streams=streams
         )
@@ -244,7 +244,7 @@ class Planner:
         budget: int | None = None,
         on_cards: OnCards | None = None,
     ) -> Plan:
-        """Where weights are that need so much.
+        """Place weights that need so much.
 
         Args:
             needs: as if everything were on the processor.

@@ -1,4 +1,4 @@
-"""What the steps of loading share, and how a load that fails is undone."""
+"""The state that the steps of loading share, and the undoing of a load that fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgespec.models.llama.first_layers import FirstLayers
 from edgespec.models.llama.runtime.abort import AbortFlag
 from edgespec.progress import Progress
 from edgespec.units import readable
-from edgespec.workers.crew import Crew
+from edgespec.workers.pool import WorkerPool
 
 
 class Closable(Protocol):
@@ -36,7 +36,7 @@ class LoadState:
         n_threads: CPU threads to compute with.
         plan: what is being carried out; None before it is made.
         adapters: LoRA adapters of the target.
-        crew: the workers that may hold layers of the target.
+        workers: the workers that may hold layers of the target.
         warnings: what people should know at once.
         first_layers: of a streamed target, for passes that cost little; None before it is open.
     """
@@ -49,7 +49,7 @@ class LoadState:
         self.n_threads = config.devices.threads or default_threads()
         self.plan: Plan | None = None
         self.adapters: list[Adapter] = []
-        self.crew: Crew | None = None
+        self.workers: WorkerPool | None = None
         self.warnings: list[str] = []
         self.first_layers: FirstLayers | None = None
         self._opened: list[Closable] = []

@@ -55,7 +55,7 @@ def open_target(
 ) -> tuple[Plan, Target, ChatTemplate | None]:
     """The target, ready to verify trees, and the process that renders its chat template.
 
-    With them comes the plan as it was carried out: the disk may have had no room for a packed file.
+    The plan is returned as it was carried out: the disk may have had no room for a packed file.
 
     Args:
         tap: copies hidden states for a draft head.
@@ -128,7 +128,7 @@ def _open_context(plan: Plan, state: LoadState, tap: LayerTap | None) -> tuple[P
     if layout is None or model.weights.expert_use is None or _routes_as_expected(context):
         return plan, model, context
     model.close()
-    if state.crew is not None:  # the workers are let go with the weights
+    if state.workers is not None:  # the workers are let go with the weights
         raise BackendError(
             f"How {plan.target.paths[0].name} chooses experts is not known: they cannot be streamed singly.",
             "Use --experts never, which streams whole layers.",
@@ -156,11 +156,11 @@ def _open_weights(plan: Plan, state: LoadState) -> tuple[Plan, Model]:
         raise refuse_streaming()
     devices: DeviceLayers = plan.on_cards.target
     beside: Residency | None = None
-    if state.crew is not None and plan.spread is not None:
+    if state.workers is not None and plan.spread is not None:
         if plan.spread.elsewhere:
-            devices, beside = borrow_layers(plan.spread, state.crew, state)
+            devices, beside = borrow_layers(plan.spread, state.workers, state)
         else:
-            state.crew.close()  # a worker serves one program at a time
+            state.workers.close()  # a worker serves one program at a time
     if memory.layout is None:
         if memory.paged and beside is None:
             beside = try_paging(files)
@@ -208,7 +208,7 @@ def _try_branches(context: Context, fingerprint: str, plan: Plan, state: LoadSta
 
 
 def _decodes_exactly(context: Context, branching: Branching | None, plan: Plan) -> bool:
-    """Whether decoding is exact as planned, which takes branches that round like the text."""
+    """True if decoding is exact as planned, which takes branches that round like the text."""
     model, exact = context.model, plan.exact
     if exact and branching not in (None, Branching.SAME):
         if plan.config.speculation.exact:
@@ -249,15 +249,15 @@ def _free_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState)
 
 
 def _alone(plan: Plan, state: LoadState) -> bool:
-    """Whether this machine's processor computes all layers: who computes elsewhere cannot be watched."""
-    return state.crew is None and plan.spread is None and plan.on_cards.target == ON_PROCESSOR
+    """True if this machine's processor computes all layers: other devices cannot be watched."""
+    return state.workers is None and plan.spread is None and plan.on_cards.target == ON_PROCESSOR
 
 
 def _row_rule(context: Context, fingerprint: str, plan: Plan, state: LoadState) -> RowRule | None:
     exact = state.config.speculation.exact
     state.on_progress("Finding the rule for exact decoding (once a model)", 0.0)
     held = f"{plan.kernels}{state.variant}{plan.places}"
-    slow = plan.memory.layout is not None or state.crew is not None
+    slow = plan.memory.layout is not None or state.workers is not None
     rules = RowRuleStore(user_cache_path("edgespec") / "rows")
     searches = (FREE_SPARING, SPARING) if slow else (FREE, THOROUGH)
     for search in searches if _alone(plan, state) else searches[1:]:

@@ -1,4 +1,4 @@
-"""How many texts are answered at once, and the cells that they take: planned before anything is loaded.
+"""The number of texts answered at once, and the cells that they take: planned before anything is loaded.
 
 Cells take memory that weights could have. So the cache gets room for as many texts as make passes worth most,
 and no model that fits in memory is streamed for the sake of company. Where texts turn out to be longer, some
@@ -26,7 +26,7 @@ _SURE = 0.95  # of the budget: what is estimated to take no more fits
 
 @dataclass(frozen=True)
 class TextPlan:
-    """How many texts are answered at once.
+    """The number of texts answered at once.
 
     Attributes:
         texts: how many, where a call does not say; None leaves it to the passes' costs.
@@ -76,7 +76,7 @@ def plan_texts(planner: Planner, drafter: ModelFiles | None) -> TextPlan:
 def _possible(
     planner: Planner, drafter: ModelFiles | None, cells: TextCells, sizes: Sequence[int]
 ) -> dict[int, Plan]:
-    """Where weights would be held, for each number of texts that there is room for."""
+    """The plan for each number of texts that there is room for."""
     alone = planner.needs(drafter)
     possible: dict[int, Plan] = {}
     for texts in sizes:
@@ -111,7 +111,7 @@ def _chosen(possible: Mapping[int, Plan], passes: Passes | None, asked: int | No
 
 
 def _has_one_size(model: ModelFiles) -> bool:
-    """Whether more cells would be of no use, or change texts.
+    """True if more cells would be of no use, or change texts.
 
     Models with a recurrent state have one text at a time. Those with factors for long contexts (LongRoPE)
     compute otherwise from a certain size of the cache on.

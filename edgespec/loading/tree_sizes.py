@@ -1,4 +1,4 @@
-"""How many nodes trees may have, which decides for how many rows of a pass there is room for logits.
+"""The most nodes of a tree, which decides for how many rows of a pass there is room for logits.
 
 In memory every row of a large pass costs time, so that no tree beyond the usual size pays. While weights are
 read from disk, rows are free as long as their arithmetic takes less time than reading. Where exact passes may

@@ -112,7 +112,7 @@ def prepared(request: Request, on_progress: Progress) -> Iterator[Job]:
         needs = planner.needs(drafts)
 
         def fits(budget: int) -> bool:
-            """Whether this memory and that of devices hold everything, so that nothing is streamed."""
+            """True if this memory and that of devices hold everything, so that nothing is streamed."""
             try:
                 return planner.place(needs, drafts, budget=budget).memory.in_memory
             except MemoryLimitError:
@@ -236,7 +236,7 @@ def _llama_cpp_batches(
 def _about(
     request: Request, header: GGUFHeader, files: ModelFiles, options: RowOptions, asked: int
 ) -> dict[str, Any]:
-    """What the document holds besides the figures."""
+    """Everything in the document besides the figures."""
     widened_from = header.metadata.get("edgespec.widened_from")
     name = files.paths[0].stem
     if widened_from is not None:

@@ -127,7 +127,7 @@ def measured(device: Device, type_id: int, request: PlacementRequest) -> Card:
 
 
 def measure_device(name: str, type_id: int, n_threads: int) -> DeviceProfile:
-    """How fast a device is, measured in a child process.
+    """The speed of a device, measured in a child process.
 
     Raises:
         DeviceFailed: llama.cpp cannot compute on it.
@@ -147,7 +147,7 @@ def describe(card: Card) -> str:
 
 
 def with_type(cards: Cards, files: ModelFiles, request: PlacementRequest) -> Cards:
-    """The same cards, measured with the weights that most of another model has."""
+    """Cards, measured with the weights that most of another model has."""
     type_id = usual_type(files)
     if type_id == cards.type_id:
         return cards

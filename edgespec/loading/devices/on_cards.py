@@ -1,4 +1,4 @@
-"""What of target and drafter is on this machine's devices, and what that leaves for its memory."""
+"""The parts of target and drafter on this machine's devices, and what that leaves for its memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgespec.units import readable
 
 @dataclass(frozen=True)
 class OnCards:
-    """What is on devices of this machine.
+    """The parts of target and drafter on devices of this machine.
 
     Attributes:
         cards: with the memory that the drafter leaves; None if there are none.
@@ -40,7 +40,7 @@ class OnCards:
 
     @property
     def spread(self) -> Spread | None:
-        """Where the target's layers are; None if none are on devices."""
+        """The places of the target's layers; None if none are on devices."""
         return self.placed if self.placed is not None and self.placed.elsewhere else None
 
     @property
@@ -71,7 +71,7 @@ class OnCards:
 
     @property
     def notes(self) -> list[str]:
-        """What is where."""
+        """The places in words."""
         notes = [] if self.drafter_card is None else [f"The drafter is on {self.drafter_card.name}."]
         return notes if self.placed is None else [*notes, f"Layers: {self.placed.where}."]
 
@@ -87,7 +87,7 @@ class OnCards:
         return [f"{self.placed.elsewhere} of {total} layers fit on {free}."]
 
     def left(self, needs: Needs) -> Needs:
-        """What is needed of this machine's memory.
+        """The needs of this machine's memory.
 
         Args:
             needs: as if everything were on the processor.
@@ -109,7 +109,7 @@ def place_models(
     room: int,
     request: PlacementRequest,
 ) -> OnCards:
-    """What goes to the devices: the drafter, if its steps are faster there, and then layers of the target.
+    """Give devices the drafter, if its steps are faster there, and then layers of the target.
 
     Args:
         needs: as if everything were on the processor.
@@ -139,7 +139,7 @@ def place_models(
 
 
 def drafter_parts(on: OnCards, drafter: ModelFiles) -> tuple[RemotePart, ...]:
-    """What draft steps take on the device that the drafter is on; nothing if it is on the processor."""
+    """Seconds of draft steps on the device that the drafter is on; nothing if it is on the processor."""
     if on.drafter_card is None:
         return ()
     cards = Cards.of([on.drafter_card], usual_type(drafter))

@@ -1,4 +1,4 @@
-"""Which layers go to graphics cards: tiers of memory, the fastest first, and the disk as the last one."""
+"""The layers that go to graphics cards: tiers of memory, the fastest first, and the disk as the last one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MARGIN = 0.05  # of a card's free memory, left to other programs and to what dri
 def place_on_cards(
     cards: Cards, needs: Needs, files: ModelFiles, room: int, request: PlacementRequest
 ) -> Spread:
-    """Where the layers of a model go.
+    """The devices for the layers of a model.
 
     What is asked for is given to the cards, the fastest first, as far as their memory reaches. With "auto", a
     layer goes wherever a pass through it takes the least time: on a card, in memory, or on the disk.

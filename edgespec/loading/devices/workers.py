@@ -1,4 +1,4 @@
-"""Where layers would be on this machine and on workers, which were measured: the fastest machines first."""
+"""Layers on this machine and on workers, which were measured: the fastest machines first."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.needs import Needs
 from edgespec.units import readable
 from edgespec.workers.address import parse_addresses
-from edgespec.workers.crew import Crew
+from edgespec.workers.pool import WorkerPool
 
 _MARGIN = 0.02  # of a worker's memory, for what its own process allocates
 
 
 def spread_over(
-    crew: LayerDevices, needs: Needs, files: ModelFiles, room: int, disk_rate: float | None = None
+    workers: LayerDevices, needs: Needs, files: ModelFiles, room: int, disk_rate: float | None = None
 ) -> Spread:
-    """Where layers go: to the fastest machines, as far as their memory reaches.
+    """Give layers to the fastest machines, as far as their memory reaches.
 
     Args:
         needs: as if everything were on this machine.
@@ -42,13 +42,13 @@ def spread_over(
     Raises:
         MemoryLimitError: all memories together do not hold the model, and nothing may be streamed.
     """
-    own_s, *there_s = layer_seconds(crew, files)
+    own_s, *there_s = layer_seconds(workers, files)
     sizes = layer_sizes(files)
     first = needs.footprints[0]
     layer_bytes, here = room_here(needs, files, room)
     places = [Place(here, own_s)]
     hidden = hidden_bytes(files)
-    for device, layer_s in zip(crew.devices, (CLEARLY_FASTER * s for s in there_s), strict=True):
+    for device, layer_s in zip(workers.devices, (CLEARLY_FASTER * s for s in there_s), strict=True):
         lent = int(device.free * (1 - _MARGIN)) - first.buffers
         places.append(Place(lent, layer_s, transfer_seconds(device, USUAL_ROWS * hidden)))
     counts = spread_layers(len(sizes), layer_bytes, places)
@@ -58,7 +58,7 @@ def spread_over(
         assert streamed is not None  # the disk holds everything
         counts = (streamed[0] + streamed[-1], *streamed[1:-1])
     if counts is None:
-        lent = sum(device.free for device in crew.devices)
+        lent = sum(device.free for device in workers.devices)
         whole = needs.total
         raise MemoryLimitError(
             f"The model needs {readable(whole)} of memory; this machine has {readable(room)}, "
@@ -66,26 +66,26 @@ def spread_over(
             "Name more workers, or leave out --offload none, so that the rest is streamed from disk.",
             least=whole,
         )
-    where = in_words(counts[0], counts[1:], [device.name for device in crew.devices])
+    where = in_words(counts[0], counts[1:], [device.name for device in workers.devices])
     return Spread(counts[0], counts[1:], sum(sizes[counts[0] :]), where, where)
 
 
-def workers_in_words(crew: LayerDevices, files: ModelFiles) -> list[str]:
-    """What the workers lend, how fast they are and how far away, in sentences."""
-    here, *there = layer_seconds(crew, files)
+def workers_in_words(workers: LayerDevices, files: ModelFiles) -> list[str]:
+    """The memory, speed and distance of workers, in sentences."""
+    here, *there = layer_seconds(workers, files)
     return [
         f"{d.name} lends {readable(d.free)} and is {d.ping_s * 1e3:.1f} ms away; products take "
         f"{seconds / here:.1f} times as long there as here."
-        for d, seconds in zip(crew.devices, there, strict=True)
+        for d, seconds in zip(workers.devices, there, strict=True)
     ]
 
 
-def measure_workers(addresses: Sequence[str], files: ModelFiles, threads: int) -> Crew:
+def measure_workers(addresses: Sequence[str], files: ModelFiles, threads: int) -> WorkerPool:
     """Workers that were measured, and are free again.
 
     Raises:
-        BackendError, WorkerError: as Crew.
+        BackendError, WorkerError: as WorkerPool.
     """
-    crew = Crew(parse_addresses(",".join(addresses)), type_id=usual_type(files), n_threads=threads)
-    crew.close()
-    return crew
+    workers = WorkerPool(parse_addresses(",".join(addresses)), type_id=usual_type(files), n_threads=threads)
+    workers.close()
+    return workers

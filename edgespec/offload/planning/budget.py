@@ -25,7 +25,7 @@ def packs_folder() -> Path:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How the budget is spent.
+    """The use of a budget.
 
     Attributes:
         budget: bytes of this machine's memory that may be used in total.
@@ -49,12 +49,12 @@ class MemoryPlan:
 
     @property
     def in_memory(self) -> bool:
-        """Whether all weights stay in memory."""
+        """True if all weights stay in memory."""
         return self.layout is None and not self.paged
 
     @property
     def kernels_differ(self) -> bool:
-        """Whether different kernels run than for the same model in memory."""
+        """True if different kernels run than for the same model in memory."""
         return self.paged or (self.layout is not None and self.layout.kernels_differ)
 
 

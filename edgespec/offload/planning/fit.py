@@ -1,4 +1,4 @@
-"""Whether and how a model fits this machine, for `models show` and `doctor`, planned as in loading."""
+"""The fit of a model into this machine's memory, for `models show` and `doctor`, planned as in loading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Verdict = Literal["fits", "streams", "too large"]
 def fit_report(
     headers: Sequence[GGUFHeader], *, budget: int | None = None, context: int = USUAL_CONTEXT
 ) -> dict[str, Any]:
-    """How a model without a drafter would be held, as JSON.
+    """The places of the weights of a model without a drafter, as JSON.
 
     Args:
         headers: of all its files, in order.

@@ -1,4 +1,4 @@
-"""How much memory a target and its drafter will take, before any of it is allocated.
+"""The memory that a target and its drafter will take, before any of it is allocated.
 
 Weights are known from the files. Caches and compute buffers are found by a dry run, and the process's memory
 is measured; for models that are not here, and for those that are only compared, headers give estimates. Only
@@ -139,7 +139,7 @@ class PairSizes:
         return Needs([size, *self._drafter], self._process, rows)
 
     def is_known(self, rows: int) -> bool:
-        """Whether `roughly` is as good as `at`."""
+        """True if `roughly` is as good as `at`."""
         return rows in self._found or not self._measured
 
     def _size(self, rows: int) -> Footprint:
@@ -236,7 +236,7 @@ def _process_bytes() -> int:
 
 
 def _later_bytes(headers: Sequence[GGUFHeader], cell_bytes: int) -> int:
-    """What the process will take beyond what it takes now.
+    """Memory of the process beyond what it takes now.
 
     Args:
         headers: the target's, and the drafter's if it is a model.

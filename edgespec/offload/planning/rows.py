@@ -21,7 +21,7 @@ _MOST_STREAMED_ROWS = 4096
 
 @dataclass(frozen=True)
 class Prefill:
-    """What the size of prompts' pieces depends on besides memory.
+    """Facts, besides memory, by which prompts' pieces are sized.
 
     Attributes:
         passes: what the target's passes take, as far as that is known.
