@@ -27,10 +27,10 @@ from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.drafter import drafter_name, open_drafter, open_policy, pair_costs, tree_limits
 from edgespec.loading.files import find_drafter, read_model
 from edgespec.loading.heads import head_tap, note_further_layers, open_head
-from edgespec.loading.plan import Plan, Planner
+from edgespec.loading.plan import Plan, Planner, TextPlan
 from edgespec.loading.state import LoadState
 from edgespec.loading.target import open_target
-from edgespec.loading.texts import TextPlan, plan_texts
+from edgespec.loading.texts import plan_texts
 from edgespec.loading.tree_sizes import usual_nodes
 from edgespec.loading.workers import connect
 from edgespec.models.gguf.footprint import require_cache_type
@@ -108,9 +108,9 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
     planner = Planner(target_files, config, machine, beside=adapter_bytes)
     drafter_files = find_drafter(planner, state)
     planner = replace(planner, usual_nodes=usual_nodes(planner))
-    texts = plan_texts(planner, drafter_files)
+    planner = replace(planner, texts=plan_texts(planner, drafter_files), measured=True)
     tap = head_tap(drafter_files)
-    plan, target, template = _open_planned(replace(planner, measured=True), texts, drafter_files, tap, state)
+    plan, target, template = _open_planned(planner, drafter_files, tap, state)
 
     drafted_by = drafter_name(drafter_files, state)
     policy = open_policy(target_files, drafted_by, state)
@@ -147,12 +147,12 @@ def _open_engine(path: Path, state: LoadState) -> Engine:
         load_s=time.perf_counter() - start,
         memory=plan.use(target.model),
         exact=bool(config.speculation.exact),
-        texts=texts.texts,
+        texts=plan.texts.texts,
     )
 
 
 def _open_planned(
-    planner: Planner, texts: TextPlan, drafter: ModelFiles | None, tap: LayerTap | None, state: LoadState
+    planner: Planner, drafter: ModelFiles | None, tap: LayerTap | None, state: LoadState
 ) -> tuple[Plan, Target, ChatTemplate | None]:
     """The target, opened by a plan: with fewer layers on devices, if these have too little memory.
 
@@ -162,7 +162,9 @@ def _open_planned(
         plan: Plan | None = None
         try:
             with state.undone_on_memory_limit():
-                plan = state.plan = _plan_with_texts(planner, texts, drafter, state)
+                plan = state.plan = _plan_with_texts(planner, drafter)
+                state.notes += plan.notes
+                state.warnings += plan.warnings
                 return open_target(plan, state, tap)
         except MemoryLimitError as error:
             if plan is None or not plan.on_cards.n_layers:
@@ -175,18 +177,16 @@ def _open_planned(
             )
 
 
-def _plan_with_texts(planner: Planner, texts: TextPlan, drafter: ModelFiles | None, state: LoadState) -> Plan:
-    """The plan with cells for so many texts; or for a single one, if what was estimated does not fit."""
-    notes = [texts.note] if texts.note else []
+def _plan_with_texts(planner: Planner, drafter: ModelFiles | None) -> Plan:
+    """The plan with cells for several texts; or for a single one, if what was estimated does not fit."""
+    texts = planner.texts
     try:
-        plan = replace(planner, more_cells=texts.more_cells).plan(drafter)
+        plan = planner.plan(drafter)
     except MemoryLimitError:
         if not texts.more_cells:
             raise
-        plan, notes = planner.plan(drafter), []
-    state.notes += [*plan.notes, *notes]
-    state.warnings += plan.warnings
-    return plan
+        return replace(planner, texts=TextPlan(texts.texts)).plan(drafter)
+    return replace(plan, notes=(*plan.notes, texts.note)) if texts.note else plan
 
 
 def _try_kernels(state: LoadState) -> None:

@@ -39,6 +39,21 @@ _BESIDE_TREES = 8  # sequence ids for padding, for what is parked, and for texts
 
 
 @dataclass(frozen=True)
+class TextPlan:
+    """The number of texts answered at once.
+
+    Attributes:
+        texts: how many, where a call does not say; None leaves it to the passes' costs.
+        more_cells: cells of the cache besides those for a single text.
+        note: what that takes, in a sentence.
+    """
+
+    texts: int | None = None
+    more_cells: int = 0
+    note: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
 class Plan:
     """The places of the weights of a target and its drafter, and the memory that these take.
 
@@ -51,6 +66,7 @@ class Plan:
         machine: that this is a plan for.
         spread: which layers are on cards or workers; None if none are.
         on_cards: what is on cards.
+        texts: how many are answered at once.
         notes, warnings: the reasons, in sentences.
     """
 
@@ -63,6 +79,7 @@ class Plan:
     machine: MachineSnapshot
     spread: Spread | None = None
     on_cards: OnCards = NO_CARDS
+    texts: TextPlan = TextPlan()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -144,7 +161,7 @@ class Planner:
         measured: whether contexts are tried by dry runs, as when they are about to be loaded.
         most_on_cards: layers that may be there, after a load has run out of their memory; None for any.
         usual_nodes: nodes that trees may have if no other number is asked for.
-        more_cells: cells for texts beside a single one.
+        texts: how many are to be answered at once, and their cells.
     """
 
     target: ModelFiles
@@ -155,7 +172,7 @@ class Planner:
     measured: bool = False
     most_on_cards: int | None = None
     usual_nodes: int = USUAL_NODES
-    more_cells: int = 0
+    texts: TextPlan = TextPlan()
 
     @property
     def budget(self) -> int:
@@ -195,7 +212,7 @@ class Planner:
         asked = max(tree or 0, parallel if isinstance(parallel, int) else 0, USUAL_NODES)
         nodes = max(asked, self.usual_nodes)
         return ContextShape(
-            cells_for(config.model.context, tree or 0) + self.more_cells,
+            cells_for(config.model.context, tree or 0) + self.texts.more_cells,
             nodes,
             _sequences(nodes),
             self.machine.n_threads,
@@ -312,6 +329,7 @@ class Planner:
             self.machine,
             spread,
             on_cards,
+            self.texts,
             notes + memory.notes,
             warnings + memory.warnings,
         )

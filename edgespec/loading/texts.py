@@ -8,12 +8,12 @@ wait for others.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from edgespec.costs.batches import SIZES, TextCells, fewest_texts, predict_batch
 from edgespec.costs.planner import Passes
 from edgespec.errors import MemoryLimitError
-from edgespec.loading.plan import Plan, Planner
+from edgespec.loading.plan import Plan, Planner, TextPlan
 from edgespec.models.gguf.footprint import USUAL_TEXT, cell_bytes
 from edgespec.models.gguf.layers import ModelFiles
 from edgespec.offload.planning.needs import Needs
@@ -22,21 +22,6 @@ from edgespec.units import readable
 _UNMEASURED = 16  # texts, where it is not known what passes take
 _SHARE = 1 / 8  # of a streamed model's budget for the cells of company, where it is not known what that gains
 _SURE = 0.95  # of the budget: what is estimated to take no more fits
-
-
-@dataclass(frozen=True)
-class TextPlan:
-    """The number of texts answered at once.
-
-    Attributes:
-        texts: how many, where a call does not say; None leaves it to the passes' costs.
-        more_cells: cells of the cache besides those for a single text.
-        note: what that takes, in a sentence.
-    """
-
-    texts: int | None = None
-    more_cells: int = 0
-    note: str = field(default="", compare=False)
 
 
 def plan_texts(planner: Planner, drafter: ModelFiles | None) -> TextPlan:

@@ -16,8 +16,8 @@ from edgespec.loading.devices.cards import Card, Cards
 from edgespec.loading.devices.machine import MachineSnapshot
 from edgespec.loading.devices.spreading import usual_type
 from edgespec.loading.load import load
-from edgespec.loading.plan import Planner
-from edgespec.loading.texts import TextPlan, plan_texts
+from edgespec.loading.plan import Planner, TextPlan
+from edgespec.loading.texts import plan_texts
 from edgespec.machine.memory import FreeMemory
 from edgespec.measure.threads import known_threads
 from edgespec.models.gguf.footprint import cell_bytes, cells_for
