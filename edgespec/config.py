@@ -66,6 +66,7 @@ class ModelConfig(Group):
         Texts(repeated=True),
         says="",
         metavar="FILE[:SCALE]",
+        more='Each is "FILE" or "FILE:SCALE".',
     )
 
 
@@ -74,7 +75,13 @@ class MemoryConfig(Group):
     """The memory budget, and what becomes of weights that exceed it."""
 
     limit: int | None = option(
-        None, "--memory", "Memory limit.", Size(), says="all available memory", name="memory"
+        None,
+        "--memory",
+        "Memory limit.",
+        Size(),
+        says="all available memory",
+        name="memory",
+        more='In bytes, or a size such as "12GiB".',
     )
     offload: str = option(
         AUTO,
