@@ -26,8 +26,8 @@ from edgespec.option import (
 )
 
 AUTO, ALL, NONE = "auto", "all", "none"
-MAX_TREE = 4096  # nodes
-MOST_PARALLEL = 1000
+_MOST_NODES = 4096  # of a tree
+_MOST_PARALLEL = 1000  # sequences
 _MOST_TOKENS = 10_000_000
 TREES = ("calibrated", "specexec", "sequoia", "opt-tree", "eagle2", "chain", "sequences")
 """The policies of `speculation.policies`, which takes too long to import for help and completion."""
@@ -66,6 +66,7 @@ class ModelConfig(Group):
         Texts(repeated=True),
         says="",
         metavar="FILE[:SCALE]",
+        more='Each is "FILE" or "FILE:SCALE".',
     )
 
 
@@ -74,7 +75,13 @@ class MemoryConfig(Group):
     """The memory budget, and what becomes of weights that exceed it."""
 
     limit: int | None = option(
-        None, "--memory", "Memory limit.", Size(), says="all available memory", name="memory"
+        None,
+        "--memory",
+        "Memory limit.",
+        Size(),
+        says="all available memory",
+        name="memory",
+        more='In bytes, or a size such as "12GiB".',
     )
     offload: str = option(
         AUTO,
@@ -231,20 +238,20 @@ class SpeculationConfig(Group):
         of_load=False,
     )
     tree: str = option(
-        "calibrated",
-        "--tree",
-        f"Tree policy: {listed(TREES)}.",
-        OneOf(*TREES),
-        metavar="NAME",
+        "calibrated", "--tree", f"Tree policy: {listed(TREES)}.", OneOf(*TREES), metavar="NAME"
     )
     tree_budget: int | None = option(
-        None, "--tree-budget", "Maximum nodes per token tree.", Number(1, MAX_TREE, {AUTO: None}), says=AUTO
+        None,
+        "--tree-budget",
+        "Maximum nodes per token tree.",
+        Number(1, _MOST_NODES, {AUTO: None}),
+        says=AUTO,
     )
     tree_depth: int | None = option(
-        None, "--tree-depth", "Maximum depth of a token tree.", Number(1, MAX_TREE), says=AUTO
+        None, "--tree-depth", "Maximum depth of a token tree.", Number(1, _MOST_NODES), says=AUTO
     )
     tree_width: int | None = option(
-        None, "--tree-width", "Maximum nodes per draft step.", Number(1, MAX_TREE), says=AUTO
+        None, "--tree-width", "Maximum nodes per draft step.", Number(1, _MOST_NODES), says=AUTO
     )
     exact: bool | None = option(
         None,
@@ -312,7 +319,7 @@ class BatchingConfig(Group):
         None,
         "--parallel",
         "Sequences to make room for in the KV cache, as far as the memory allows.",
-        Number(1, MOST_PARALLEL, {AUTO: AUTO}),
+        Number(1, _MOST_PARALLEL, {AUTO: AUTO}),
         says="one, whose room several share",
         everywhere=False,
         more='"auto" takes the number with the highest throughput, by the memory and the measured passes.',

@@ -173,16 +173,13 @@ class Option:
     @property
     def help(self) -> str:
         """The summary and the default."""
-        return self._with_default(self.summary)
+        says = str(self.default) if self.says is None else self.says
+        return f"{self.summary} Default: {says}." if says else self.summary
 
     @property
     def documentation(self) -> str:
-        """The help with further sentences for those who call the library."""
-        return self._with_default(f"{self.summary} {self.more}".strip())
-
-    def _with_default(self, text: str) -> str:
-        says = str(self.default) if self.says is None else self.says
-        return f"{text} Default: {says}." if says else text
+        """The summary for those who call the library, who see the default itself, unless it is None."""
+        return f"{self.help if self.default is None else self.summary} {self.more}".strip()
 
     def read(self, given: Any) -> Any:
         """The value, checked.

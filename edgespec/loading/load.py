@@ -61,7 +61,6 @@ def load(
 
     Args:
         {options}
-        on_progress: called with what is being done and the fraction done.
 
     Raises:
         EdgeSpecError: by kind: UsageError, ModelFileError, HubError, MemoryLimitError, BackendError.

@@ -14,7 +14,7 @@ import typer
 
 from edgespec.cli.interrupt import cancelling
 from edgespec.cli.options.declaration import config_option, option, with_options
-from edgespec.cli.options.loading import ModelFlag
+from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.rows import check_no_model, form_and_file
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.options.shared import compared, is_shared

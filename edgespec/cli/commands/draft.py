@@ -36,8 +36,7 @@ Output = Annotated[
 ]
 Memory = Annotated[str | None, config_option("memory", panel=None, help_text="Memory limit for the target.")]
 PassSeconds = Annotated[
-    float | None,
-    option(None, "--pass-seconds", "Seconds per target pass. Default: measured.", metavar="S"),
+    float | None, option(None, "--pass-seconds", "Seconds per target pass. Default: measured.", metavar="S")
 ]
 Threads = Annotated[
     int | None, config_option("threads", panel=None, help_text="CPU threads. Default: all cores.")
@@ -55,8 +54,7 @@ def make(
         str | None, option(None, "--size", "Maximum size of the drafter.", metavar="SIZE")
     ] = None,
     quantization: Annotated[
-        list[str] | None,
-        option(None, "--quantization", "Quantization to try; repeatable.", metavar="TYPE"),
+        list[str] | None, option(None, "--quantization", "Quantization to try; repeatable.", metavar="TYPE")
     ] = None,
     keep_layers: Annotated[bool, option(None, "--keep-layers", "Only requantize; keep all layers.")] = False,
     pass_seconds: PassSeconds = None,
@@ -226,9 +224,7 @@ def convert(
 
 
 @app.command("list", epilog="Example:\n\nedgespec draft list")
-def list_drafters(
-    as_json: Json = False,
-) -> None:
+def list_drafters(as_json: Json = False) -> None:
     """List known drafters and how well they agree with their targets."""
     from edgespec.models.hub.registry import Registry
 

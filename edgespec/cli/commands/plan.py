@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from edgespec.cli.options.declaration import with_options
-from edgespec.cli.options.loading import ModelFlag
+from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.screen.formatting import count, table

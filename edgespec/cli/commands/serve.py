@@ -13,7 +13,7 @@ import typer
 
 from edgespec.cli.conversation.settings import sampling_in_words
 from edgespec.cli.options.declaration import config_option, option, with_options
-from edgespec.cli.options.loading import ModelFlag
+from edgespec.cli.options.model_flag import ModelFlag
 from edgespec.cli.options.output import OutputOptions
 from edgespec.cli.options.sampling import SamplingOptions
 from edgespec.cli.presets import Preset

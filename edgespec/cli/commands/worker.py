@@ -27,8 +27,7 @@ class LendingOptions:
     """What is lent, and where."""
 
     listen: Annotated[
-        str,
-        option(_PANEL, "--listen", "Address and port to listen on.", metavar="ADDRESS"),
+        str, option(_PANEL, "--listen", "Address and port to listen on.", metavar="ADDRESS")
     ] = "127.0.0.1:50052"
     memory: Annotated[
         str | None,

@@ -38,7 +38,7 @@ def variable_of(flag: str) -> str:
 
 
 def is_on_command_line(context: typer.Context, name: str) -> bool:
-    """Whether a parameter was given on the command line, not by the environment or the configuration file."""
+    """True for a parameter given on the command line, not by the environment or the configuration file."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
